@@ -1,0 +1,315 @@
+"""The Vision Transformer of arXiv 2010.11929, and its released relatives by configuration.
+
+    images (B, 3, H, W)
+      -> patches embedded (B, P, D), position embeddings added, prefix tokens in front (B, N, D)
+      -> depth x [ x + attention(norm(x)); x + mlp(norm(x)) ]
+      -> norm, pooled (B, D), pre_logits -> features (B, F)
+      -> head -> logits (B, num_classes)
+
+Parameter names are timm's. Equations are those of section 3.1 of the paper.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitcli import posemb
+from vitcli.config import Activation, ModelConfig
+from vitcli.errors import ConfigError
+
+
+def _activate(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (appendix A), query, key and value in one matrix."""
+
+    def __init__(self, config: ModelConfig, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
+        self.proj = nn.Linear(config.width, config.width)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        b, n, d = x.shape
+        qkv = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, D / heads)
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.proj_drop(self.proj(x.transpose(1, 2).reshape(b, n, d)))
+
+
+class Mlp(nn.Module):
+    """Two dense layers with a GELU between, or a SiLU-gated one (SwiGLU, gate first)."""
+
+    def __init__(self, config: ModelConfig, dropout: float, swiglu: bool) -> None:
+        super().__init__()
+        self.activation, self.swiglu = config.activation, swiglu
+        self.fc1 = nn.Linear(config.width, config.mlp_dim)
+        self.drop1 = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(config.mlp_dim // 2 if swiglu else config.mlp_dim, config.width)
+        self.drop2 = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        x = self.fc1(x)
+        if self.swiglu:
+            gate, value = x.chunk(2, dim=-1)
+            x = F.silu(gate) * value
+        else:
+            x = _activate(x, self.activation)
+        return self.drop2(self.fc2(self.drop1(x)))
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel (CaiT, arXiv 2103.17239)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): leaves a branch out for some samples of a batch."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = torch.empty((x.shape[0], 1, 1), dtype=x.dtype, device=x.device)
+        return x * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+
+
+class Block(nn.Module):
+    """A pre-norm encoder block (equations 2 and 3)."""
+
+    def __init__(self, config: ModelConfig, dropout: float, drop_path: float) -> None:
+        super().__init__()
+
+        def scale() -> nn.Module:
+            return LayerScale(config.width) if config.layer_scale else nn.Identity()
+
+        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attn = Attention(config, dropout)
+        self.ls1 = scale()
+        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = Mlp(config, dropout, config.swiglu)
+        self.ls2 = scale()
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+
+class AttentionPool(nn.Module):
+    """One learned query attends to the patch tokens ("map": MAPHead of big_vision/models/vit.py,
+    `AttentionPoolLatent` of timm)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.latent = nn.Parameter(torch.empty(1, 1, config.width))
+        self.q = nn.Linear(config.width, config.width)
+        self.kv = nn.Linear(config.width, 2 * config.width)
+        self.proj = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = Mlp(config, dropout=0.0, swiglu=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, D)
+        b, n, d = x.shape
+        heads = (self.num_heads, d // self.num_heads)
+        q = self.q(self.latent.expand(b, 1, d)).view(b, 1, *heads).transpose(1, 2)
+        k, v = self.kv(x).view(b, n, 2, *heads).permute(2, 0, 3, 1, 4)
+        pooled = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, 1, d)
+        pooled = self.proj(pooled)
+        return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+
+
+class PatchEmbed(nn.Module):
+    """Equation 1's E: every patch through one matrix, as a strided convolution."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(
+            3, config.width, config.patch_size, config.patch_size, bias=config.patch_bias
+        )
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, 3, H, W) -> (B, rows * columns, D)
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+
+class PreLogits(nn.Module):
+    """The hidden layer of the paper's pre-training head (section 3.1): dense, then tanh."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x))
+
+
+class ViT(nn.Module):
+    """A Vision Transformer.
+
+    Args:
+        config: the architecture.
+        dropout: after every dense layer but q, k, v, and after the position embeddings
+            (Table 3); training only.
+        drop_path: stochastic depth of the last block, rising linearly from 0; training only.
+
+    Parameters are left as torch makes them (on the meta device: not at all): load a checkpoint
+    with `load_state_dict(..., assign=True)` or call `init_weights`.
+    """
+
+    def __init__(self, config: ModelConfig, dropout: float = 0.0, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        d = config.width
+
+        def token(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(1, count, d)) if count else None
+
+        def norm(wanted: bool) -> nn.Module:
+            return nn.LayerNorm(d, eps=config.norm_eps) if wanted else nn.Identity()
+
+        self.patch_embed = PatchEmbed(config)
+        self.cls_token = token(int(config.class_token))
+        self.dist_token = token(int(config.distill_token))
+        self.reg_token = token(config.num_registers)
+        rows, columns = config.grid
+        if config.posemb == "learn":
+            self.pos_embed = token(config.posemb_prefix + rows * columns)
+        elif config.posemb == "sincos2d":
+            self.register_buffer("pos_embed", torch.empty(1, rows * columns, d))
+        elif config.posemb == "learn2d":
+            self.pos_embed_row = nn.Parameter(torch.empty(1, rows, d // 2))
+            self.pos_embed_column = nn.Parameter(torch.empty(1, columns, d // 2))
+        self.pos_drop = nn.Dropout(dropout)
+        self.norm_pre = norm(config.pre_norm)
+        rates = [drop_path * i / max(config.depth - 1, 1) for i in range(config.depth)]
+        self.blocks = nn.Sequential(*(Block(config, dropout, rate) for rate in rates))
+        self.norm = norm(config.final_norm)
+        self.attn_pool = AttentionPool(config) if config.pool == "map" else None
+        self.fc_norm = norm(config.fc_norm)
+        self.pre_logits = PreLogits(d, config.pre_logits) if config.pre_logits else nn.Identity()
+        self.reset_head(config.num_classes)
+
+    def reset_head(self, num_classes: int) -> None:
+        """Puts a new linear head of zeros in place (section 3.2); 0 classes: none."""
+        self.config = self.config.with_classes(num_classes)
+        size = self.config.feature_dim
+        device = self.patch_embed.proj.weight.device
+        self.head = _zero_linear(size, num_classes, device)
+        self.head_dist = (
+            _zero_linear(size, num_classes, device) if self.config.distill_token else None
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, 3, H, W); without a head, the features."""
+        tokens = self.encode(images)
+        if self.head_dist is not None and self.config.num_classes:
+            return (self.head(tokens[:, 0]) + self.head_dist(tokens[:, 1])) / 2
+        return self.head(self.pool(tokens))
+
+    def features(self, images: Tensor) -> Tensor:
+        """The input of the head, (B, feature_dim); with a distillation token, both tokens' mean."""
+        return self.pool(self.encode(images))
+
+    def encode(self, images: Tensor) -> Tensor:
+        """All tokens after the last block and the final norm, (B, N, D)."""
+        expected = (3, *self.config.image_size)
+        if tuple(images.shape[1:]) != expected:
+            raise ConfigError(f"images of {tuple(images.shape[1:])}; this model takes {expected}")
+        x = self.pos_drop(self.embed(images))
+        return self.norm(self.blocks(self.norm_pre(x)))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Equation 1: prefix tokens, patches and position embeddings, (B, N, D)."""
+        x = self.patch_embed(images)
+        tokens = (self.cls_token, self.dist_token, self.reg_token)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in tokens if token is not None]
+        table = self.position_embeddings()
+        if table is None:
+            return torch.cat([*prefix, x], dim=1)
+        covered = {"all": len(prefix), "class": int(self.cls_token is not None), "patches": 0}
+        n = covered[self.config.posemb_tokens]
+        x = torch.cat([*prefix[:n], x], dim=1) + table
+        # What has no position embedding goes in behind what has: class token, registers, patches.
+        return torch.cat([x[:, :n], *prefix[n:], x[:, n:]], dim=1) if prefix[n:] else x
+
+    def position_embeddings(self) -> Tensor | None:
+        """The table that `embed` adds, (1, posemb_prefix + rows * columns, D)."""
+        if self.config.posemb == "none":
+            return None
+        if self.config.posemb != "learn2d":
+            return self.pos_embed
+        rows, columns = self.config.grid
+        across = self.pos_embed_column.repeat(1, rows, 1)
+        down = self.pos_embed_row.repeat_interleave(columns, dim=1)
+        return torch.cat([across, down], dim=2)  # x first, then y (paper D.4)
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, N, D) to features (B, feature_dim)."""
+        if self.attn_pool is not None:
+            x = self.attn_pool(tokens[:, self.config.num_prefix_tokens :])
+        elif self.config.pool == "gap":
+            x = tokens[:, self.config.num_prefix_tokens :].mean(dim=1)
+        elif self.config.distill_token:
+            x = (tokens[:, 0] + tokens[:, 1]) / 2
+        else:
+            x = tokens[:, 0]
+        return self.pre_logits(self.fc_norm(x))
+
+    @torch.no_grad()
+    def init_weights(self, seed: int, head_bias: float = 0.0) -> None:
+        """Fills every parameter as vit_jax/models_vit.py does: Xavier-uniform dense layers with
+        biases near 0, LeCun-normal patch embedding, position embeddings N(0, 0.02), class token
+        and head 0. (Flax treats the patch embedding's fan-in as one patch of pixels.)"""
+        generator = torch.Generator().manual_seed(seed)
+        for name, p in self.named_parameters():
+            if name.startswith("head"):
+                p.fill_(head_bias if name.endswith("bias") else 0.0)
+            elif name.endswith("gamma"):
+                p.fill_(1e-5)
+            elif "norm" in name:
+                p.fill_(1.0 if name.endswith("weight") else 0.0)
+            elif name in ("cls_token", "dist_token"):
+                p.zero_()
+            elif name.startswith(("pos_embed", "reg_token")):
+                p.normal_(0.0, 0.02, generator=generator)
+            elif name == "patch_embed.proj.weight" or name == "attn_pool.latent":
+                fan_in = p[0].numel()
+                p.normal_(0.0, 1.0 / math.sqrt(fan_in), generator=generator)
+            elif name.endswith("bias"):
+                p.normal_(0.0, 1e-6 if ".fc" in name else 0.0, generator=generator)
+            elif ".qkv." in name or ".kv." in name:  # each of q, k, v is a matrix of its own
+                for part in p.split(self.config.width):
+                    nn.init.xavier_uniform_(part, generator=generator)
+            else:
+                nn.init.xavier_uniform_(p, generator=generator)
+        if self.config.posemb == "sincos2d":
+            table = posemb.sincos2d(self.config.grid, self.config.width)
+            self.pos_embed.copy_(torch.from_numpy(table))
+
+
+def _zero_linear(features: int, classes: int, device: torch.device) -> nn.Module:
+    if not classes:
+        return nn.Identity()
+    linear = nn.Linear(features, classes, device="meta").to_empty(device=device)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

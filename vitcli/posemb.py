@@ -1,0 +1,138 @@
+"""Position embeddings: resize matrices and sine-cosine tables, in numpy alone.
+
+A resize is linear and separable, so a method is one small matrix per axis. Three are in use:
+
+- `bilinear`: corners aligned, what the paper's authors do (`scipy.ndimage.zoom(order=1)` in
+  vit_jax/checkpoint.py and big_vision/models/vit.py);
+- `bicubic`: a = -0.5, corners not aligned, antialiased (timm's `resample_abs_pos_embed`);
+- `bicubic-hf`: a = -0.75, corners not aligned, not antialiased (transformers'
+  `interpolate_pos_encoding`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.config import PosembMethod, Size
+from vitcli.errors import ConfigError
+
+Matrix = npt.NDArray[np.float64]
+
+
+def resize_matrix(old: int, new: int, method: PosembMethod) -> Matrix:
+    """The matrix (new, old) that resamples one axis; its rows sum to 1."""
+    if old < 1 or new < 1:
+        raise ConfigError(f"cannot resize an axis of {old} positions to {new}")
+    if old == new:
+        return np.eye(new)
+    if method == "bilinear":
+        return _bilinear(old, new)
+    if method == "bicubic":
+        return _bicubic(old, new)
+    return _bicubic_clamped(old, new)
+
+
+def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMethod) -> Any:
+    """Resamples the grid part of a table of position embeddings; prefix tokens keep theirs.
+
+    Args:
+        posemb: (1, num_prefix + rows * columns, D), a numpy array or a torch tensor.
+        num_prefix: tokens in front of the grid that have an embedding.
+        old: rows and columns of the table.
+        new: rows and columns wanted; equal to `old` returns `posemb` itself, bit for bit.
+
+    Returns:
+        (1, num_prefix + new rows * new columns, D), of the same kind and dtype.
+
+    Raises:
+        ConfigError: the table does not have `num_prefix + rows * columns` tokens.
+    """
+    tokens, dim = posemb.shape[1], posemb.shape[2]
+    if tokens != num_prefix + old[0] * old[1]:
+        raise ConfigError(
+            f"{tokens} position embeddings are not {num_prefix} prefix tokens and a grid of "
+            f"{old[0]} x {old[1]}"
+        )
+    if old == new:
+        return posemb
+    rows = resize_matrix(old[0], new[0], method)
+    columns = resize_matrix(old[1], new[1], method)
+    is_torch = hasattr(posemb, "new_tensor")
+    exact = posemb.double() if is_torch else posemb.astype(np.float64)
+    if is_torch:
+        rows, columns = exact.new_tensor(rows), exact.new_tensor(columns)
+    grid = rows @ exact[0, num_prefix:].reshape(old[0], old[1] * dim)  # (new rows, columns D)
+    grid = columns @ grid.reshape(new[0], old[1], dim)  # (new rows, new columns, D)
+    out_tokens = num_prefix + new[0] * new[1]
+    if is_torch:
+        out = posemb.new_empty((1, out_tokens, dim))
+        out[0, num_prefix:] = grid.reshape(-1, dim).to(posemb.dtype)
+    else:
+        out = np.empty((1, out_tokens, dim), posemb.dtype)
+        out[0, num_prefix:] = grid.reshape(-1, dim).astype(posemb.dtype)
+    out[0, :num_prefix] = posemb[0, :num_prefix]
+    return out
+
+
+def sincos2d(grid: Size, width: int, temperature: float = 10_000.0) -> npt.NDArray[np.float32]:
+    """The fixed table (1, rows * columns, width): sines and cosines of the column, then of the
+    row, width / 4 frequencies each (`posemb_sincos_2d` of big_vision/models/vit.py; MoCo v3)."""
+    if width % 4 or width < 8:
+        raise ConfigError(f"sincos2d needs a width that is a multiple of 4, from 8, not {width}")
+    y, x = np.mgrid[: grid[0], : grid[1]]
+    omega = 1.0 / temperature ** np.linspace(0.0, 1.0, width // 4)
+    y_angle = y.reshape(-1, 1) * omega  # (rows * columns, width / 4)
+    x_angle = x.reshape(-1, 1) * omega
+    parts = [np.sin(x_angle), np.cos(x_angle), np.sin(y_angle), np.cos(y_angle)]
+    return np.concatenate(parts, axis=1).astype(np.float32)[None]
+
+
+def _bilinear(old: int, new: int) -> Matrix:
+    """Linear interpolation between aligned corners: output i lies at i (old - 1) / (new - 1)."""
+    matrix = np.zeros((new, old))
+    at = np.arange(new) * ((old - 1) / (new - 1) if new > 1 else 0.0)
+    left = np.minimum(at.astype(int), max(old - 2, 0))
+    weight = at - left
+    matrix[np.arange(new), left] = 1.0 - weight
+    if old > 1:
+        matrix[np.arange(new), left + 1] += weight
+    return matrix
+
+
+def _bicubic(old: int, new: int) -> Matrix:
+    """Antialiased: the kernel is widened when the axis shrinks, cut at the border, normalised."""
+    matrix = np.zeros((new, old))
+    scale = old / new
+    widen = max(scale, 1.0)
+    for i in range(new):
+        centre = (i + 0.5) * scale
+        first = max(int(centre - 2.0 * widen + 0.5), 0)
+        last = min(int(centre + 2.0 * widen + 0.5), old)
+        at = np.arange(first, last)
+        weights = _cubic((at + 0.5 - centre) / widen, a=-0.5)
+        matrix[i, first:last] = weights / weights.sum()
+    return matrix
+
+
+def _bicubic_clamped(old: int, new: int) -> Matrix:
+    """Four taps around each output position; taps beyond the border repeat the border."""
+    matrix = np.zeros((new, old))
+    for i in range(new):
+        centre = (i + 0.5) * old / new - 0.5
+        base = math.floor(centre)
+        for tap in range(base - 1, base + 3):
+            weight = _cubic(np.array(tap - centre), a=-0.75)
+            matrix[i, min(max(tap, 0), old - 1)] += weight
+    return matrix
+
+
+def _cubic(x: Matrix, a: float) -> Matrix:
+    """Keys' cubic convolution kernel."""
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
