@@ -1,0 +1,55 @@
+# Everything that a contributor types. Each target makes what it needs in .venv, once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# The peers that we compare with. Installed without their dependencies: what of torchvision they
+# use needs no compiled operator, and its wheels ask for a torch of their own.
+PEERS := timm==1.0.31 torchvision==0.28.0
+TRANSFORMERS := transformers==5.23.0
+
+.PHONY: demo test test-slow lint bench clean
+
+# Classify a photograph that ships in the repository, with weights that do too.
+demo: .venv/.installed
+	HF_HUB_OFFLINE=1 $(BIN)/vit predict tests/pictures/cat.jpg
+
+test: .venv/.test
+	$(BIN)/python -m pytest
+
+test-slow: .venv/.peers
+	$(BIN)/python -m pytest -m "slow or peers"
+
+lint: .venv/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Speed beside the peers: whole processes, paired, medians and ratios.
+bench: .venv/.peers
+	$(BIN)/python tests/bench/run.py
+
+clean:
+	rm -rf .venv build dist
+
+.venv/.made:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/.installed: .venv/.made pyproject.toml
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/.test: .venv/.made pyproject.toml
+	$(INSTALL) --editable '.[test]'
+	touch $@ .venv/.installed
+
+.venv/.lint: .venv/.made pyproject.toml
+	$(INSTALL) --editable '.[lint]'
+	touch $@ .venv/.installed
+
+.venv/.peers: .venv/.test Makefile
+	$(INSTALL) --no-deps $(PEERS)
+	$(INSTALL) $(TRANSFORMERS)
+	touch $@
