@@ -1,0 +1,257 @@
+"""The rules of the house: who may import whom, and what a command may import before it must.
+
+Read from the source with `ast`, so that a rule holds for imports inside functions too; start-up is
+checked by running the commands.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "vitcli"
+
+# Rooms from the foundation upwards: a room may import its own level and those before it.
+LEVELS = [
+    {"errors", "config", "posemb"},
+    {"models", "data"},
+    {"checkpoints"},
+    {"predict"},
+    {"evaluate", "fewshot", "inspection"},
+    {"train"},
+    {"cli"},
+]
+LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+# The package itself (lazy) and `python -m vitcli` are doors; plots takes arrays from anyone.
+DOORS = {"", "__main__"}
+
+# Where torch may be imported at all; everything else must work without it.
+TORCH_ROOMS = {"models", "predict", "evaluate", "fewshot", "inspection", "train"}
+TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}
+
+LINES_PER_FILE = 440
+LINES_PER_FUNCTION = 80
+LONG_FUNCTIONS = {"train.loop"}  # the visible loop
+
+
+class Import(NamedTuple):
+    """One import statement's target, as an absolute dotted name."""
+
+    name: str
+    line: int
+    for_types: bool
+    """Under `if TYPE_CHECKING:`, so never run."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package: its name inside vitcli ("" for the package) to its file."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+
+
+def room(module: str) -> str:
+    """The top part of a module's name: "data.loader" -> "data"."""
+    return module.partition(".")[0]
+
+
+def imports(module: str) -> Iterator[Import]:
+    """Every import of a module, wherever it stands, relative ones made absolute."""
+    typing_only = {
+        id(inner)
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(TREES[module]):
+        for_types = id(node) in typing_only
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, for_types)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: write the import in full"
+            assert node.module is not None
+            for alias in node.names:
+                yield Import(f"{node.module}.{alias.name}", node.lineno, for_types)
+
+
+def imported_rooms(module: str) -> Iterator[tuple[str, int]]:
+    """The rooms of the package that a module imports from."""
+    for name, line, _ in imports(module):
+        if name.startswith("vitcli."):
+            yield room(name.removeprefix("vitcli.")), line
+
+
+def importers(package: str, *, for_types: bool = False) -> dict[str, int]:
+    """Modules that import an outside package, with a line."""
+    return {
+        module: found.line
+        for module in MODULES
+        for found in imports(module)
+        if found.name.partition(".")[0] == package and (for_types or not found.for_types)
+    }
+
+
+def test_every_module_has_a_room() -> None:
+    rooms = {room(name) for name in MODULES} - DOORS
+    assert rooms - {"plots"} <= set(LEVEL_OF), "give the new room its place in LEVELS"
+    assert "models" in rooms and "cli" in rooms
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_downwards(module: str) -> None:
+    if room(module) in DOORS:
+        return
+    for other, line in imported_rooms(module):
+        where = f"vitcli.{module}:{line} imports vitcli.{other}"
+        if other == "__version__":
+            continue
+        if room(module) == "plots":
+            pytest.fail(f"{where}, but plots takes arrays and knows no other room")
+        if other == "plots":
+            continue
+        assert other in LEVEL_OF, f"{where}, which is no room"
+        assert LEVEL_OF[other] <= LEVEL_OF[room(module)], f"{where}, which stands above it"
+
+
+@pytest.mark.parametrize(("room_a", "room_b"), [("models", "data"), ("data", "models")])
+def test_models_and_data_do_not_know_each_other(room_a: str, room_b: str) -> None:
+    for module in MODULES:
+        if room(module) == room_a:
+            assert room_b not in {other for other, _ in imported_rooms(module)}, module
+
+
+def test_no_package_imports_its_modules() -> None:
+    packages = [name for name, path in MODULES.items() if path.name == "__init__.py"]
+    assert "" in packages
+    for package in packages:
+        run = [i for i in imports(package) if i.name.startswith("vitcli") and not i.for_types]
+        assert not run, f"vitcli/{package}/__init__.py imports {run}"
+
+
+def test_only_the_command_line_talks() -> None:
+    for outside in ("typer", "rich", "click"):
+        talkers = {m for m in importers(outside, for_types=True) if room(m) != "cli"}
+        assert not talkers, f"{outside} outside cli/"
+    for module, tree in TREES.items():
+        if room(module) in {"cli", "__main__"}:
+            continue
+        for node in ast.walk(tree):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name in {"print", "sys.exit", "exit", "quit", "os._exit", "SystemExit", "input"}:
+                pytest.fail(f"vitcli.{module}:{node.lineno} calls {name}")
+
+
+def test_torch_stands_where_it_may() -> None:
+    for module, line in importers("torch").items():
+        allowed = room(module) in TORCH_ROOMS or module in TORCH_MODULES
+        assert allowed, f"vitcli.{module}:{line} imports torch"
+
+
+def test_only_plots_draws() -> None:
+    assert set(importers("matplotlib", for_types=True)) <= {"plots"}
+
+
+def test_only_the_registry_reads_what_is_installed_beside_the_code() -> None:
+    for module, tree in TREES.items():
+        if module == "checkpoints.registry":
+            continue
+        for node in ast.walk(tree):
+            named = getattr(node, "id", None) or getattr(node, "attr", None)
+            assert named not in {"weights_root", "__file__"}, f"vitcli.{module} finds weights/"
+        assert not any(i.name.startswith("importlib.resources") for i in imports(module)), module
+
+
+def test_no_pickle_runs_code() -> None:
+    for outside in ("pickle", "cloudpickle", "dill", "joblib"):
+        assert not importers(outside)
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            options = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            assert options.get("allow_pickle", "False") == "False", f"{module}:{node.lineno}"
+            if ast.unparse(node.func) == "torch.load":
+                assert options.get("weights_only") == "True", f"{module}:{node.lineno}"
+
+
+def test_names_say_what_a_thing_is() -> None:
+    empty = {"utils", "util", "common", "helpers", "helper", "misc", "base"}
+    for module, tree in TREES.items():
+        assert not empty & set(module.split(".")), module
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                assert not re.search(r"(Manager|Factory|Helper|Util)s?$", node.name), node.name
+
+
+def test_files_and_functions_stay_readable() -> None:
+    for module, path in MODULES.items():
+        lines = len(path.read_text("utf-8").splitlines())
+        assert lines <= LINES_PER_FILE, f"vitcli.{module} has {lines} lines: are these two rooms?"
+        if module in LONG_FUNCTIONS:
+            continue
+        for node in ast.walk(TREES[module]):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert length <= LINES_PER_FUNCTION, f"{module}.{node.name} has {length} lines"
+
+
+# ---------------------------------------------------------------------------------------------
+# Start-up
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Top-level packages that `python ARGUMENTS` imports; the command has to succeed."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    names = re.findall(r"^import time:\s*\d+ \|\s*\d+ \|\s*([\w.]+)$", done.stderr, re.MULTILINE)
+    assert "vitcli" in names, "the output of -X importtime was not understood"
+    return {name.partition(".")[0] for name in names}
+
+
+SLOW_TO_IMPORT = {"torch", "numpy", "rich", "huggingface_hub", "PIL", "matplotlib", "safetensors"}
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert not imported_by("-c", "import vitcli; dir(vitcli); vitcli.__version__") & SLOW_TO_IMPORT
+
+
+def commands() -> list[str]:
+    """The commands of `vit`: a file each in cli/, beside the parts they share."""
+    shared = {"__init__", "main", "options", "output"}
+    stems = {path.stem for path in (PACKAGE / "cli").glob("*.py")} - shared
+    return sorted(stem.replace("_", "-") for stem in stems)
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in commands())])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    assert not imported_by("-m", "vitcli", *arguments, "--help") & SLOW_TO_IMPORT
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["info", "default"], ["info", "default", "--json"]]
+)
+def test_commands_that_need_no_torch_do_not_import_it(arguments: list[str]) -> None:
+    assert not imported_by("-m", "vitcli", *arguments) & {"torch", "matplotlib"}
