@@ -359,8 +359,8 @@ class TrainConfig:
     """Passes over the training part; sets the steps."""
     batch_size: int | None = None
     """Pictures in one optimizer step."""
-    accumulate: int = 1
-    """Micro-batches that one batch is split into."""
+    accumulate: int | None = None
+    """Micro-batches that one batch is split into; None: as many as memory asks for."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """sgd with momentum; adam with L2 decay; adamw with decoupled decay."""
     lr: float | None = None
@@ -401,10 +401,17 @@ class TrainConfig:
         for name in ("label_smoothing", "dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), not {getattr(self, name)}")
-        if self.batch_size and self.batch_size % self.accumulate:
+        if self.batch_size and self.batch_size % (self.accumulate or 1):
             raise ConfigError(
-                f"a batch of {self.batch_size} does not split into {self.accumulate} parts"
+                f"a batch of {self.batch_size} does not split into {self.accumulate} equal parts"
             )
+
+
+TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "finetune": {},
+    "pretrain": {"optimizer": "adamw", "weight_decay": 0.1},
+}
+"""Where `vit pretrain` departs from the defaults of TrainConfig, which are fine-tuning's."""
 
 
 def nearest(name: str, known: list[str], n: int = 3) -> list[str]:

@@ -1,0 +1,46 @@
+"""Patch embeddings at another patch size, in numpy alone.
+
+A patch embedding is a linear function of a patch's pixels. At another patch size the same function
+is wanted of the same picture at another resolution, related by area averaging R (one row a pixel of
+the smaller picture):
+
+- larger patches: the new weights are R^T w, so that w'.x equals w.(R x), the old function of the
+  area-downsampled picture (16 pixels for one: each weight spread over 4 x 4 pixels, over 16);
+- smaller patches: the new weights are U^T w with U the area upsampling, which repeats pixels: the
+  old function of the enlarged picture. This undoes the former exactly for whole factors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.config import Size
+
+
+def area_matrix(old: int, new: int) -> npt.NDArray[np.float64]:
+    """The matrix (new, old) of area averaging: every new pixel is the mean of what it covers."""
+    edges_old = np.arange(old + 1) / old
+    edges_new = np.arange(new + 1) / new
+    left = np.maximum(edges_old[None, :-1], edges_new[:-1, None])
+    right = np.minimum(edges_old[None, 1:], edges_new[1:, None])
+    return np.maximum(right - left, 0.0) * new
+
+
+def resize_patches(weight: Any, size: Size) -> Any:
+    """Patch embedding weights (D, C, height, width) for another patch size.
+
+    A numpy array or a torch tensor; the result is of the same kind and dtype, and equal to the
+    input, bit for bit, where the size is the same.
+    """
+    old = (weight.shape[2], weight.shape[3])
+    if old == tuple(size):
+        return weight
+    rows, columns = area_matrix(size[0], old[0]), area_matrix(size[1], old[1])
+    if hasattr(weight, "new_tensor"):
+        exact = weight.double()
+        rows, columns = exact.new_tensor(rows), exact.new_tensor(columns)
+        return (rows.T @ exact @ columns).to(weight.dtype)
+    return (rows.T @ weight.astype(np.float64) @ columns).astype(weight.dtype)

@@ -1,0 +1,38 @@
+"""Objectives: from a model and a batch to a loss."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitcli.config import TrainConfig
+
+
+def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:
+    """Labels (B,) as rows (B, K) that give each class its part, smoothed.
+
+    With softmax a row sums to 1; with sigmoid the label is 1 and smoothing lowers it to 1 - s
+    and raises the others to s / K.
+    """
+    targets = F.one_hot(labels, num_classes).float()
+    smoothing = config.label_smoothing
+    return targets * (1 - smoothing) + smoothing / num_classes if smoothing else targets
+
+
+def classification_loss(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:
+    """Mean loss of logits (B, K) against rows of targets (B, K), in float32.
+
+    softmax: cross-entropy (paper, section 3.2). sigmoid: binary cross-entropy summed over the
+    classes (`sigmoid_xent` of big_vision/utils.py; "Are we done with ImageNet?", 2006.07159).
+    """
+    logits = logits.float()
+    if config.loss == "softmax":
+        return F.cross_entropy(logits, targets)
+    per_class = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return per_class.sum(dim=1).mean()
+
+
+def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many rows have their highest logit at the heaviest target, an int64 scalar."""
+    return (logits.argmax(dim=1) == targets.argmax(dim=1)).sum().to(torch.int64)

@@ -1,0 +1,108 @@
+"""The auto rule: what a run takes where its configuration says None, and what it will cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+import torch
+
+from vitcli.config import ModelConfig, TrainConfig
+
+LONG_SEQUENCE = 4096
+"""Tokens per picture from which a run is warned of: attention's cost grows with the square."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration without gaps, and what the user should know before step 1."""
+
+    config: TrainConfig
+    train_size: int
+    tokens: int
+    parameters: int
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the training part."""
+        return (self.config.steps or 0) * (self.config.batch_size or 0) / self.train_size
+
+
+def make_plan(
+    config: TrainConfig, model: ModelConfig, train_size: int, device: torch.device
+) -> Plan:
+    """Fills in what the configuration leaves open, from the number of training pictures n.
+
+    - batch: the largest power of two up to n / 16, between 8 and 512 (pretrain: 1,024).
+    - steps, finetune: the paper's for data of such a size (Table 4, as BiT-HyperRule, arXiv
+      1912.11370, generalises it): 500 below 20,000 pictures, 10,000 below 500,000, else 20,000;
+      on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
+    - lr: sgd 0.01, adam and adamw 1e-3 (finetune: 1e-4).
+    - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
+    - evaluation: 20 times a run, but not more often than once an epoch... of ten batches.
+    - micro-batches: as large as half of the free memory holds, at most 128 pictures.
+    """
+    pretrain = config.task == "pretrain"
+    batch = config.batch_size or _power_of_two(train_size // 16, 8, 1024 if pretrain else 512)
+    steps = config.steps
+    if steps is None and config.epochs is not None:
+        steps = max(1, round(config.epochs * train_size / batch))
+    if steps is None:
+        steps = _auto_steps(pretrain, train_size, batch, device.type == "cpu")
+    warmup = config.warmup
+    if warmup is None:
+        warmup = min(steps // 10, 10_000) if pretrain else min(steps // 5, 500)
+    accumulate = config.accumulate or _micro_batches(batch, model, device)
+    filled = dataclasses.replace(
+        config,
+        batch_size=batch,
+        steps=steps,
+        warmup=warmup,
+        accumulate=accumulate,
+        lr=config.lr or _auto_lr(config),
+        eval_every=config.eval_every or max(10, -(-steps // 20)),
+        resolution=model.image_size,
+        workers=_auto_workers(device) if config.workers is None else config.workers,
+    )
+    return Plan(filled, train_size, model.num_tokens, model.num_params())
+
+
+def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> int:
+    if pretrain:
+        return max(1, 90 * train_size // batch)
+    steps = 500 if train_size < 20_000 else 10_000 if train_size < 500_000 else 20_000
+    return min(steps, max(100, 10 * train_size // batch)) if on_cpu else steps
+
+
+def _auto_lr(config: TrainConfig) -> float:
+    if config.optimizer == "sgd":
+        return 0.01
+    return 1e-3 if config.task == "pretrain" else 1e-4
+
+
+def _auto_workers(device: torch.device) -> int:
+    cores = os.cpu_count() or 1
+    return 1 if device.type == "cpu" else min(cores, 16)
+
+
+def _power_of_two(n: int, low: int, high: int) -> int:
+    return min(max(1 << max(n, 1).bit_length() - 1, low), high)
+
+
+def _micro_batches(batch: int, model: ModelConfig, device: torch.device) -> int:
+    """The smallest divisor of the batch whose parts fit. What a block keeps for its backward
+    pass is about 16 vectors of D and 3 of mlp_dim a token, at most 4 bytes a value."""
+    per_token = (16 * model.width + 3 * model.mlp_dim) * 4
+    per_picture = model.num_tokens * model.depth * per_token
+    fits = min(max(1, int(_free_memory(device) // 2 // per_picture)), 128)
+    return next(k for k in range(1, batch + 1) if batch % k == 0 and batch // k <= fits)
+
+
+def _free_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # neither Linux nor macOS tells everything
+        return 4e9

@@ -1,0 +1,125 @@
+"""What a run needs to go on exactly where it stopped, in one safetensors file.
+
+Weights, optimizer slots and torch's random generators as tensors; step, best figures, thread
+count and torch version as metadata. Data needs no state: every batch is a function of the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from vitcli.checkpoints import native
+from vitcli.errors import RunError
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    step: int = 0
+    best_step: int = 0
+    best_accuracy: float | None = None
+    seconds: float = 0.0
+    """Training time so far, evaluations included, over all parts of an interrupted run."""
+    warnings: list[str] = field(default_factory=list)
+    """What may make a resumed run differ; empty for a run in one piece."""
+
+
+def save_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
+    """Writes the state, whole or not at all."""
+    tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in model.state_dict().items()}
+    for name, slots in _slots_by_name(model, optimizer).items():
+        for slot, value in slots.items():
+            tensors[f"optimizer.{slot}.{name}"] = torch.as_tensor(value)
+    tensors["rng.cpu"] = torch.get_rng_state()
+    for i, state in enumerate(_cuda_rng_states()):
+        tensors[f"rng.cuda.{i}"] = state
+    metadata = {
+        "step": progress.step,
+        "best_step": progress.best_step,
+        "best_accuracy": progress.best_accuracy,
+        "seconds": progress.seconds,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
+    native.write(path, arrays, {"format": "pt", "vit_state": json.dumps(metadata)})
+
+
+def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Fills a model and its optimizer in place, sets torch's generators.
+
+    Raises:
+        RunError: the file is damaged or belongs to another model.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {})["vit_state"])
+            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        weights = {
+            k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")
+        }
+        model.load_state_dict(weights)
+        _fill_slots(model, optimizer, tensors)
+    except Exception as error:
+        raise RunError(
+            f"the state cannot be resumed ({type(error).__name__}: {str(error).splitlines()[0]})",
+            where=path,
+            hint="start the run anew with --force",
+        ) from error
+    torch.set_rng_state(tensors["rng.cpu"])
+    for i in range(len(_cuda_rng_states())):
+        if f"rng.cuda.{i}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"rng.cuda.{i}"], i)
+    return Progress(
+        metadata["step"],
+        metadata["best_step"],
+        metadata["best_accuracy"],
+        metadata["seconds"],
+        _differences(metadata),
+    )
+
+
+def _differences(metadata: Mapping[str, Any]) -> list[str]:
+    found = []
+    if metadata["torch"] != torch.__version__:
+        found.append(f"torch {metadata['torch']} then, {torch.__version__} now")
+    if metadata["threads"] != torch.get_num_threads():
+        found.append(f"{metadata['threads']} threads then, {torch.get_num_threads()} now")
+    return [f"the last bits may differ from an unbroken run: {text}" for text in found]
+
+
+def _slots_by_name(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, dict[str, Any]]:
+    return {
+        name: {k: v for k, v in optimizer.state[p].items() if v is not None}
+        for name, p in model.named_parameters()
+        if p in optimizer.state
+    }
+
+
+def _fill_slots(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, slot, name = key.split(".", 2)
+            p = parameters[name]
+            moved = value.clone() if slot == "step" else value.to(p.device, copy=True)
+            optimizer.state[p][slot] = moved
+
+
+def _cuda_rng_states() -> list[Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
