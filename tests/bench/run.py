@@ -1,0 +1,150 @@
+"""Speed of `vit` beside the real timm and transformers: `make bench`.
+
+Whole processes, from the command to its last line of output. The commands of a suite take turns,
+run by run, so that a machine that slows down slows them all; a ratio is taken within each turn, and
+medians are printed. One turn that is not counted comes first (disk cache, compiled Python files).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Commands that do the same work, ours last, and the part of the best peer's time allowed."""
+
+    title: str
+    peers: dict[str, list[str]]
+    ours: dict[str, list[str]]
+    bar: float
+    answers: int | None = None
+    """Lines of output that each command has to print; None: any."""
+
+    @property
+    def commands(self) -> dict[str, list[str]]:
+        return {**self.peers, **self.ours}
+
+
+def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
+    """The suites of `--only`, on material that `material.py` wrote."""
+    vit = [python, "-m", "vitcli"]
+    timm = [peers, str(HERE / "peer_timm.py"), str(material / "timm-b16")]
+    transformers = [peers, str(HERE / "peer_transformers.py"), str(material / "transformers-b16")]
+    folder = str(material / "photographs")
+    photo = str(material / "photographs" / "000.jpg")
+    ours = ["--model", str(material / "timm-b16"), "--json"]
+    return {
+        "start": Suite(
+            "Start-up",
+            {"import torch": [python, "-c", "import torch"]},
+            {"vit --help": [*vit, "--help"]},
+            bar=0.25,
+        ),
+        "photo": Suite(
+            "One photograph through a B/16",
+            {"timm": [*timm, photo], "transformers pipeline": [*transformers, photo]},
+            {"vit predict": [*vit, "predict", photo, *ours]},
+            bar=0.5,
+            answers=1,
+        ),
+        "folder": Suite(
+            "199 photographs through a B/16",
+            {
+                "timm, float32": [*timm, folder],
+                "timm, bfloat16": [*timm, folder, "--dtype", "bfloat16"],
+                "transformers pipeline, bfloat16": [*transformers, folder, "--dtype", "bfloat16"],
+            },
+            {"vit predict": [*vit, "predict", folder, *ours]},
+            bar=0.6,
+            answers=199,
+        ),
+    }
+
+
+def seconds(command: list[str], answers: int | None) -> float:
+    """Wall time of one run; it has to succeed and to print as many lines as it should."""
+    paths = [str(ROOT), str(HERE.parent / "peers"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    wall = time.perf_counter() - start
+    lines = len(done.stdout.splitlines())
+    if done.returncode or (answers is not None and lines != answers):
+        sys.exit(f"{' '.join(command)}\n{done.stderr}\nexit {done.returncode}, {lines} lines")
+    return wall
+
+
+def measure(suite: Suite, runs: int, warmup: bool) -> dict[str, list[float]]:
+    """Seconds of every counted run of every command, the commands taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in suite.commands}
+    for turn in range(-int(warmup), runs):
+        for name, command in suite.commands.items():
+            wall = seconds(command, suite.answers)
+            if turn >= 0:
+                times[name].append(wall)
+    return times
+
+
+def report(suite: Suite, times: dict[str, list[float]]) -> None:
+    """A table: medians, ranges, and what part of each command's time ours takes."""
+    (our_name,) = suite.ours
+    ours = times[our_name]
+    print(f"\n{suite.title}, {len(ours)} runs each")
+    print(f"  {'':<34}{'median':>9}{'min':>8}{'max':>8}{'ours / it':>11}")
+    for name, walls in times.items():
+        row = f"  {name:<34}{statistics.median(walls):>7.2f} s{min(walls):>8.2f}{max(walls):>8.2f}"
+        print(row if name == our_name else f"{row}{ratio(ours, walls):>11.2f}")
+    best = min(suite.peers, key=lambda name: statistics.median(times[name]))
+    part = ratio(ours, times[best])
+    print(
+        f"  {part:.2f} of {best}; at most {suite.bar}: {'met' if part <= suite.bar else 'MISSED'}"
+    )
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """Median of the ratios within a turn."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="counted runs of each command")
+    parser.add_argument("--no-warmup", action="store_true", help="count from the first run on")
+    parser.add_argument("--only", nargs="+", metavar="SUITE", help="start, photo, folder")
+    parser.add_argument("--python", default=sys.executable, help="Python that has vitcli")
+    parser.add_argument("--peers", default=sys.executable, help="Python that has the peers")
+    parser.add_argument("--material", type=Path, help="keep pictures and models in this folder")
+    arguments = parser.parse_args()
+
+    material = arguments.material or Path(tempfile.mkdtemp(prefix="vit-bench-"))
+    try:
+        if not (material / "transformers-b16").exists():
+            material.mkdir(parents=True, exist_ok=True)
+            seconds([arguments.peers, str(HERE / "material.py"), str(material)], None)
+        for name, suite in suites(arguments.python, arguments.peers, material).items():
+            if not arguments.only or name in arguments.only:
+                report(suite, measure(suite, arguments.runs, not arguments.no_warmup))
+    finally:
+        if not arguments.material:
+            shutil.rmtree(material, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
