@@ -1,0 +1,171 @@
+"""What every data set becomes: `Source`, labelled pictures read by index.
+
+Training visits the pictures in the order of a permutation that is drawn anew for each epoch, so
+any picture must be within reach at any time; and a source goes to worker processes, so it holds
+no open files. What it holds in memory are packed arrays: tens of bytes a picture, not objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.config import ClassLabel
+from vitcli.errors import PictureError
+
+Ints = npt.NDArray[np.int64]
+
+PICTURE_SUFFIXES = frozenset(
+    "avif bmp gif j2k jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp".split()
+)
+"""File name endings (lower case, no dot) that are taken for pictures."""
+
+
+class Names(Sequence[str]):
+    """Strings as one block of bytes: 1.3 million file names take 40 MB instead of 150, and
+    worker processes share them (reference counts of `str` objects would copy every page)."""
+
+    def __init__(self, text: npt.NDArray[np.uint8], ends: Ints, rows: Ints | None = None) -> None:
+        self._text = text
+        self._ends = ends
+        self._rows = rows
+
+    @classmethod
+    def pack(cls, strings: Iterable[str]) -> Names:
+        """Packs strings; undecodable bytes of file names (surrogates) survive."""
+        encoded = [string.encode("utf-8", "surrogateescape") for string in strings]
+        text = np.frombuffer(b"".join(encoded), np.uint8)
+        return cls(text, np.cumsum([len(e) for e in encoded], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._ends if self._rows is None else self._rows)
+
+    def __getitem__(self, index: Any) -> Any:  # an int gives a str, a slice gives Names
+        if isinstance(index, slice):
+            return self.select(np.arange(len(self))[index])
+        row = range(len(self))[index] if self._rows is None else int(self._rows[index])
+        start = int(self._ends[row - 1]) if row else 0
+        return self._text[start : self._ends[row]].tobytes().decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+    def select(self, indices: Ints) -> Names:
+        """The strings at `indices`, sharing the text."""
+        rows = indices if self._rows is None else self._rows[indices]
+        return Names(self._text, self._ends, np.asarray(rows, np.int64))
+
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], Ints]:
+        """(text, ends): what `Names(text, ends)` rebuilds; of names that were not selected from."""
+        if self._rows is not None:
+            return Names.pack(self).arrays()
+        return self._text, self._ends
+
+
+class Reader(Protocol):
+    """Gives the encoded picture (the bytes of a JPEG, PNG, ...) of a row; can be pickled."""
+
+    def read(self, row: int) -> bytes:
+        """The bytes of picture `row`.
+
+        Raises:
+            PictureError: the file is not there (any more) or cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Pictures in files of their own."""
+
+    root: Path
+    names: Names  # relative to root, or absolute
+
+    def read(self, row: int) -> bytes:
+        path = self.root / self.names[row]
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise PictureError(f"cannot be read: {error.strerror}", where=path) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Labelled pictures, read by index.
+
+    labels: int64 (N,), indices into `classes`. names: where each picture is, for messages.
+    """
+
+    classes: tuple[ClassLabel, ...]
+    labels: Ints
+    names: Sequence[str]
+    reader: Reader
+    rows: Ints  # picture i is row rows[i] of the reader
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> bytes:
+        """The encoded picture at `index`."""
+        return self.reader.read(int(self.rows[index]))
+
+    def select(self, indices: Ints) -> Source:
+        """The pictures at `indices`, in that order."""
+        names = self.names
+        chosen = names.select(indices) if isinstance(names, Names) else [names[i] for i in indices]
+        return dataclasses.replace(
+            self, labels=self.labels[indices], names=chosen, rows=self.rows[indices]
+        )
+
+    def counts(self) -> Ints:
+        """int64 (K,): pictures of each class."""
+        return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """A short hash of names, labels and classes: a changed data set has another one."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        digest.update(self.labels.tobytes())
+        for name in self.names:
+            digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        return digest.hexdigest()[:16]
+
+
+def new_source(
+    classes: tuple[ClassLabel, ...], labels: Ints, names: Sequence[str], reader: Reader
+) -> Source:
+    """A source of all rows of a reader."""
+    return Source(classes, labels, names, reader, np.arange(len(labels), dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A data set as it lies on disk: the parts that it names itself, before any split."""
+
+    train: Source | None = None
+    val: Source | None = None
+    test: Source | None = None
+    warnings: tuple[str, ...] = ()
+
+
+_PART_WORDS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def part_of(word: str) -> str | None:
+    """The part ("train", "val" or "test") that a folder's name, or a word of a file's, means."""
+    return _PART_WORDS.get(word.lower())

@@ -1,0 +1,312 @@
+"""WebDataset tar shards: an index of offsets once, then any picture by one read in place.
+
+A sample is a run of members with one key: `0001.jpg` and `0001.cls`. Compressed shards cannot be
+entered in the middle; they are unpacked once into the cache folder and read there.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.config import ClassLabel
+from vitcli.data.labels import listed, name_labels, read_classes
+from vitcli.data.records import PICTURE_SUFFIXES, Ints, Names, Parts, Source, new_source, part_of
+from vitcli.errors import DataError, MissingExtraError, OutputError, PictureError
+
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+_OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
+"""First bytes of a compressed file -> what opens it."""
+
+_BROKEN = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError)
+
+
+@dataclass(frozen=True)
+class ShardReader:
+    """Pictures inside tar files, each read in place."""
+
+    files: tuple[Path, ...]
+    shard: npt.NDArray[np.int32]  # (N,) index into files
+    offset: Ints  # (N,) where the picture starts
+    size: Ints  # (N,) its bytes
+
+    def read(self, row: int) -> bytes:
+        # Opened for each read (10 us): nothing to share between threads or to inherit by
+        # processes, and thousands of shards do not use up the file descriptors.
+        path = self.files[self.shard[row]]
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(int(self.offset[row]))
+                data = file.read(int(self.size[row]))
+        except OSError as error:
+            raise PictureError(f"cannot be read: {error.strerror}", where=path) from error
+        if len(data) != self.size[row]:
+            raise PictureError("the shard has become shorter since it was opened", where=path)
+        return data
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The samples of one shard."""
+
+    file: Path  # the tar itself, or the unpacked copy of it
+    keys: Names
+    labels: npt.NDArray[Any]  # int64 or str (N,)
+    offset: Ints
+    size: Ints
+
+
+def open_shards(path: Path, classes_file: Path | None) -> Parts:
+    """The parts of a shard folder, of a pattern such as train-{00000..00009}.tar, or of one shard.
+
+    Parts are told by words in the names: train-*, val-*, test-*, or folders of these names.
+    Names that say nothing are the training part.
+    """
+    shards = find_shards(path)
+    grouped: dict[str, list[Path]] = {}
+    for shard in shards:
+        grouped.setdefault(_shard_part(shard, path), []).append(shard)
+    folder = path if path.is_dir() else shards[0].parent
+    if classes_file is None and (folder / "classes.txt").is_file():
+        classes_file = folder / "classes.txt"
+    known = read_classes(classes_file) if classes_file else None
+    indexes = {part: [index_shard(shard) for shard in group] for part, group in grouped.items()}
+    raw = {part: _join_labels([i.labels for i in group]) for part, group in indexes.items()}
+    classes, labels, warnings = name_labels(raw, known, path)
+    parts = {
+        part: _source(classes, labels[part], grouped[part], group)
+        for part, group in indexes.items()
+    }
+    return Parts(parts.get("train"), parts.get("val"), parts.get("test"), tuple(warnings))
+
+
+def find_shards(path: Path) -> list[Path]:
+    """The shards of a folder, a brace pattern or a single file, in order of their names."""
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*.t*") if is_shard(p) and not p.name.startswith("."))
+    if "{" in str(path):
+        shards = [Path(p) for p in _webdataset().shardlists.expand_urls(str(path))]
+        absent = [shard.name for shard in shards if not shard.is_file()]
+        if absent:
+            raise DataError(f"the pattern asks for shards that are not there: {listed(absent)}",
+                            where=path)
+        return shards
+    return [path]
+
+
+def is_shard(path: Path) -> bool:
+    """Whether a path is named like a tar shard."""
+    return path.name.lower().endswith(SHARD_SUFFIXES)
+
+
+def _shard_part(shard: Path, root: Path) -> str:
+    inner = shard.relative_to(root) if root.is_dir() else Path(shard.name)
+    words = (word for piece in reversed(inner.parts) for word in re.split(r"[^A-Za-z]+", piece))
+    return next((part for word in words if (part := part_of(word))), "train")
+
+
+def _join_labels(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if len({array.dtype.kind for array in arrays}) > 1:
+        arrays = [array.astype(np.str_) for array in arrays]
+    return np.concatenate(arrays)
+
+
+def _source(
+    classes: tuple[ClassLabel, ...], labels: Ints, shards: list[Path], indexes: list[ShardIndex]
+) -> Source:
+    reader = ShardReader(
+        tuple(index.file for index in indexes),
+        np.repeat(np.arange(len(indexes), dtype=np.int32), [len(i.keys) for i in indexes]),
+        np.concatenate([index.offset for index in indexes]),
+        np.concatenate([index.size for index in indexes]),
+    )
+    names = Names.pack(
+        f"{shard.name}/{key}"
+        for shard, index in zip(shards, indexes, strict=True)
+        for key in index.keys
+    )
+    return new_source(classes, labels, names, reader)
+
+
+# ---------------------------------------------------------------------------------------------
+# The index of one shard, remembered in the cache folder
+
+
+def cache_folder() -> Path:
+    """Where indices and unpacked shards are kept: $VIT_CACHE, else the user's cache folder."""
+    if os.environ.get("VIT_CACHE"):
+        return Path(os.environ["VIT_CACHE"]) / "shards"
+    if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
+        return Path(os.environ["LOCALAPPDATA"]) / "vit" / "shards"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "vit" / "shards"
+
+
+def index_shard(shard: Path) -> ShardIndex:
+    """The samples of a shard, from the cache folder or by one pass over it.
+
+    What is kept is named by the shard's path, size and time of change, so that a changed shard
+    is read anew; what was kept of the old one is removed.
+    """
+    try:
+        status = shard.stat()
+        with shard.open("rb") as file:
+            head = file.read(6)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
+    place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
+    state = hashlib.sha256(f"v1 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
+    cache = cache_folder()
+    kept_index = cache / f"{place}-{state}.npz"
+    kept_tar = cache / f"{place}-{state}.tar"
+    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+    file = kept_tar if opener else shard
+    if kept_index.is_file() and file.is_file():
+        with np.load(kept_index, allow_pickle=False) as arrays:
+            names = Names(arrays["text"], arrays["ends"])
+            return ShardIndex(file, names, arrays["labels"], arrays["offset"], arrays["size"])
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        for stale in cache.glob(f"{place}-*"):
+            if state not in stale.name:
+                stale.unlink(missing_ok=True)
+        if opener and not kept_tar.is_file():
+            with _whole_file(kept_tar) as target:
+                _unpack(shard, opener, target)
+        index = _read_index(shard, file)
+        text, ends = index.keys.arrays()
+        with _whole_file(kept_index) as target:
+            np.savez(target, text=text, ends=ends, labels=index.labels,
+                     offset=index.offset, size=index.size)
+    except OSError as error:
+        raise OutputError(
+            f"the index of a shard cannot be written: {error.strerror}",
+            where=cache,
+            hint="choose another cache folder with the environment variable VIT_CACHE",
+        ) from error
+    return index
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is complete, or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _unpack(shard: Path, opener: Callable[..., Any], target: IO[bytes]) -> None:
+    with opener(shard, "rb") as packed:
+        while True:
+            try:
+                block = packed.read(1 << 20)
+            except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+                raise _cut_short(shard) from error
+            if not block:
+                return
+            target.write(block)
+
+
+def _cut_short(shard: Path) -> DataError:
+    return DataError(
+        "the shard is damaged or cut short", where=shard, hint="fetch or copy this file again"
+    )
+
+
+def _read_index(shard: Path, file: Path) -> ShardIndex:
+    """One pass over the headers of a tar; the grouping of members to samples is webdataset's."""
+    group_by_keys = _webdataset().tariterators.group_by_keys
+    keys: list[str] = []
+    labels: list[str] = []
+    places: list[tuple[int, int]] = []
+    without_label = without_picture = 0
+    with file.open("rb") as content:
+        for sample in group_by_keys(_members(shard, file)):
+            picture = next((sample[s] for s in sample if s in PICTURE_SUFFIXES), None)
+            if picture is None or "cls" not in sample:
+                without_picture += picture is None
+                without_label += picture is not None
+                continue
+            offset, size = sample["cls"]
+            content.seek(offset)
+            labels.append(content.read(size).decode("utf-8", "replace").strip())
+            places.append(picture)
+            keys.append(sample["__key__"])
+    if not keys or without_label:
+        if without_label:
+            what = f"{without_label:,} of its pictures have no label"
+        else:
+            what = "the shard holds no labelled picture"
+        raise DataError(
+            what,
+            where=shard,
+            hint="a sample is a picture and its label under one name: 0001.jpg and 0001.cls",
+        )
+    try:
+        encoded: npt.NDArray[Any] = np.array([int(label) for label in labels], np.int64)
+    except ValueError:
+        encoded = np.array(labels, np.str_)
+    table = np.array(places, np.int64)
+    return ShardIndex(file, Names.pack(keys), encoded, table[:, 0].copy(), table[:, 1].copy())
+
+
+def _members(shard: Path, file: Path) -> Iterator[dict[str, Any]]:
+    """Each file of a tar as {fname, data: (offset, size)}, in webdataset's form.
+
+    Raises:
+        DataError: not a tar, or without its end: a shard that was cut off between two members
+            looks whole but for the two blocks of zeros that end every tar.
+    """
+    total = file.stat().st_size
+    try:
+        with tarfile.open(file, "r:") as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # else every header stays in memory
+                if member.offset_data + member.size > total:
+                    raise _cut_short(shard)
+                if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name):
+                    place = (member.offset_data, member.size)
+                    yield {"fname": member.name, "data": place, "__url__": str(shard)}
+            end = tar.offset
+    except tarfile.TarError as error:
+        raise _cut_short(shard) from error
+    with file.open("rb") as content:
+        content.seek(end)
+        if content.read(512) != bytes(512):
+            raise _cut_short(shard)
+
+
+def _webdataset() -> Any:
+    try:
+        import webdataset
+        import webdataset.shardlists
+        import webdataset.tariterators
+    except ImportError as error:
+        raise MissingExtraError("webdataset", "data", "reading tar shards") from error
+    return webdataset
