@@ -92,14 +92,8 @@ class ModelConfig:
         for axis, size, patch in zip(
             ("height", "width"), self.image_size, self.patch_size, strict=True
         ):
-            if patch < 1 or size < patch or size % patch:
-                above = max(patch, -(-size // patch) * patch) if patch > 0 else 0
-                below = size // patch * patch if patch > 0 else 0
-                near = " or ".join(str(n) for n in sorted({below, above}) if n)
-                raise ConfigError(
-                    f"{axis} {size} is not a multiple of the patch size {patch}",
-                    hint=f"take a resolution of {near}" if near else None,
-                )
+            if patch < 1 or size < patch:  # not `size % patch`: SigLIP has patches of 14 at 384
+                raise ConfigError(f"{axis} {size} does not hold a patch of {patch}")
         if self.num_classes < 0 or self.num_registers < 0 or self.pre_logits < 0:
             raise ConfigError("num_classes, num_registers and pre_logits cannot be negative")
         if self.pool == "token" and not self.class_token:
@@ -147,7 +141,12 @@ class ModelConfig:
         return self.pre_logits or self.width
 
     def at(self, image_size: Size) -> ModelConfig:
-        """The same model for pictures of another size."""
+        """The same model for pictures of another size.
+
+        Raises:
+            ConfigError: the new size is not a multiple of the patch size.
+        """
+        _check_whole_patches(image_size, self.patch_size)
         return dataclasses.replace(self, image_size=image_size)
 
     def with_classes(self, num_classes: int) -> ModelConfig:
@@ -189,6 +188,17 @@ class ModelConfig:
         return embed + self.depth * block + norms + pool + head
 
 
+def _check_whole_patches(image_size: Size, patch_size: Size) -> None:
+    """For sizes that someone asks for: what hangs over the last whole patch is never looked at."""
+    for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
+        if patch > 0 and size % patch:
+            sizes = {size // patch * patch, -(-size // patch) * patch} - {0}
+            raise ConfigError(
+                f"{axis} {size} is not a multiple of the patch size {patch}",
+                hint=f"take a resolution of {' or '.join(map(str, sorted(sizes)))}",
+            )
+
+
 class Variant(NamedTuple):
     """A row of Table 1 of the paper; Ti and S are of the later papers (DeiT, AugReg)."""
 
@@ -222,7 +232,9 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
         )
     patch = int(match[2])
     fields: dict[str, Any] = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), **overrides}
-    return ModelConfig(**fields)
+    config = ModelConfig(**fields)
+    _check_whole_patches(config.image_size, config.patch_size)
+    return config
 
 
 def variant_name(config: ModelConfig) -> str:
@@ -341,6 +353,12 @@ class TrainConfig:
     """Height and width; None: the checkpoint's."""
     posemb_method: PosembMethod = "bilinear"
     """How position embeddings are resized; the paper's by default."""
+    patch_size: int | None = None
+    """Patch size to train at; the patch embedding is resampled (`patches.py`)."""
+    save_patch_size: int | None = None
+    """Patch size of the stored model; its resolution grows with it, the grid stays."""
+    preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of Preprocess that depart from the checkpoint's, as in {"crop_mode": "center"}."""
     augment: AugmentConfig = AugmentConfig()
     """What happens to a training picture."""
     loss: Score = "softmax"

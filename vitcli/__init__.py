@@ -1,0 +1,55 @@
+"""Vision Transformers: pre-train, fine-tune, predict, convert and share.
+
+    model = vitcli.load("runs/flowers")          # a torch module, see checkpoints/load.py
+    logits = model(model.transform("cat.jpg")[None])
+    for result in vitcli.predict("runs/flowers", ["cat.jpg"]): ...
+
+Nothing is imported before it is used, so that `vit --help` starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitcli.checkpoints.load import load as load
+    from vitcli.predict import predict as predict
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "load", "predict"]
+
+_HOMES = {"load": "vitcli.checkpoints.load", "predict": "vitcli.predict"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'vitcli' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _Callable(types.ModuleType):
+    """The module `vitcli.predict`, called as the function of that name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Package(types.ModuleType):
+    """Importing the module `vitcli.predict` puts it where the function `vitcli.predict` is meant
+    to be found: the module then answers as both."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOMES and isinstance(value, types.ModuleType):
+            value.__class__ = _Callable
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

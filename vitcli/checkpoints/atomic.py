@@ -1,0 +1,61 @@
+"""Files that are written whole or not at all. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from vitcli.errors import OutputError
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` that takes its place once the block has ended well.
+
+    Whatever ends the block early (an error, Ctrl-C, a full disk) leaves the target as it was and
+    no temporary file behind. A symbolic link stays a link: its target is replaced.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        if target.is_dir():
+            raise OutputError("cannot be written: it is a folder", where=path)
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror or error}", where=path) from error
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file (UTF-8), whole or not at all.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut, where folders can be synced (not on Windows)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

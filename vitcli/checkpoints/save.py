@@ -1,0 +1,70 @@
+"""A model's folder: `model.safetensors`, which stands alone, and `config.json` for the others.
+
+No torch here: its tensors are turned into arrays through their own methods.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from vitcli.checkpoints import native, timm_config
+from vitcli.checkpoints.atomic import write_text
+from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.errors import OutputError
+
+SaveDtype = Literal["float32", "float16", "bfloat16"]
+
+
+def save_checkpoint(
+    folder: str | Path,
+    tensors: Mapping[str, Any],
+    info: CheckpointInfo,
+    dtype: SaveDtype | None = "float32",
+) -> Path:
+    """Write a model's folder, each file whole or not at all; returns the folder.
+
+    Args:
+        folder: made if it is not there; other files in it are left alone.
+        tensors: numpy arrays or torch tensors (of any device), such as a `state_dict`.
+        info: what the checkpoint says beside its tensors.
+        dtype: of the stored floating-point tensors; None keeps each tensor's own.
+
+    Raises:
+        OutputError: the folder or a file cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot be made: {error.strerror or error}", where=folder) from error
+    lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
+    native.write(folder / "model.safetensors", lazy, info.to_metadata())
+    write_config(folder / "config.json", info)
+    return folder
+
+
+def write_config(path: str | Path, info: CheckpointInfo) -> None:
+    """Write timm's `config.json` of a checkpoint.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    write_text(path, json.dumps(timm_config.to_timm(info), indent=2, ensure_ascii=False) + "\n")
+
+
+def _lazy(tensor: Any, dtype: SaveDtype | None) -> LazyTensor:
+    """One conversion in memory at a time, whatever the size of the model."""
+    own = str(tensor.dtype).removeprefix("torch.")
+    stored = dtype if dtype is not None and "float" in own else own
+
+    def read() -> Any:
+        array = tensor
+        if hasattr(tensor, "detach"):  # torch: numpy has no bfloat16 of its own to take it in
+            array = tensor.detach().cpu()
+            array = (array.float() if own == "bfloat16" else array).numpy()
+        return array.astype(native.numpy_dtype(stored), copy=False)
+
+    return LazyTensor(stored, tuple(tensor.shape), read)

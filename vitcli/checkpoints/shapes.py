@@ -1,0 +1,165 @@
+"""Which tensors a model has, and what a model must be that has these tensors. No torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitcli.config import ModelConfig, Size
+from vitcli.errors import CheckpointError, ConfigError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a checkpoint, as `ViT(model).state_dict()` has them."""
+    d, m, prefix = model.width, model.mlp_dim, model.posemb_prefix
+    rows, columns = model.grid
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def linear(name: str, inputs: int, outputs: int, bias: bool = True) -> None:
+        shapes[f"{name}.weight"] = (outputs, inputs)
+        if bias:
+            shapes[f"{name}.bias"] = (outputs,)
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (d,)
+
+    def mlp(name: str, swiglu: bool) -> None:
+        linear(f"{name}.fc1", d, m)
+        linear(f"{name}.fc2", m // 2 if swiglu else m, d)
+
+    tokens = {
+        "cls_token": int(model.class_token),
+        "dist_token": int(model.distill_token),
+        "reg_token": model.num_registers,
+    }
+    shapes |= {name: (1, count, d) for name, count in tokens.items() if count}
+    if model.posemb in ("learn", "sincos2d"):
+        shapes["pos_embed"] = (1, prefix + rows * columns, d)
+    elif model.posemb == "learn2d":
+        shapes["pos_embed_row"] = (1, rows, d // 2)
+        shapes["pos_embed_column"] = (1, columns, d // 2)
+    shapes["patch_embed.proj.weight"] = (d, 3, *model.patch_size)
+    if model.patch_bias:
+        shapes["patch_embed.proj.bias"] = (d,)
+    if model.pre_norm:
+        norm("norm_pre")
+    for i in range(model.depth):
+        norm(f"blocks.{i}.norm1")
+        linear(f"blocks.{i}.attn.qkv", d, 3 * d, model.qkv_bias)
+        linear(f"blocks.{i}.attn.proj", d, d)
+        norm(f"blocks.{i}.norm2")
+        mlp(f"blocks.{i}.mlp", model.swiglu)
+        if model.layer_scale:
+            shapes[f"blocks.{i}.ls1.gamma"] = shapes[f"blocks.{i}.ls2.gamma"] = (d,)
+    if model.final_norm:
+        norm("norm")
+    if model.pool == "map":
+        shapes["attn_pool.latent"] = (1, 1, d)
+        linear("attn_pool.q", d, d)
+        linear("attn_pool.kv", d, 2 * d)
+        linear("attn_pool.proj", d, d)
+        norm("attn_pool.norm")
+        mlp("attn_pool.mlp", swiglu=False)
+    if model.fc_norm:
+        norm("fc_norm")
+    if model.pre_logits:
+        linear("pre_logits.fc", d, model.pre_logits)
+    if model.num_classes:
+        linear("head", model.feature_dim, model.num_classes)
+        if model.distill_token:
+            linear("head_dist", model.feature_dim, model.num_classes)
+    return shapes
+
+
+def infer_model(shapes: Shapes, where: object = None) -> tuple[ModelConfig, list[str]]:
+    """The model that these tensors make, and what had to be assumed because no shape says it.
+
+    Raises:
+        CheckpointError: they are not the tensors of a ViT under timm's names.
+    """
+
+    def size(name: str, axis: int = 0) -> int:
+        return shapes[name][axis] if name in shapes else 0
+
+    patch = shapes.get("patch_embed.proj.weight", ())
+    blocks = {int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}
+    needed = ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "blocks.0.attn.qkv.weight")
+    if len(patch) != 4 or any(len(shapes.get(name, ())) != 2 for name in needed):
+        raise CheckpointError(
+            "does not hold a Vision Transformer under names that vit knows",
+            where=where,
+            hint="a config.json beside it, or `vit convert`, may tell what it is",
+        )
+    width, pooled_by_map = patch[0], "attn_pool.latent" in shapes
+    has_class, has_fc_norm = "cls_token" in shapes, "fc_norm.weight" in shapes
+    prefix = int(has_class) + int("dist_token" in shapes) + size("reg_token", 1)
+    heads = max(width // 64, 1)
+    heads = heads if width % heads == 0 else 1
+    pre_norm = "norm_pre.weight" in shapes
+    assumed = [
+        f"{heads} attention heads ({width // heads} channels each)",
+        "exact GELU",
+        f"LayerNorm epsilon {1e-5 if pre_norm else 1e-6}",
+    ]
+    fields: dict[str, Any] = _posemb_fields(shapes, prefix, (patch[2], patch[3]), assumed, where)
+    if not pooled_by_map and has_class:
+        fields["pool"] = "gap" if has_fc_norm else "token"
+        assumed.append("the mean of the patch tokens" if has_fc_norm else "the class token's head")
+    else:
+        fields["pool"] = "map" if pooled_by_map else "gap"
+    try:
+        return ModelConfig(
+            width=width,
+            depth=max(blocks) + 1,
+            num_heads=heads,
+            mlp_dim=size("blocks.0.mlp.fc1.weight"),
+            patch_size=(patch[2], patch[3]),
+            num_classes=size("head.weight"),
+            class_token=has_class,
+            distill_token="dist_token" in shapes,
+            num_registers=size("reg_token", 1),
+            pre_norm=pre_norm,
+            final_norm="norm.weight" in shapes,
+            fc_norm=has_fc_norm,
+            pre_logits=size("pre_logits.fc.weight"),
+            layer_scale="blocks.0.ls1.gamma" in shapes,
+            qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+            patch_bias="patch_embed.proj.bias" in shapes,
+            swiglu=size("blocks.0.mlp.fc1.weight") == 2 * size("blocks.0.mlp.fc2.weight", 1),
+            norm_eps=1e-5 if pre_norm else 1e-6,
+            **fields,
+        ), assumed
+    except ConfigError as error:
+        raise CheckpointError(f"its shapes make no model: {error.what}", where=where) from error
+
+
+def _posemb_fields(
+    shapes: Shapes, prefix: int, patch: Size, assumed: list[str], where: object
+) -> dict[str, Any]:
+    """Fields of ModelConfig that the position embeddings tell: their kind and the grid."""
+    if "pos_embed_row" in shapes and "pos_embed_column" in shapes:
+        rows, columns = shapes["pos_embed_row"][1], shapes["pos_embed_column"][1]
+        fields: dict[str, Any] = {"posemb": "learn2d", "posemb_tokens": "patches"}
+    elif len(shapes.get("pos_embed", ())) == 3:
+        tokens, covered = shapes["pos_embed"][1], None
+        for covered, name in ((prefix, "all"), (0, "patches"), (1, "class")):  # the likely first
+            rows = columns = math.isqrt(max(tokens - covered, 0))
+            if rows and rows * columns == tokens - covered:
+                fields = {"posemb_tokens": name}
+                break
+        else:
+            raise CheckpointError(
+                f"{tokens} position embeddings are not a square grid with {prefix} prefix tokens",
+                where=where,
+                hint="a config.json beside the file can tell the image size",
+            )
+        assumed.append(f"a square grid of {rows} x {columns} patches")
+    else:
+        rows, columns = max(224 // patch[0], 1), max(224 // patch[1], 1)
+        fields = {"posemb": "none"}
+        assumed.append("no position embeddings, pictures of about 224 pixels")
+    return {**fields, "image_size": (rows * patch[0], columns * patch[1])}

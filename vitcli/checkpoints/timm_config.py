@@ -1,0 +1,460 @@
+"""timm's Hub layout: a `config.json` beside `model.safetensors`, read and written by tables.
+
+The file names an architecture of timm's and the arguments that depart from it (`model_args`). What
+both timm and transformers need in it was found by trying: FACTS of the Hub layout are listed at
+`to_timm`. Argument names are those of timm's `VisionTransformer`; ours are the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, Size, nearest
+from vitcli.errors import CheckpointError, ConfigError
+
+Args = dict[str, Any]
+
+# ---------------------------------------------------------------------------------------------
+# The architectures
+
+SIZES: dict[str, Args] = {
+    name: {"embed_dim": width, "depth": depth, "num_heads": heads, "mlp_ratio": ratio}
+    for name, width, depth, heads, ratio in (
+        ("tiny", 192, 12, 3, 4),
+        ("xsmall", 256, 10, 4, 4),
+        ("wee", 256, 14, 4, 5),
+        ("little", 320, 14, 5, 5.6),
+        ("small", 384, 12, 6, 4),
+        ("medium", 512, 12, 8, 4),
+        ("mediumd", 512, 20, 8, 4),
+        ("betwixt", 640, 12, 10, 4),
+        ("base", 768, 12, 12, 4),
+        ("plus", 896, 12, 14, 4),
+        ("so150m", 896, 18, 14, 2.572),
+        ("so150m2", 832, 21, 13, 34 / 13),
+        ("large", 1024, 24, 16, 4),
+        ("so400m", 1152, 27, 16, 3.7362),
+        ("huge", 1280, 32, 16, 4),
+        ("giant", 1408, 40, 16, 48 / 11),
+        ("giantopt", 1536, 40, 16, 4),
+        ("gigantic", 1664, 48, 16, 64 / 13),
+    )
+}
+"""The word after the family in a timm name."""
+
+GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+REG_GAP = {"class_token": False, "global_pool": "avg", "no_embed_class": True, "init_values": 1e-5}
+MAP = {"class_token": False, "global_pool": "map"}
+TANH = {"act_layer": "gelu_tanh"}
+CLIP = {"pre_norm": True, "norm_eps": 1e-5}
+QUICK = {**CLIP, "act_layer": "quick_gelu"}
+SCALED = {"init_values": 1e-5}
+DINOV2 = {**SCALED, "img_size": 518}
+# SwiGLU's gate and value are one matrix, so its ratio is twice the usual 8/3.
+GIANT2 = {**DINOV2, "embed_dim": 1536, "num_heads": 24, "mlp_ratio": 5.33334, "swiglu": True}
+DEIT3 = {"init_values": 1e-6, "no_embed_class": True}
+
+ARCHITECTURES: tuple[tuple[str, Args], ...] = (
+    ("vit_tiny_patch16_{224,384}", {}),
+    ("vit_small_patch{16,32}_{224,384}", {}),
+    ("vit_small_patch8_224", {}),
+    ("vit_base_patch{16,32}_{224,384}", {}),
+    ("vit_base_patch8_224", {}),
+    ("vit_large_patch{16,32}_{224,384}", {}),
+    ("vit_large_patch14_224", {}),
+    ("vit_huge_patch14_224", {}),
+    ("vit_{giant,gigantic}_patch14_224", {}),
+    ("vit_base_patch16_224_miil", {"qkv_bias": False}),
+    ("vit_small_patch16_36x1_224", {"depth": 36, **SCALED}),
+    ("vit_base_patch{32_plus_256,16_plus_240}", {**SIZES["plus"], **SCALED}),
+    ("vit_medium_patch16_gap_{240,256,384}", {**GAP, "qkv_bias": False, **SCALED}),
+    ("vit_betwixt_patch16_gap_256", {**GAP, "qkv_bias": False, **SCALED}),
+    ("vit_base_patch16_gap_224", {**GAP, "num_heads": 16}),
+    ("vit_huge_patch{14_gap_224,16_gap_448}", GAP),
+    ("vit_giant_patch16_gap_224", GAP),
+    ("vit_{small,base,large}_patch14_dinov2", DINOV2),
+    ("vit_giant_patch14_dinov2", GIANT2),
+    ("vit_{small,base,large}_patch14_reg4_dinov2", {**DINOV2, "no_embed_class": True}),
+    ("vit_giant_patch14_reg4_dinov2", {**GIANT2, "no_embed_class": True}),
+    ("vit_base_patch32_siglip_256", {**MAP, **TANH}),
+    ("vit_base_patch16_siglip_{224,256,384,512}", MAP),
+    ("vit_large_patch16_siglip_{256,384}", MAP),
+    ("vit_large_patch16_siglip_512", {**MAP, **TANH}),
+    ("vit_so400m_patch14_siglip_{224,378,384}", MAP),
+    ("vit_so400m_patch16_siglip_{256,384,512}", {**MAP, **TANH}),
+    ("vit_giantopt_patch16_siglip_{256,384}", {**MAP, **TANH}),
+    ("vit_base_patch32_siglip_gap_256", {**GAP, **TANH}),
+    ("vit_base_patch16_siglip_gap_{224,256,384,512}", GAP),
+    ("vit_large_patch16_siglip_gap_{256,384}", GAP),
+    ("vit_large_patch16_siglip_gap_512", {**GAP, **TANH}),
+    ("vit_so400m_patch14_siglip_gap_{224,378,384,448,896}", GAP),
+    ("vit_so400m_patch16_siglip_gap_{256,384,512}", {**GAP, **TANH}),
+    ("vit_giantopt_patch16_siglip_gap_{256,384}", {**GAP, **TANH}),
+    ("vit_{wee,little,medium,betwixt}_patch16_reg1_gap_256", REG_GAP),
+    ("vit_{little,medium,mediumd,betwixt}_patch16_reg4_gap_256", REG_GAP),
+    ("vit_{mediumd,betwixt}_patch16_reg4_gap_384", REG_GAP),
+    ("vit_base_patch16_reg4_gap_256", {**REG_GAP, "init_values": None}),
+    ("vit_so150m_patch16_reg4_map_256", MAP),
+    ("vit_so150m_patch16_reg4_gap_{256,384}", GAP),
+    (
+        "vit_so150m2_patch16_reg1_gap_{256,384,448}",
+        {"class_token": False, "global_pool": "avg", "qkv_bias": False, **SCALED},
+    ),
+    ("vit_{xsmall,medium,base}_patch16_clip_224", CLIP),
+    ("vit_{medium,betwixt,base}_patch32_clip_224", CLIP),
+    ("vit_base_patch32_clip_{256,384,448}", CLIP),
+    ("vit_base_patch16_clip_384", CLIP),
+    ("vit_base_patch16_plus_clip_240", {**SIZES["plus"], **CLIP}),
+    ("vit_large_patch14_clip_{224,336}", CLIP),
+    ("vit_huge_patch14_clip_{224,336,378}", CLIP),
+    ("vit_giant_patch14_clip_224", CLIP),
+    ("vit_gigantic_patch14_clip_{224,378}", CLIP),
+    ("vit_base_patch{16,32}_clip_quickgelu_224", QUICK),
+    ("vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
+    ("vit_huge_patch14_clip_quickgelu_{224,378}", QUICK),
+    ("vit_gigantic_patch14_clip_quickgelu_224", QUICK),
+    ("test_vit", {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}),
+    ("deit_{tiny,small}_patch16_224", {}),
+    ("deit_base_patch16_{224,384}", {}),
+    ("deit_{tiny,small}_distilled_patch16_224", {"distilled": True}),
+    ("deit_base_distilled_patch16_{224,384}", {"distilled": True}),
+    ("deit3_{small,base,large}_patch16_{224,384}", DEIT3),
+    ("deit3_medium_patch16_224", DEIT3),
+    ("deit3_huge_patch14_224", DEIT3),
+)
+"""Names, with alternatives in braces, and what a name does not say by itself: departures from
+`VisionTransformer`'s defaults. Size, patch, registers and resolution are read from the name."""
+
+DEFAULTS: Args = {
+    "img_size": 224,
+    "patch_size": 16,
+    "embed_dim": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "mlp_ratio": 4,
+    "qkv_bias": True,
+    "init_values": None,
+    "class_token": True,
+    "no_embed_class": False,
+    "reg_tokens": 0,
+    "pos_embed": "learn",
+    "pre_norm": False,
+    "final_norm": True,
+    "fc_norm": None,
+    "global_pool": "token",
+    "act_layer": None,
+}
+"""The arguments that decide what the network computes."""
+
+FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6}
+"""What only an architecture's name decides: JSON cannot say it."""
+
+NEUTRAL: Args = {
+    "in_chans": 3,
+    "proj_bias": True,
+    "qk_norm": False,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
+    "pool_include_prefix": False,
+    "dynamic_img_pad": False,
+    "embed_norm_layer": None,
+}
+"""Arguments with the one value that our model has."""
+
+IGNORED = re.compile(r"num_classes|.*drop_rate|weight_init|fix_init|(dynamic|strict)_img_size")
+"""Arguments that change nothing once the weights are loaded, or are read elsewhere."""
+
+POOLS = {"token": "token", "avg": "gap", "map": "map"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
+
+
+@cache
+def architectures() -> dict[str, Args]:
+    """Every plain ViT of timm's that we know: name -> all its arguments."""
+    return {
+        name: {**DEFAULTS, **FIXED, **_said_by(name), **departures}
+        for pattern, departures in ARCHITECTURES
+        for name in _expand(pattern)
+    }
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """Alternatives in braces, as a shell expands them."""
+    match = re.search(r"\{([^}]*)\}", pattern)
+    if match is None:
+        yield pattern
+        return
+    for word in match[1].split(","):
+        yield from _expand(pattern[: match.start()] + word + pattern[match.end() :])
+
+
+def _said_by(name: str) -> Args:
+    """What an architecture's name says: "vit_small_patch14_reg4_dinov2"."""
+    args: Args = {}
+    for word in name.split("_")[1:]:
+        if word in SIZES:
+            args |= SIZES[word]
+        elif match := re.fullmatch(r"patch(\d+)", word):
+            args["patch_size"] = int(match[1])
+        elif match := re.fullmatch(r"reg(\d+)", word):
+            args["reg_tokens"] = int(match[1])
+        elif word.isdecimal():
+            args["img_size"] = int(word)
+    return args
+
+
+# ---------------------------------------------------------------------------------------------
+# In
+
+
+def from_timm(config: dict[str, Any], where: object = None) -> CheckpointInfo:
+    """What a `config.json` in timm's Hub layout says.
+
+    Raises:
+        CheckpointError: it is not one, or names an architecture or an option that is not ours.
+    """
+    try:
+        pretrained: dict[str, Any] = config.get("pretrained_cfg") or config  # old files: one table
+        name = str(config["architecture"]).partition(".")[0]
+        args = dict(config.get("model_args") or {})
+        classes = _first(config, args, pretrained, key="num_classes", default=1000)
+        size = pretrained.get("input_size")
+        if "img_size" not in args and size and pretrained.get("fixed_input_size", True):
+            args["img_size"] = list(size[1:])
+        model = model_from_args(name, args).with_classes(int(classes))
+        return CheckpointInfo(
+            model,
+            _preprocess(pretrained, model.image_size),
+            _labels(config, pretrained, model.num_classes),
+            provenance={"timm": {"architecture": name, "tag": pretrained.get("tag")}},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise CheckpointError(f"is not a config.json of timm's: {reason}", where=where) from error
+    except (ConfigError, CheckpointError) as error:
+        raise CheckpointError(error.what, where=where, hint=error.hint) from error
+
+
+def _first(*tables: dict[str, Any], key: str, default: Any) -> Any:
+    return next((table[key] for table in tables if table.get(key) is not None), default)
+
+
+def model_from_args(name: str, args: Args) -> ModelConfig:
+    """The architecture of that name with some of its arguments replaced.
+
+    Raises:
+        CheckpointError: the name or an argument is not known to us.
+        ConfigError: the arguments contradict each other.
+    """
+    known = architectures()
+    if name not in known:
+        like = nearest(name, list(known))
+        raise CheckpointError(
+            f"timm's architecture '{name}' is not one that vit knows",
+            hint=f"the nearest are {', '.join(like)}" if like else None,
+        )
+    for key, value in args.items():
+        if key in DEFAULTS or IGNORED.fullmatch(key) or (key in NEUTRAL and value == NEUTRAL[key]):
+            continue
+        raise CheckpointError(f"timm's option {key}={value!r} is not one that vit knows")
+    return _to_model({**known[name], **{k: v for k, v in args.items() if k in DEFAULTS}})
+
+
+def _to_model(args: Args) -> ModelConfig:
+    """timm's arguments in the paper's words."""
+    pool, act = args["global_pool"], args["act_layer"] or "gelu"
+    if pool not in POOLS or act not in ACTIVATIONS:
+        raise CheckpointError(f"timm's global_pool={pool!r}, act_layer={act!r} is not known to vit")
+    fc_norm = pool == "avg" if args["fc_norm"] is None else bool(args["fc_norm"])
+    fields: dict[str, Any] = {"pool": POOLS[pool], "activation": ACTIVATIONS[act]}
+    return ModelConfig(
+        width=args["embed_dim"],
+        depth=args["depth"],
+        num_heads=args["num_heads"],
+        mlp_dim=int(args["embed_dim"] * args["mlp_ratio"]),
+        patch_size=_pair(args["patch_size"]),
+        image_size=_pair(args["img_size"]),
+        class_token=args["class_token"],
+        distill_token=args["distilled"],
+        num_registers=args["reg_tokens"],
+        posemb="learn" if args["pos_embed"] == "learn" else "none",
+        posemb_tokens="patches" if args["no_embed_class"] else "all",
+        pre_norm=args["pre_norm"],
+        final_norm=args["final_norm"] and not fc_norm,
+        fc_norm=args["final_norm"] and fc_norm,
+        layer_scale=args["init_values"] is not None,
+        qkv_bias=args["qkv_bias"],
+        patch_bias=not args["pre_norm"],
+        swiglu=args["swiglu"],
+        norm_eps=args["norm_eps"],
+        **fields,
+    )
+
+
+def _pair(size: Any) -> Size:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _preprocess(pretrained: dict[str, Any], size: Size) -> Preprocess:
+    """timm's defaults for what is absent are those of its `_cfg` for ViTs."""
+    named: dict[str, Any] = {
+        "interpolation": pretrained.get("interpolation") or "bicubic",
+        "crop_mode": pretrained.get("crop_mode") or "center",
+    }
+    if named["interpolation"] not in ("nearest", "bilinear", "bicubic", "box", "lanczos"):
+        raise ValueError(f"unknown interpolation {named['interpolation']!r}")
+    if named["crop_mode"] not in ("center", "squash", "border"):
+        raise ValueError(f"unknown crop_mode {named['crop_mode']!r}")
+    return Preprocess(
+        size=size,
+        mean=_rgb(pretrained.get("mean") or (0.5, 0.5, 0.5)),
+        std=_rgb(pretrained.get("std") or (0.5, 0.5, 0.5)),
+        crop_pct=float(pretrained.get("crop_pct") or 0.9),
+        **named,
+    )
+
+
+def _rgb(values: Any) -> tuple[float, float, float]:
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
+
+
+def _labels(
+    config: dict[str, Any], pretrained: dict[str, Any], num_classes: int
+) -> tuple[ClassLabel, ...]:
+    """Classes named in the file, in index order; none where it names another number of them."""
+    names = _first(config, pretrained, key="label_names", default=[])
+    if isinstance(names, dict):
+        names = [names[str(index)] for index in range(len(names))]
+    described = _first(config, pretrained, key="label_descriptions", default={})
+    if len(names) != num_classes:
+        return ()
+    return tuple(ClassLabel(str(name), str(described.get(name, name))) for name in names)
+
+
+# ---------------------------------------------------------------------------------------------
+# Out
+
+
+def to_timm(info: CheckpointInfo) -> dict[str, Any]:
+    """A `config.json` that timm, transformers and we read; ours is the block under "vit".
+
+    transformers takes the classes' names from a list `label_names` at the root and fails on a
+    `num_classes` inside `model_args`; both need a `pretrained_cfg`. A model that timm cannot
+    express gets no "architecture", so that nothing loads it as something else.
+    """
+    model, preprocess = info.model, info.preprocess
+    config: dict[str, Any] = {}
+    if not not_in_timm(model):
+        name, args = best_architecture(model)
+        config = {"architecture": name, "model_args": args}
+    names = {"token": "token", "gap": "avg", "map": "map"}
+    config |= {
+        "num_classes": model.num_classes,
+        "num_features": model.feature_dim,
+        "global_pool": names[model.pool],
+    }
+    if info.classes:
+        config["label_names"] = unique_names(info.classes)
+    config["pretrained_cfg"] = {
+        "tag": "vit",
+        "custom_load": False,
+        "input_size": [3, *preprocess.size],
+        "fixed_input_size": True,
+        "interpolation": preprocess.interpolation,
+        "crop_pct": preprocess.crop_pct,
+        "crop_mode": preprocess.crop_mode,
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "num_classes": model.num_classes,
+        "pool_size": None,
+        "first_conv": "patch_embed.proj",
+        "classifier": ["head", "head_dist"] if model.distill_token else "head",
+    }
+    return {**config, "vit": info.to_dict()}
+
+
+def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
+    """Names to show; those that several classes share are followed by the class's id."""
+    count = Counter(label.name for label in classes)
+    return [
+        label.name if count[label.name] == 1 else f"{label.name} ({label.id})" for label in classes
+    ]
+
+
+def not_in_timm(model: ModelConfig) -> list[str]:
+    """What of a model timm has no way to say; empty if it can be said."""
+    prefix = model.num_prefix_tokens
+    checks = {
+        f"pre_logits of size {model.pre_logits}": model.pre_logits > 0,
+        "2-D learned position embeddings": model.posemb == "learn2d",
+        "position embeddings on some prefix tokens": (
+            model.posemb != "none" and model.posemb_prefix not in (0, prefix)
+        ),
+        "a norm both before and after pooling": model.final_norm and model.fc_norm,
+        "this patch embedding bias": model.patch_bias == model.pre_norm,
+        f"LayerNorm epsilon {model.norm_eps}": model.norm_eps not in (1e-6, 1e-5),
+        "a distillation token with these options": model.distill_token
+        and (model.pool != "token" or model.num_registers > 0 or model.norm_eps != 1e-6),
+        "SwiGLU with these options": model.swiglu
+        and (model.distill_token or model.norm_eps != 1e-6 or model.pool == "map"),
+    }
+    return [what for what, impossible in checks.items() if impossible]
+
+
+def best_architecture(model: ModelConfig) -> tuple[str, Args]:
+    """timm's name with the fewest departures, and those; the model must not be `not_in_timm`."""
+    wanted = _to_args(model)
+    fixed = {
+        "distilled": model.distill_token,
+        "swiglu": model.swiglu,
+        "norm_eps": model.norm_eps,
+    }
+    best: tuple[str, Args] | None = None
+    for name, args in architectures().items():
+        if {key: args[key] for key in FIXED} != fixed:
+            continue
+        base = _to_args(_to_model(args))
+        departures = {key: value for key, value in wanted.items() if base[key] != value}
+        if best is None or len(departures) < len(best[1]):
+            best = name, departures
+    if best is None:
+        raise ConfigError("no architecture of timm's has this model's norm, MLP and tokens")
+    return best
+
+
+def _to_args(model: ModelConfig) -> Args:
+    """Our words in timm's arguments, each written in one way so that they can be compared."""
+    ratio = model.mlp_dim / model.width
+    if int(ratio * model.width) != model.mlp_dim:  # timm truncates, so a rounding error costs one
+        ratio = math.nextafter(ratio, math.inf)
+    pools = {ours: theirs for theirs, ours in POOLS.items()}
+    return {
+        "img_size": list(model.image_size),
+        "patch_size": _square(model.patch_size),
+        "embed_dim": model.width,
+        "depth": model.depth,
+        "num_heads": model.num_heads,
+        "mlp_ratio": ratio,
+        "qkv_bias": model.qkv_bias,
+        "init_values": 1e-5 if model.layer_scale else None,
+        "class_token": model.class_token,
+        "no_embed_class": model.num_prefix_tokens > 0 and model.posemb_prefix == 0,
+        "reg_tokens": model.num_registers,
+        "pos_embed": "none" if model.posemb == "none" else "learn",
+        "pre_norm": model.pre_norm,
+        "final_norm": model.final_norm or model.fc_norm,
+        "fc_norm": model.fc_norm,
+        "global_pool": pools[model.pool],
+        "act_layer": model.activation,
+    }
+
+
+def _square(size: Size) -> int | list[int]:
+    return size[0] if size[0] == size[1] else list(size)
