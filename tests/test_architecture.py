@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 import pytest
 
+from vitcli.cli.main import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "vitcli"
 
 # Rooms from the foundation upwards: a room may import its own level and those before it.
 LEVELS = [
-    {"errors", "config", "posemb"},
-    {"models", "data"},
+    {"errors", "config", "posemb", "patches"},
+    {"models", "data", "devices"},
     {"checkpoints"},
     {"predict"},
     {"evaluate", "fewshot", "inspection"},
@@ -35,7 +37,7 @@ LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 DOORS = {"", "__main__"}
 
 # Where torch may be imported at all; everything else must work without it.
-TORCH_ROOMS = {"models", "predict", "evaluate", "fewshot", "inspection", "train"}
+TORCH_ROOMS = {"models", "devices", "predict", "evaluate", "fewshot", "inspection", "train"}
 TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}
 
 LINES_PER_FILE = 440
@@ -238,14 +240,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not imported_by("-c", "import vitcli; dir(vitcli); vitcli.__version__") & SLOW_TO_IMPORT
 
 
-def commands() -> list[str]:
-    """The commands of `vit`: a file each in cli/, beside the parts they share."""
-    shared = {"__init__", "main", "options", "output"}
-    stems = {path.stem for path in (PACKAGE / "cli").glob("*.py")} - shared
-    return sorted(stem.replace("_", "-") for stem in stems)
-
-
-@pytest.mark.parametrize("arguments", [[], *([name] for name in commands())])
+@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert not imported_by("-m", "vitcli", *arguments, "--help") & SLOW_TO_IMPORT
 
