@@ -5,6 +5,7 @@ No torch here: its tensors are turned into arrays through their own methods.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ def save_checkpoint(
     tensors: Mapping[str, Any],
     info: CheckpointInfo,
     dtype: SaveDtype | None = "float32",
+    train: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model's folder, each file whole or not at all; returns the folder.
 
@@ -31,6 +33,7 @@ def save_checkpoint(
         tensors: numpy arrays or torch tensors (of any device), such as a `state_dict`.
         info: what the checkpoint says beside its tensors.
         dtype: of the stored floating-point tensors; None keeps each tensor's own.
+        train: the configuration of the run that made it, for config.json alone.
 
     Raises:
         OutputError: the folder or a file cannot be written.
@@ -42,17 +45,45 @@ def save_checkpoint(
         raise OutputError(f"cannot be made: {error.strerror or error}", where=folder) from error
     lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
     native.write(folder / "model.safetensors", lazy, info.to_metadata())
-    write_config(folder / "config.json", info)
+    write_config(folder / "config.json", info, train)
     return folder
 
 
-def write_config(path: str | Path, info: CheckpointInfo) -> None:
-    """Write timm's `config.json` of a checkpoint.
+def write_config(
+    path: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
+) -> None:
+    """Write timm's `config.json` of a checkpoint; `train` goes into our own block of it.
 
     Raises:
         OutputError: it cannot be written.
     """
-    write_text(path, json.dumps(timm_config.to_timm(info), indent=2, ensure_ascii=False) + "\n")
+    config = timm_config.to_timm(info)
+    if train is not None:
+        config["vit"]["train"] = train
+    write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def rewrite_info(
+    folder: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
+) -> None:
+    """Write another description into a checkpoint whose tensors stay as they are.
+
+    Raises:
+        CheckpointError: the folder's model cannot be read.
+        OutputError: it cannot be written.
+    """
+    path = Path(folder) / "model.safetensors"
+    header = native.read_header(path)
+    lazy = {
+        name: LazyTensor(
+            native.DTYPES[spec.dtype],
+            spec.shape,
+            functools.partial(native.read_tensor, path, header, name),
+        )
+        for name, spec in header.tensors.items()
+    }
+    native.write(path, lazy, info.to_metadata())
+    write_config(Path(folder) / "config.json", info, train)
 
 
 def _lazy(tensor: Any, dtype: SaveDtype | None) -> LazyTensor:

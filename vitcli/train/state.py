@@ -99,9 +99,7 @@ def _differences(metadata: Mapping[str, Any]) -> list[str]:
     return [f"the last bits may differ from an unbroken run: {text}" for text in found]
 
 
-def _slots_by_name(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, dict[str, Any]]:
+def _slots_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
     return {
         name: {k: v for k, v in optimizer.state[p].items() if v is not None}
         for name, p in model.named_parameters()

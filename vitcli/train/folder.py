@@ -1,0 +1,139 @@
+"""A run's folder: what is in it, and when it may be used.
+
+model.safetensors   the best weights on validation if there is one, else the last
+config.json         timm's layout, our description, and the run's whole configuration
+state.safetensors   what --resume needs; gone when the run is finished
+split.json          which files are held out, where the data does not say
+metrics.jsonl       one line an event: training, evaluation
+curves.png  confusion.png  README.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from vitcli.checkpoints import native
+from vitcli.checkpoints.atomic import whole_file
+from vitcli.config import TrainConfig
+from vitcli.errors import ConfigError, OutputError, RunError
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.model = self.path / "model.safetensors"
+        self.config = self.path / "config.json"
+        self.state = self.path / "state.safetensors"
+        self.split = self.path / "split.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.curves = self.path / "curves.png"
+        self.confusion = self.path / "confusion.png"
+        self.card = self.path / "README.md"
+
+    def check_free(self, force: bool) -> None:
+        """Raises RunError where the folder holds a run and `force` is not set."""
+        if self.state.exists() and not force:
+            raise RunError(
+                "holds an unfinished run",
+                where=self.path,
+                hint=f"go on with --resume {self.path}, or start anew with --force",
+            )
+        if self.model.exists() and not force:
+            raise RunError(
+                "holds a finished run",
+                where=self.path,
+                hint="choose another --output, or replace it with --force",
+            )
+
+    def start(self) -> None:
+        """Makes the folder, or clears a former run out of it.
+
+        Raises:
+            OutputError: it cannot be made or cleared.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for file in (self.state, self.model, self.metrics, self.split):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"cannot be used as a run's folder: {error.strerror}", where=self.path
+            ) from error
+
+    def check_resumable(self) -> None:
+        """Raises RunError where there is nothing to go on with."""
+        if self.state.exists():
+            return
+        if self.model.exists():
+            raise RunError("holds a finished run; there is nothing to resume", where=self.path)
+        raise RunError(
+            "holds no state to resume",
+            where=self.path,
+            hint="give the folder that an interrupted run wrote to",
+        )
+
+    def read_split(self) -> dict[str, Any] | None:
+        """split.json, or None where there is none."""
+        return json.loads(self.split.read_text(encoding="utf-8")) if self.split.exists() else None
+
+    def write_json(self, path: Path, content: Any) -> None:
+        """Writes JSON, whole or not at all."""
+        with whole_file(path) as file:
+            file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Adds one line to metrics.jsonl."""
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise OutputError(f"cannot be written: {error.strerror}", where=self.metrics) from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a line that a kill cut short is left out."""
+        if not self.metrics.exists():
+            return []
+        lines = []
+        for text in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                continue
+        return lines
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drops what a killed run wrote after its last state: a resumed run writes it again."""
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        with whole_file(self.metrics) as file:
+            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+
+
+def config_to_json(config: TrainConfig) -> dict[str, Any]:
+    """A run's whole configuration as JSON values."""
+    return dataclasses.asdict(config)
+
+
+def read_train_config(path: str | Path) -> TrainConfig:
+    """The run's configuration from a config.json that a run wrote, or from its folder.
+
+    Raises:
+        RunError: there is none, or it does not hold one.
+    """
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return native.from_json(TrainConfig, data["vit"]["train"])
+    except OSError as error:
+        raise RunError(
+            f"cannot be read: {error.strerror}",
+            where=path,
+            hint="give the folder that a run wrote to, or its config.json",
+        ) from error
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise RunError(f"holds no configuration of a run ({error})", where=path) from error
