@@ -1,0 +1,45 @@
+"""Patch embeddings at another patch size, against the pictures they are meant for."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitcli.patches import area_matrix, resize_patches
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("old, new", [(16, 4), (7, 3), (3, 7), (5, 5), (12, 1)])
+def test_area_matrix_averages_what_a_pixel_covers(old, new):
+    line = RNG.random(old)
+    finest = np.repeat(line, new).reshape(new, old)  # old * new slices, `old` to a new pixel
+    assert np.allclose(area_matrix(old, new) @ line, finest.mean(axis=1))
+
+
+def test_area_matrix_is_pillows_box_filter_for_whole_factors():
+    line = RNG.random(16).astype(np.float32)
+    picture = Image.fromarray(np.repeat(line[None], 2, axis=0), mode="F")
+    reference = np.asarray(picture.resize((4, 2), Image.Resampling.BOX))[0]
+    assert np.allclose(area_matrix(16, 4) @ line, reference, atol=1e-6)
+
+
+def test_larger_patches_are_the_old_function_of_the_downsampled_picture():
+    weight = RNG.normal(size=(6, 3, 4, 4))
+    large = resize_patches(weight, (16, 16))
+    picture = RNG.random((3, 16, 16))
+    small = picture.reshape(3, 4, 4, 4, 4).mean(axis=(2, 4))
+    assert np.allclose((large * picture).sum((1, 2, 3)), (weight * small).sum((1, 2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_there_and_back_is_exact_to_the_bit(dtype):
+    weight = torch.randn(6, 3, 4, 4).to(dtype)
+    spread = resize_patches(weight, (16, 16))
+    assert spread.shape == (6, 3, 16, 16) and spread.dtype is dtype
+    assert torch.equal(resize_patches(spread, (4, 4)), weight)
+
+
+def test_the_same_size_is_the_same_object():
+    weight = np.zeros((6, 3, 4, 4))
+    assert resize_patches(weight, (4, 4)) is weight

@@ -1,0 +1,71 @@
+"""Position embeddings against arrays that the original implementations computed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import zoom
+
+from vitcli import posemb
+from vitcli.errors import ConfigError
+
+GOLDEN = Path(__file__).parent / "golden" / "posembed_resize"
+CASES = json.loads((GOLDEN / "cases.json").read_text())
+ARRAYS = np.load(GOLDEN / "posembed.npz")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["key"])
+def test_resize_equals_the_original(case, kind):
+    table = ARRAYS[case["input"]][:, case["skip_prefix"] :]
+    old, new = tuple(case["old"]), tuple(case["new"])
+    prefix = table.shape[1] - old[0] * old[1]
+    given = torch.from_numpy(table) if kind == "torch" else table
+    result = np.asarray(posemb.resize(given, prefix, old, new, case["method"]))
+    expected = ARRAYS[case["key"]].reshape(result.shape)
+    tolerance = 1e-6 if case["method"] == "bilinear" else 1e-5
+    assert result.dtype == np.float32
+    assert np.abs(result - expected).max() <= tolerance
+    assert np.array_equal(result[:, :prefix], table[:, :prefix])
+
+
+@pytest.mark.parametrize("old, new", [(7, 3), (5, 11), (3, 1), (2, 9), (4, 4)])
+def test_bilinear_is_scipys_zoom(old, new):
+    line = np.random.default_rng(0).normal(size=old)
+    ours = posemb.resize_matrix(old, new, "bilinear") @ line
+    assert np.allclose(ours, zoom(line, new / old, order=1), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic", "bicubic-hf"])
+@pytest.mark.parametrize("old, new", [(1, 1), (1, 5), (6, 2), (14, 24), (24, 14), (3, 17)])
+def test_a_constant_stays_constant(old, new, method):
+    matrix = posemb.resize_matrix(old, new, method)
+    assert matrix.shape == (new, old)
+    assert np.allclose(matrix.sum(axis=1), 1.0)
+
+
+def test_the_same_grid_is_the_same_object():
+    table = np.random.default_rng(0).normal(size=(1, 5, 8)).astype(np.float32)
+    assert posemb.resize(table, 1, (2, 2), (2, 2), "bicubic") is table
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_dtype_is_kept(dtype):
+    table = torch.randn(1, 5, 8).to(dtype)
+    assert posemb.resize(table, 1, (2, 2), (3, 5), "bilinear").dtype is dtype
+
+
+def test_a_wrong_grid_is_refused():
+    with pytest.raises(ConfigError, match="5 position embeddings are not 1 prefix tokens"):
+        posemb.resize(np.zeros((1, 5, 8)), 1, (3, 2), (4, 4), "bilinear")
+
+
+def test_sincos2d_by_its_formula():
+    table = posemb.sincos2d((3, 5), 16)[0].reshape(3, 5, 16)
+    omega = 10_000.0 ** -np.linspace(0, 1, 4)  # frequencies 1 ... 1/10,000
+    assert np.allclose(table[2, 3, 0:4], np.sin(3 * omega), atol=1e-6)  # the column first
+    assert np.allclose(table[2, 3, 4:8], np.cos(3 * omega), atol=1e-6)
+    assert np.allclose(table[2, 3, 8:12], np.sin(2 * omega), atol=1e-6)
+    assert np.allclose(table[2, 3, 12:16], np.cos(2 * omega), atol=1e-6)
