@@ -32,11 +32,10 @@ def test_larger_patches_are_the_old_function_of_the_downsampled_picture():
     assert np.allclose((large * picture).sum((1, 2, 3)), (weight * small).sum((1, 2, 3)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_there_and_back_is_exact_to_the_bit(dtype):
-    weight = torch.randn(6, 3, 4, 4).to(dtype)
+def test_there_and_back_is_exact_to_the_bit():
+    weight = torch.randn(6, 3, 4, 4)
     spread = resize_patches(weight, (16, 16))
-    assert spread.shape == (6, 3, 16, 16) and spread.dtype is dtype
+    assert spread.shape == (6, 3, 16, 16) and spread.dtype is torch.float32
     assert torch.equal(resize_patches(spread, (4, 4)), weight)
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.errors import ConfigError
 
@@ -52,17 +48,3 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     else:
         fast = False
     return torch.bfloat16 if fast else torch.float32
-
-
-@contextmanager
-def training_attention(device: torch.device, dtype: torch.dtype, tokens: int) -> Iterator[None]:
-    """Chooses the attention kernel of a training step.
-
-    On a CPU in bf16 the fused kernel's backward pass takes half of a step of short sequences; the
-    plain one is 1.5 times as fast at 65 tokens, and slower from about 200 on.
-    """
-    if device.type == "cpu" and dtype is torch.bfloat16 and tokens <= 128:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    else:
-        yield

@@ -19,7 +19,6 @@ import torch
 from vitcli.config import TrainConfig
 from vitcli.data.loader import train_batches
 from vitcli.data.transforms import batch_rng, mix, to_float
-from vitcli.devices import training_attention
 from vitcli.errors import RunError
 from vitcli.evaluate import evaluate_model
 from vitcli.train import report, setup
@@ -102,7 +101,7 @@ def train(
         workers=config.workers or 0,
     )
     model.train()
-    with _stop_requested() as stop, training_attention(device, dtype, model.config.num_tokens):
+    with _stop_requested() as stop:
         for step, (pixels, labels, _) in enumerate(batches, start=progress.step + 1):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
