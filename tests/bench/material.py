@@ -56,7 +56,7 @@ def write_transformers(folder: Path) -> None:
 def main() -> None:
     root = Path(sys.argv[1])
     write_photographs(root / "photographs")
-    import torchvision_operators  # noqa: F401  (before timm and transformers)
+    from peers import torchvision_operators  # noqa: F401  (first, see there)
 
     write_timm(root / "timm-b16")
     write_transformers(root / "transformers-b16")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import torchvision_operators  # noqa: F401  (first, see there)
+from peers import torchvision_operators  # noqa: F401  (first, see there)
 
 # isort: split
 

@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-import torchvision_operators  # noqa: F401  (first, see there)
+from peers import torchvision_operators  # noqa: F401  (first, see there)
 
 # isort: split
 

@@ -76,7 +76,7 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
 
 def seconds(command: list[str], answers: int | None) -> float:
     """Wall time of one run; it has to succeed and to print as many lines as it should."""
-    paths = [str(ROOT), str(HERE.parent / "peers"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",

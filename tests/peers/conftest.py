@@ -1,0 +1,24 @@
+"""The real timm and transformers, for the tests that compare with them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+
+def _require(name: str) -> ModuleType:
+    """A peer; without it the test is skipped (and fails in CI)."""
+    pytest.importorskip("peers.torchvision_operators")
+    return pytest.importorskip(name)
+
+
+@pytest.fixture(scope="session")
+def timm() -> ModuleType:
+    return _require("timm")
+
+
+@pytest.fixture(scope="session")
+def transformers() -> ModuleType:
+    _require("timm")  # its wrapper loads timm's layout
+    return _require("transformers")

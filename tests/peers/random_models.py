@@ -1,0 +1,112 @@
+"""Random architectures and weights: small, but with every part that can be there."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitcli.config import ClassLabel, ModelConfig, Preprocess
+
+
+def random_arguments(seed: int) -> dict[str, Any]:
+    """Arguments of timm's `VisionTransformer`."""
+    draw = random.Random(seed)
+    heads = draw.choice([2, 3])
+    class_token = draw.random() < 0.7
+    pool = draw.choice(["token", "avg", "map"] if class_token else ["avg", "map"])
+    return {
+        "img_size": draw.choice([(32, 32), (48, 32)]),
+        "patch_size": draw.choice([8, 16]),
+        "embed_dim": heads * draw.choice([8, 16]),
+        "depth": draw.choice([1, 2, 3]),
+        "num_heads": heads,
+        "mlp_ratio": draw.choice([2, 3.5, 4]),
+        "qkv_bias": draw.random() < 0.7,
+        "init_values": draw.choice([None, 1e-5]),
+        "class_token": class_token,
+        "reg_tokens": draw.choice([0, 0, 1, 4]),
+        "no_embed_class": draw.random() < 0.5,
+        "pos_embed": draw.choice(["learn", "learn", "none"]),
+        "pre_norm": draw.random() < 0.3,
+        "final_norm": draw.random() < 0.8,
+        "fc_norm": draw.choice([None, True, False]),
+        "global_pool": pool,
+        "act_layer": draw.choice([None, "gelu_tanh", "quick_gelu"]),
+        "num_classes": draw.choice([0, 5, 11]),
+    }
+
+
+def random_config(seed: int) -> ModelConfig:
+    """A model of ours that timm can express."""
+    draw = random.Random(seed)
+    heads = draw.choice([2, 3])
+    pool = draw.choice(["token", "gap", "map"])
+    class_token = pool == "token" or draw.random() < 0.5
+    registers = draw.choice([0, 2])
+    pre_norm = draw.random() < 0.3
+    fc_norm = draw.random() < 0.5
+    return ModelConfig(
+        width=heads * 16,
+        depth=draw.choice([1, 2]),
+        num_heads=heads,
+        mlp_dim=draw.choice([40, 96, 131]),
+        patch_size=(8, 8),
+        image_size=draw.choice([(32, 32), (24, 40)]),
+        num_classes=6,
+        class_token=class_token,
+        num_registers=registers,
+        posemb=draw.choice(["learn", "learn", "none"]),
+        posemb_tokens=draw.choice(["all", "patches"]),
+        pool=pool,
+        pre_norm=pre_norm,
+        patch_bias=not pre_norm,
+        final_norm=not fc_norm,
+        fc_norm=fc_norm,
+        layer_scale=draw.random() < 0.5,
+        qkv_bias=draw.random() < 0.5,
+        activation=draw.choice(["gelu", "gelu_tanh", "quick_gelu"]),
+    )
+
+
+def random_preprocess(seed: int, size: tuple[int, int]) -> Preprocess:
+    draw = random.Random(seed)
+    return Preprocess(
+        size=size,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        interpolation=draw.choice(["bilinear", "bicubic"]),
+        crop_pct=draw.choice([0.875, 0.9, 1.0]),
+        crop_mode=draw.choice(["center", "squash", "border"]),
+    )
+
+
+# Two classes share a name, as in ImageNet.
+CLASSES = tuple(
+    ClassLabel(id, name)
+    for id, name in [
+        ("n02012849", "crane"),
+        ("n03126707", "crane"),
+        ("n02123045", "tabby"),
+        ("n07930864", "cup"),
+        ("n04008634", "projectile"),
+        ("n02389026", "sorrel"),
+    ]
+)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, seed: int) -> None:
+    """Random values in every parameter, those included that start as zeros and ones."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        parameter.normal_(std=0.2, generator=generator)
+        if "norm" in name and name.endswith("weight"):
+            parameter.add_(1)
+
+
+def random_images(seed: int, size: tuple[int, int]) -> torch.Tensor:
+    """(4, 3, H, W)."""
+    return torch.randn(4, 3, *size, generator=torch.Generator().manual_seed(seed))

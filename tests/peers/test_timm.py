@@ -1,0 +1,68 @@
+"""What timm writes is read by us, and what we write by timm, with the same logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import vitcli
+from peers.random_models import (
+    CLASSES,
+    fill,
+    random_arguments,
+    random_config,
+    random_images,
+    random_preprocess,
+)
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.models.vit import ViT
+
+pytestmark = pytest.mark.peers
+
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_we_read_what_timm_writes(timm: ModuleType, tmp_path: Path, seed: int) -> None:
+    theirs = timm.create_model("vit_base_patch16_224", **random_arguments(seed)).eval()
+    fill(theirs, seed)
+    timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
+
+    ours = vitcli.load(tmp_path)
+    images = random_images(seed, ours.config.image_size)
+    with torch.inference_mode():
+        expected, found = theirs(images), ours(images)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    transform = timm.data.resolve_data_config({}, model=theirs)
+    assert ours.preprocess.mean == pytest.approx(transform["mean"])
+    assert ours.preprocess.crop_pct == transform["crop_pct"]
+    assert ours.preprocess.size == transform["input_size"][1:]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_timm_reads_what_we_write(timm: ModuleType, tmp_path: Path, seed: int) -> None:
+    config = random_config(seed)
+    ours = ViT(config).eval()
+    fill(ours, seed)
+    preprocess = random_preprocess(seed, config.image_size)
+    save_checkpoint(tmp_path, ours.state_dict(), CheckpointInfo(config, preprocess, CLASSES))
+
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images = random_images(seed, config.image_size)
+    with torch.inference_mode():
+        expected, found = ours(images), theirs(images)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+
+    resolved = timm.data.resolve_data_config({}, model=theirs)
+    assert tuple(resolved["input_size"]) == (3, *preprocess.size)
+    assert tuple(resolved["mean"]) == preprocess.mean
+    assert tuple(resolved["std"]) == preprocess.std
+    assert resolved["interpolation"] == preprocess.interpolation
+    assert resolved["crop_pct"] == preprocess.crop_pct
+    assert resolved["crop_mode"] == preprocess.crop_mode

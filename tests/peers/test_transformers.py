@@ -1,0 +1,79 @@
+"""What we write is a model, an image processor and a pipeline to transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from PIL import Image
+
+import vitcli
+from peers.random_models import CLASSES, fill, random_config, random_images, random_preprocess
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.models.vit import ViT
+
+pytestmark = pytest.mark.peers
+
+TOLERANCE = 1e-5
+CAT = Path(__file__).parents[1] / "pictures" / "cat.jpg"
+
+
+def written(folder: Path, seed: int) -> None:
+    config = random_config(seed)
+    model = ViT(config)
+    fill(model, seed)
+    info = CheckpointInfo(config, random_preprocess(seed, config.image_size), CLASSES)
+    save_checkpoint(folder, model.state_dict(), info)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_transformers_reads_what_we_write(
+    transformers: ModuleType, tmp_path: Path, seed: int
+) -> None:
+    written(tmp_path, seed)
+    ours = vitcli.load(tmp_path)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    images = random_images(seed, ours.config.image_size)
+    with torch.inference_mode():
+        expected, found = ours(images), theirs(images).logits
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    assert list(theirs.config.id2label.values()) == [
+        "crane (n02012849)",
+        "crane (n03126707)",
+        "tabby",
+        "cup",
+        "projectile",
+        "sorrel",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_its_image_processor_gives_our_pixels(
+    transformers: ModuleType, tmp_path: Path, seed: int
+) -> None:
+    written(tmp_path, seed)
+    ours = vitcli.load(tmp_path)
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    with Image.open(CAT) as picture:
+        picture.load()
+        expected = theirs(picture)["pixel_values"][0]
+        found = ours.transform(picture)
+    level = 1 / 255 / min(ours.preprocess.std)
+    assert (found - torch.as_tensor(expected)).abs().max() <= level * 1.001
+
+
+def test_its_pipeline_gives_our_answer(transformers: ModuleType, tmp_path: Path) -> None:
+    written(tmp_path, 0)
+    classify = transformers.pipeline("image-classification", model=str(tmp_path))
+    theirs = classify(str(CAT), top_k=3)
+    (ours,) = vitcli.predict(tmp_path, [CAT], top_k=3, device="cpu", precision="fp32")
+    assert [p.score for p in ours.predictions] == pytest.approx(
+        [answer["score"] for answer in theirs], abs=1e-3
+    )
+    assert [p.label.partition(" ")[0] for p in ours.predictions] == [
+        answer["label"].partition(" ")[0] for answer in theirs
+    ]
