@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from vitcli.config import ClassLabel
 from vitcli.data.labels import (
     folder_label,
     listed,
@@ -68,9 +67,7 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
     for part, by_class in found.items():
         ordered = sorted(by_class.items())
         files = Names.pack(
-            os.path.relpath(places[part], root) + os.sep + file
-            if places[part] != root
-            else file
+            os.path.relpath(places[part], root) + os.sep + file if places[part] != root else file
             for _, class_files in ordered
             for file in class_files
         )
@@ -78,7 +75,7 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
             np.array([index[name] for name, _ in ordered], np.int64),
             [len(class_files) for _, class_files in ordered],
         )
-        sources[part] = new_source(classes, labels, files, FileReader(root, files))
+        sources[part] = new_source(classes, labels, files, FileReader(root, files), root)
     return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
 
 
@@ -108,9 +105,7 @@ def _pictures(place: Path, name: str) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(folder, file), place)
 
 
-def _require_pictures(
-    found: dict[str, dict[str, list[str]]], places: dict[str, Path]
-) -> None:
+def _require_pictures(found: dict[str, dict[str, list[str]]], places: dict[str, Path]) -> None:
     for part, by_class in found.items():
         if not by_class:
             loose = sum(
@@ -193,7 +188,9 @@ def open_csv(path: Path, classes_file: Path | None) -> Parts:
     sources = {}
     for part, labels in labels_of.items():
         names = Names.pack(rows[part][0])
-        sources[part] = new_source(classes, labels, names, FileReader(path.parent, names))
+        sources[part] = new_source(
+            classes, labels, names, FileReader(path.parent, names), path.parent
+        )
     return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
 
 

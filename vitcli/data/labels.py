@@ -145,7 +145,8 @@ def match_classes(
         for name in {label.name, label.name.split(",")[0]}:
             by_name.setdefault(name.strip().lower().replace("_", " "), []).append(index)
     table = np.full(len(theirs), -1, np.int64)
-    missing, ambiguous = [], []
+    missing: list[str] = []
+    ambiguous: list[str] = []
     for position, label in enumerate(theirs):
         if label.id in by_id:
             table[position] = by_id[label.id]

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitcli.config import ClassLabel
 from vitcli.data.labels import folder_label, listed, name_labels, read_classes
-from vitcli.data.records import Ints, Names, Parts, new_source, part_of
+from vitcli.data.records import Ints, Names, Parts, Source, part_of
 from vitcli.errors import DataError, MissingExtraError, PictureError
 
 _PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png", "pixel_values", "image_bytes")
@@ -71,12 +71,9 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
         names = Names.pack(_row_names(grouped[part]))
         rows = kept[part]
         reader = ArrowReader(tables[part].data.column(picture), names)
-        source = new_source(classes, np.zeros(len(names), np.int64), names, reader).select(rows)
-        object.__setattr__(source, "labels", labels)
-        parts[part] = source
-    return Parts(
-        parts.get("train"), parts.get("val"), parts.get("test"), (*warnings, *notes)
-    )
+        root = str(grouped[part][0].parent)
+        parts[part] = Source(classes, labels, names.select(rows), reader, rows, root)
+    return Parts(parts.get("train"), parts.get("val"), parts.get("test"), (*warnings, *notes))
 
 
 def _load(files: list[Path]) -> Any:

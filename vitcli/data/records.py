@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from vitcli.errors import PictureError
 Ints = npt.NDArray[np.int64]
 
 PICTURE_SUFFIXES = frozenset(
-    "avif bmp gif j2k jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp".split()
+    ("avif", "bmp", "gif", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg", "pbm", "pgm", "png")
+    + ("pnm", "ppm", "tif", "tiff", "webp")
 )
 """File name endings (lower case, no dot) that are taken for pictures."""
 
@@ -89,7 +91,7 @@ class FileReader:
     names: Names  # relative to root, or absolute
 
     def read(self, row: int) -> bytes:
-        path = self.root / self.names[row]
+        path = self.root / str(self.names[row])
         try:
             return path.read_bytes()
         except OSError as error:
@@ -108,6 +110,7 @@ class Source:
     names: Sequence[str]
     reader: Reader
     rows: Ints  # picture i is row rows[i] of the reader
+    root: str  # what the names are relative to
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -115,6 +118,10 @@ class Source:
     def read(self, index: int) -> bytes:
         """The encoded picture at `index`."""
         return self.reader.read(int(self.rows[index]))
+
+    def where(self, index: int) -> str:
+        """The place of a picture in full, for messages."""
+        return os.path.join(self.root, self.names[index])
 
     def select(self, indices: Ints) -> Source:
         """The pictures at `indices`, in that order."""
@@ -138,10 +145,15 @@ class Source:
 
 
 def new_source(
-    classes: tuple[ClassLabel, ...], labels: Ints, names: Sequence[str], reader: Reader
+    classes: tuple[ClassLabel, ...],
+    labels: Ints,
+    names: Sequence[str],
+    reader: Reader,
+    root: Path,
 ) -> Source:
     """A source of all rows of a reader."""
-    return Source(classes, labels, names, reader, np.arange(len(labels), dtype=np.int64))
+    rows = np.arange(len(labels), dtype=np.int64)
+    return Source(classes, labels, names, reader, rows, str(root))
 
 
 @dataclass(frozen=True)

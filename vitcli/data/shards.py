@@ -12,7 +12,6 @@ import hashlib
 import lzma
 import os
 import re
-import shutil
 import tarfile
 import tempfile
 import zlib
@@ -109,8 +108,9 @@ def find_shards(path: Path) -> list[Path]:
         shards = [Path(p) for p in _webdataset().shardlists.expand_urls(str(path))]
         absent = [shard.name for shard in shards if not shard.is_file()]
         if absent:
-            raise DataError(f"the pattern asks for shards that are not there: {listed(absent)}",
-                            where=path)
+            raise DataError(
+                f"the pattern asks for shards that are not there: {listed(absent)}", where=path
+            )
         return shards
     return [path]
 
@@ -146,7 +146,7 @@ def _source(
         for shard, index in zip(shards, indexes, strict=True)
         for key in index.keys
     )
-    return new_source(classes, labels, names, reader)
+    return new_source(classes, labels, names, reader, shards[0].parent)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -197,8 +197,14 @@ def index_shard(shard: Path) -> ShardIndex:
         index = _read_index(shard, file)
         text, ends = index.keys.arrays()
         with _whole_file(kept_index) as target:
-            np.savez(target, text=text, ends=ends, labels=index.labels,
-                     offset=index.offset, size=index.size)
+            np.savez(
+                target,
+                text=text,
+                ends=ends,
+                labels=index.labels,
+                offset=index.offset,
+                size=index.size,
+            )
     except OSError as error:
         raise OutputError(
             f"the index of a shard cannot be written: {error.strerror}",

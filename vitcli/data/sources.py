@@ -1,9 +1,9 @@
 """Where pictures and labels come from: `--data` of any kind becomes parts of `Source`s.
 
-    a folder of class folders, with or without train/, val/, test/     folder.py
-    a CSV of path and label                                            folder.py
-    a parquet file, or a folder of them                                parquet.py
-    tar shards: a folder, a pattern, one shard                         shards.py
+a folder of class folders, with or without train/, val/, test/     folder.py
+a CSV of path and label                                            folder.py
+a parquet file, or a folder of them                                parquet.py
+tar shards: a folder, a pattern, one shard                         shards.py
 """
 
 from __future__ import annotations
@@ -221,7 +221,5 @@ def _aligned(
     # Only classes that have pictures must be among the model's.
     present = np.flatnonzero(source.counts())
     table = np.full(len(source.classes), -1, np.int64)
-    table[present] = match_classes(
-        [source.classes[i] for i in present], classes, path, "the model"
-    )
+    table[present] = match_classes([source.classes[i] for i in present], classes, path, "the model")
     return dataclasses.replace(source, classes=classes, labels=table[source.labels])

@@ -1,0 +1,211 @@
+"""Batches of pictures, decoded by worker processes beside the model.
+
+What is in a batch is a function of (seed, step) alone: workers only decide when it is ready.
+Batches travel in chunks, so that the first comes soon and shared memory holds little.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from vitcli.config import Size
+from vitcli.data.records import Ints, Source
+from vitcli.data.transforms import EvalTransform, TrainTransform, order_rng, sample_rng
+from vitcli.errors import DataError, PictureError, VitError
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,))."""
+
+_PREFETCH = 4  # chunks that each worker prepares ahead
+
+
+_CHUNK_BYTES = 4 << 20
+_CHUNK_PICTURES = 256
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A chunk to make: which pictures, in which epochs (None: evaluation)."""
+
+    indices: Ints
+    epochs: Ints | None
+    last: bool
+    """Whether the chunk ends a batch."""
+
+
+def train_batches(
+    source: Source,
+    transform: TrainTransform,
+    batch_size: int,
+    seed: int,
+    start_step: int,
+    steps: int,
+    workers: int,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Batch]:
+    """This rank's part of each global batch, for the steps start_step .. steps - 1.
+
+    The pictures are an endless stream: each epoch a permutation of its own, one after the other,
+    so a batch may hold the end of one epoch and the start of the next. Rank r of w has the r-th of
+    w consecutive runs of the batch.
+
+    Raises:
+        PictureError: names the picture that cannot be decoded. Nothing is skipped in silence.
+    """
+    if not len(source):
+        raise DataError("there are no pictures to train on", where=source.root)
+
+    @functools.lru_cache(2)
+    def permutation(epoch: int) -> Ints:
+        return order_rng(seed, epoch).permutation(len(source))
+
+    def batches() -> Iterator[tuple[Ints, Ints]]:
+        first, end = batch_size * rank // world, batch_size * (rank + 1) // world
+        for step in range(start_step, steps):
+            position = step * batch_size + np.arange(first, end)
+            epochs, places = np.divmod(position, len(source))
+            parts = [permutation(e)[places[epochs == e]] for e in np.unique(epochs).tolist()]
+            yield np.concatenate(parts), epochs
+
+    return _load(_Pictures(source, transform, seed), batches(), transform.size, workers)
+
+
+def eval_batches(
+    source: Source,
+    transform: EvalTransform,
+    batch_size: int,
+    workers: int,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Batch]:
+    """All pictures in order, once; the last batch may be smaller. Rank r of w has the r-th of w
+    consecutive runs of the data set (none, where there are fewer pictures than ranks).
+
+    Raises:
+        PictureError: names the picture that cannot be decoded.
+    """
+    first, end = len(source) * rank // world, len(source) * (rank + 1) // world
+    starts = range(first, end, batch_size)
+    batches = ((np.arange(start, min(start + batch_size, end)), None) for start in starts)
+    return _load(_Pictures(source, transform, 0), batches, transform.preprocess.size, workers)
+
+
+class _Pictures(Dataset[tuple[torch.Tensor, Ints, Ints, bool] | VitError]):
+    """Makes chunks; lives in the worker processes."""
+
+    def __init__(
+        self, source: Source, transform: TrainTransform | EvalTransform, seed: int
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.seed = seed
+
+    def __getitem__(self, order: _Order) -> tuple[torch.Tensor, Ints, Ints, bool] | VitError:
+        try:
+            pictures = [self._picture(order, place) for place in range(len(order.indices))]
+        except VitError as error:
+            return error  # torch would bury it in the text of a traceback
+        return torch.stack(pictures), self.source.labels[order.indices], order.indices, order.last
+
+    def _picture(self, order: _Order, place: int) -> torch.Tensor:
+        index = int(order.indices[place])
+        try:
+            data = self.source.read(index)
+            if isinstance(self.transform, EvalTransform):
+                return self.transform(data)
+            assert order.epochs is not None
+            rng = sample_rng(self.seed, int(order.epochs[place]), index)
+            return self.transform(data, rng)
+        except PictureError as error:
+            hint = error.hint or "repair or remove it, then go on with --resume"
+            raise PictureError(error.what, where=self.source.where(index), hint=hint) from error
+
+
+def _load(
+    pictures: _Pictures,
+    batches: Iterable[tuple[Ints, Ints | None]],
+    size: Size,
+    workers: int,
+) -> Iterator[Batch]:
+    orders = _chunks(batches, _chunk_size(3 * size[0] * size[1], workers))
+    chunks = (
+        _in_processes(pictures, orders, workers) if workers else map(pictures.__getitem__, orders)
+    )
+    gathered: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    for chunk in chunks:
+        if isinstance(chunk, VitError):
+            raise chunk
+        images, labels, indices, last = chunk
+        gathered.append((images, torch.from_numpy(labels), torch.from_numpy(indices)))
+        if last:
+            one = len(gathered) == 1
+            yield gathered[0] if one else tuple(map(torch.cat, zip(*gathered, strict=True)))  # type: ignore[misc]
+            gathered = []
+
+
+def _chunks(batches: Iterable[tuple[Ints, Ints | None]], size: int) -> Iterator[_Order]:
+    for indices, epochs in batches:
+        for start in range(0, len(indices), size):
+            part = slice(start, start + size)
+            inner = None if epochs is None else epochs[part]
+            yield _Order(indices[part], inner, start + size >= len(indices))
+
+
+def _chunk_size(picture_bytes: int, workers: int) -> int:
+    """Pictures that travel together: containers often give shared memory 64 MB in all, and a
+    worker that finds it full dies of a bus error."""
+    budget = _CHUNK_BYTES
+    shared = Path("/dev/shm")
+    if workers and shared.is_dir():
+        free = os.statvfs(shared)
+        budget = min(budget, free.f_bavail * free.f_frsize // 2 // (workers * (_PREFETCH + 1)))
+    return max(1, min(_CHUNK_PICTURES, budget // picture_bytes))
+
+
+def _in_processes(
+    pictures: _Pictures, orders: Iterable[_Order], workers: int
+) -> Iterator[tuple[torch.Tensor, Ints, Ints, bool] | VitError]:
+    loader = DataLoader(
+        pictures,
+        batch_size=None,
+        sampler=orders,
+        num_workers=workers,
+        prefetch_factor=_PREFETCH,
+        collate_fn=_unchanged,
+        worker_init_fn=_start_worker,
+        # Forked workers share the index arrays and start at once; macOS and Windows cannot.
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+        generator=torch.Generator(),  # else it draws from the generator that dropout uses
+    )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(
+            "a process that decodes pictures was killed, perhaps for want of memory",
+            hint="use fewer with --workers",
+        ) from error
+
+
+def _unchanged(chunk: object) -> object:
+    return chunk
+
+
+def _start_worker(_: int) -> None:
+    torch.set_num_threads(1)  # the processes are the parallelism
+    # Ctrl-C reaches the whole group and SIGTERM's handler was inherited: the main process alone
+    # decides how a run ends, and then stops its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,157 @@
+"""One picture of any kind becomes upright 8-bit RGB, or a PictureError that says why not."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageChops, ImageOps
+
+from vitcli.config import Size
+from vitcli.errors import PictureError
+
+# Formats that hold pictures. Pillow's others include programs (EPS runs Ghostscript).
+_FORMATS = (
+    "JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
+)  # fmt: skip
+
+_ORIENTATION = 0x0112
+_MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
+"""Pillow refuses to open more than this (179 million), lest a small file fill the memory."""
+
+# From half of that on, Pillow warns on stderr and reads the picture; we read it without a word.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+_SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N", "I"})
+
+
+def decode(picture: bytes | str | Path | Image.Image, target: Size | None = None) -> Image.Image:
+    """A picture as upright 8-bit RGB.
+
+    EXIF orientation is applied. What is transparent shows white, as on a page. 16-bit greyscale
+    keeps its upper 8 bits. The first frame of an animation is taken.
+
+    Args:
+        picture: encoded bytes, a path, or an open Pillow picture.
+        target: (height, width) that it will be resized to, at least. A JPEG is then decoded at
+            1/2, 1/4 or 1/8, as long as it stays at least `DRAFT_MARGIN` times as large.
+
+    Raises:
+        PictureError: missing, empty, no picture, cut short, damaged, or too large to be decoded.
+    """
+    return load(open_picture(picture), target)
+
+
+def open_picture(picture: bytes | str | Path | Image.Image) -> Image.Image:
+    """Reads a picture's header; its pixels follow in `load`."""
+    if isinstance(picture, Image.Image):
+        return picture
+    where = None
+    if not isinstance(picture, bytes):
+        where, picture = picture, _read(picture)
+    if not picture:
+        raise PictureError("the file is empty", where=where)
+    try:
+        image = Image.open(io.BytesIO(picture), formats=_FORMATS)
+    except Image.DecompressionBombError:
+        raise _too_large(where) from None
+    except Exception as error:  # a damaged header makes Pillow raise anything
+        raise PictureError(
+            "is not a picture, or of a kind that is not known", where=where
+        ) from error
+    if where is not None:
+        image.info["vit_where"] = str(where)
+    return image
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if missing else f"cannot be read: {error.strerror}"
+        raise PictureError(reason, where=path) from error
+
+
+def _too_large(where: object) -> PictureError:
+    return PictureError(
+        f"has too many pixels to be decoded safely (more than {_MAX_PIXELS // 10**6} million)",
+        where=where,
+        hint="make it smaller first",
+    )
+
+
+DRAFT_MARGIN = 2.0
+"""How many times larger than its target a JPEG decoded at reduced scale stays."""
+
+
+def upright_size(image: Image.Image) -> Size:
+    """(height, width) that the picture will have, from its header."""
+    width, height = image.size
+    return (width, height) if _orientation(image) >= 5 else (height, width)
+
+
+def load(image: Image.Image, target: Size | None = None) -> Image.Image:
+    """Decodes an open picture: see `decode`."""
+    where = image.info.get("vit_where")
+    try:
+        orientation = _orientation(image)
+        if target is not None and image.format in ("JPEG", "MPO"):
+            height, width = target if orientation < 5 else target[::-1]
+            # Pillow takes the smallest of 1/1, 1/2, 1/4, 1/8 that is at least this large.
+            image.draft(image.mode, (int(width * DRAFT_MARGIN), int(height * DRAFT_MARGIN)))
+        image.load()
+        if orientation == 1 and image.format == "PNG":
+            orientation = _orientation(image)  # its EXIF may stand behind the pixels
+        if orientation != 1:
+            image = ImageOps.exif_transpose(image)
+        return to_rgb(image)
+    except PictureError:
+        raise
+    except Image.DecompressionBombError:
+        raise _too_large(where) from None
+    except MemoryError as error:
+        raise PictureError("needs more memory than there is", where=where) from error
+    except Exception as error:  # damaged pixels make Pillow raise anything
+        short = "truncated" in str(error) or isinstance(error, EOFError)
+        what = "the picture is cut short" if short else f"the picture is damaged: {error}"
+        raise PictureError(what, where=where) from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 upright .. 8 (EXIF). Pillow itself turns TIFFs."""
+    if "exif" not in image.info or image.format == "TIFF":
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a damaged EXIF block does not make the pixels unreadable
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode of Pillow as 8-bit RGB."""
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image
+    if mode in _SIXTEEN_BIT:
+        values = np.asarray(image).astype(np.int64)
+        # 'I' is what some formats give for 16 bits, and others for 32.
+        top = 65535 if values.max(initial=0) <= 65535 else 2**31 - 1
+        eight = (np.clip(values, 0, top) * 255 + top // 2) // top
+        return Image.fromarray(eight.astype(np.uint8)).convert("RGB")
+    if mode == "F":
+        floats = np.nan_to_num(np.asarray(image))
+        floats = floats * 255 if floats.max(initial=0) <= 1 else floats
+        return Image.fromarray(np.clip(floats + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
+    if mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
+        # Pillow inverts every CMYK JPEG, as Adobe writes them; without Adobe's mark they are not.
+        return ImageChops.invert(image).convert("RGB")
+    if "A" in mode or "a" in mode or "transparency" in image.info:
+        colours = image.convert("RGBA")
+        page = Image.new("RGB", image.size, "white")
+        page.paste(colours, mask=colours.getchannel("A"))
+        return page
+    return image.convert("RGB")

@@ -1,0 +1,121 @@
+"""RandAugment (arXiv 1909.13719) with the operations and magnitudes of big_vision and AugReg.
+
+The 16 operations of the TPU code: each layer draws one, evenly, and always applies it, at one
+magnitude for all. Magnitude 10 is the full range and greater ones go beyond, as in
+RandAugment(2, 15): rotation by 3 degrees, shear by 0.03 and translation by 4.5% of the picture
+for each unit (the code's 100 pixels of 224; relative, so that it suits any resolution), signs
+drawn; colour, contrast, brightness and sharpness by the factor 0.1 + 0.18 a unit; posterize keeps
+0.4 bits a unit, solarize inverts from 25.6 a unit on, solarize-add adds 11 a unit below 128; cutout
+paints a square of 3.6% of the picture a unit. Fills are grey 128. timm's `rand-m10` has the same
+but for cutout, applies each operation half of the time, and clips magnitudes at 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+_GREY = (128, 128, 128)
+_BILINEAR = Image.Resampling.BILINEAR
+
+Op = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+
+
+def randaugment(
+    image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator
+) -> Image.Image:
+    """Applies `layers` operations drawn by `rng` to an RGB picture."""
+    for _ in range(layers):
+        image = OPS[_NAMES[int(rng.integers(len(_NAMES)))]](image, magnitude / 10, rng)
+    return image
+
+
+def _signed(value: float, rng: np.random.Generator) -> float:
+    return -value if rng.random() < 0.5 else value
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+    """Output pixel (x, y) is taken from (ax + by + c, dx + ey + f)."""
+    return image.transform(
+        image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR, fillcolor=_GREY
+    )
+
+
+def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return image.rotate(_signed(30 * level, rng), resample=_BILINEAR, fillcolor=_GREY)
+
+
+def _shear_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return _affine(image, (1, _signed(0.3 * level, rng), 0, 0, 1, 0))
+
+
+def _shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return _affine(image, (1, 0, 0, _signed(0.3 * level, rng), 1, 0))
+
+
+_TRANSLATE = 100 / 224
+
+
+def _translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return _affine(image, (1, 0, _signed(_TRANSLATE * level * image.width, rng), 0, 1, 0))
+
+
+def _translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return _affine(image, (1, 0, 0, 0, 1, _signed(_TRANSLATE * level * image.height, rng)))
+
+
+def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    half = 40 / 224 * level
+    x, y = rng.random() * image.width, rng.random() * image.height
+    box = (
+        max(0, math.floor(x - half * image.width)),
+        max(0, math.floor(y - half * image.height)),
+        min(image.width, math.ceil(x + half * image.width)),
+        min(image.height, math.ceil(y + half * image.height)),
+    )
+    image = image.copy()
+    image.paste(_GREY, box)
+    return image
+
+
+def _solarize_add(image: Image.Image, level: float, _: np.random.Generator) -> Image.Image:
+    added = int(110 * level)
+    table = [min(255, value + added) if value < 128 else value for value in range(256)]
+    return image.point(table * 3)
+
+
+def _posterize(image: Image.Image, level: float, _: np.random.Generator) -> Image.Image:
+    return ImageOps.posterize(image, min(8, int(4 * level)))
+
+
+def _solarize(image: Image.Image, level: float, _: np.random.Generator) -> Image.Image:
+    return ImageOps.solarize(image, int(256 * level))
+
+
+def _factor(level: float) -> float:
+    return 0.1 + 1.8 * level
+
+
+OPS: dict[str, Op] = {
+    "autocontrast": lambda image, level, rng: ImageOps.autocontrast(image),
+    "equalize": lambda image, level, rng: ImageOps.equalize(image),
+    "invert": lambda image, level, rng: ImageOps.invert(image),
+    "rotate": _rotate,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "solarize_add": _solarize_add,
+    "color": lambda image, level, rng: ImageEnhance.Color(image).enhance(_factor(level)),
+    "contrast": lambda image, level, rng: ImageEnhance.Contrast(image).enhance(_factor(level)),
+    "brightness": lambda image, level, rng: ImageEnhance.Brightness(image).enhance(_factor(level)),
+    "sharpness": lambda image, level, rng: ImageEnhance.Sharpness(image).enhance(_factor(level)),
+    "shear_x": _shear_x,
+    "shear_y": _shear_y,
+    "translate_x": _translate_x,
+    "translate_y": _translate_y,
+    "cutout": _cutout,
+}
+
+_NAMES = tuple(OPS)

@@ -1,0 +1,292 @@
+"""From a decoded picture to a model's input, for evaluation and for training.
+
+Pictures stay uint8 until they reach the model's device: a quarter of the bytes to move. Evaluation
+gives timm's pixels (transformers' too: its resize is crop mode "squash"). Training draws every
+random choice from `sample_rng(seed, epoch, index)` or `batch_rng(seed, step)`, so that a batch
+does not depend on workers, ranks or where a run was interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitcli.config import AugmentConfig, Preprocess, Size
+from vitcli.data.pictures import decode, load, open_picture, upright_size
+from vitcli.data.randaugment import randaugment
+
+__all__ = [
+    "EvalTransform", "TrainTransform", "batch_rng", "decode", "eval_transform", "mix", "order_rng",
+    "sample_rng", "to_float",
+]  # fmt: skip
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+Box = tuple[float, float, float, float]
+"""(left, upper, right, lower) in pixels, as Pillow has it."""
+
+
+def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Decides all that happens to picture `index` of the data set in an epoch."""
+    return np.random.default_rng((seed, 0, epoch, index))
+
+
+def batch_rng(seed: int, step: int) -> np.random.Generator:
+    """Decides mixup and cutmix of a step's global batch."""
+    return np.random.default_rng((seed, 1, step))
+
+
+def order_rng(seed: int, epoch: int) -> np.random.Generator:
+    """Decides the order of an epoch."""
+    return np.random.default_rng((seed, 2, epoch))
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    """An RGB picture as uint8 (3, H, W)."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
+    """uint8 (..., 3, H, W) in [0, 255] -> float32, (x / 255 - mean) / std, on its device."""
+    mean = torch.tensor(preprocess.mean, device=images.device).view(3, 1, 1)
+    std = torch.tensor(preprocess.std, device=images.device).view(3, 1, 1)
+    return images.float().sub_(255 * mean).div_(255 * std)
+
+
+# ---------------------------------------------------------------------------------------------
+# Evaluation
+
+
+class EvalTransform:
+    """Resize and crop of a model's pre-processing: the pixels of timm's evaluation transform.
+
+    center: the shorter side is resized to size / crop_pct and the centre is cut out; squash: both
+    sides are resized; border: the longer side is, and the mean colour fills the rest.
+    """
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        self.preprocess = preprocess
+        self.filter = _FILTERS[preprocess.interpolation]
+        self.scaled: Size = (
+            math.floor(preprocess.size[0] / preprocess.crop_pct),
+            math.floor(preprocess.size[1] / preprocess.crop_pct),
+        )
+        self.fill = tuple(round(255 * value) for value in preprocess.mean)
+
+    def __call__(self, picture: Image.Image | bytes) -> torch.Tensor:
+        """A picture, decoded or not, as uint8 (3, H, W).
+
+        Raises:
+            PictureError: it cannot be decoded.
+        """
+        image = open_picture(picture)
+        full = upright_size(image)
+        height, width = self.resized(full)
+        image = load(image, (height, width))
+        # The crop, in the coordinates of the picture before it is resized: only that is computed.
+        (top, rows), (left, columns) = (
+            _centre(whole, part)
+            for whole, part in zip((height, width), self.preprocess.size, strict=True)
+        )
+        across, down = image.width / width, image.height / height
+        box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+        image = image.resize((columns, rows), self.filter, box=box)
+        if (rows, columns) != self.preprocess.size:
+            page = Image.new("RGB", self.preprocess.size[::-1], self.fill)
+            page.paste(
+                image,
+                ((page.width - columns) // 2, (page.height - rows) // 2),
+            )
+            image = page
+        return to_tensor(image)
+
+    def resized(self, size: Size) -> Size:
+        """The size that a picture of `size` gets before the crop."""
+        height, width = size
+        to_height, to_width = self.scaled
+        if self.preprocess.crop_mode == "squash":
+            return to_height, to_width
+        if self.preprocess.crop_mode == "center" and to_height == to_width:
+            # torchvision's rule for a square: the longer side is rounded down.
+            if height <= width:
+                return to_height, int(to_height * width / height)
+            return int(to_width * height / width), to_width
+        ratios = height / to_height, width / to_width
+        ratio = max(ratios) if self.preprocess.crop_mode == "border" else min(ratios)
+        return max(1, round(height / ratio)), max(1, round(width / ratio))
+
+
+def _centre(whole: int, part: int) -> tuple[int, int]:
+    """(start, length) of the middle `part` of `whole`; all of it where it is shorter."""
+    if whole <= part:
+        return 0, whole
+    return round((whole - part) / 2), part
+
+
+def eval_transform(preprocess: Preprocess) -> _Evaluated:
+    """picture (Pillow's, a path or bytes) -> normalised float32 (3, H, W)."""
+    return _Evaluated(preprocess)
+
+
+class _Evaluated:
+    def __init__(self, preprocess: Preprocess) -> None:
+        self.preprocess = preprocess
+        self.pixels = EvalTransform(preprocess)
+
+    def __call__(self, picture: Image.Image | bytes | str) -> torch.Tensor:
+        return to_float(self.pixels(open_picture(picture)), self.preprocess)
+
+
+# ---------------------------------------------------------------------------------------------
+# Training
+
+
+class TrainTransform:
+    """Inception crop, flip, RandAugment and random erasing, in this order."""
+
+    def __init__(self, size: Size, interpolation: str, augment: AugmentConfig) -> None:
+        self.size = size
+        self.filter = _FILTERS[interpolation]
+        self.augment = augment
+
+    def __call__(self, picture: Image.Image | bytes, rng: np.random.Generator) -> torch.Tensor:
+        """A picture, decoded or not, as uint8 (3, H, W); every choice is drawn from `rng`.
+
+        Raises:
+            PictureError: it cannot be decoded.
+        """
+        image = open_picture(picture)
+        height, width = upright_size(image)
+        box = inception_box((height, width), self.augment, rng)
+        # The whole picture's size at which the crop has the size that is asked for.
+        need = (
+            math.ceil(self.size[0] * height / (box[3] - box[1])),
+            math.ceil(self.size[1] * width / (box[2] - box[0])),
+        )
+        image = load(image, need)
+        if image.size != (width, height):  # decoded at reduced scale
+            across, down = image.width / width, image.height / height
+            box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+        image = image.resize(self.size[::-1], self.filter, box=box)
+        if self.augment.flip and rng.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.augment.randaugment is not None:
+            image = randaugment(image, *self.augment.randaugment, rng)
+        pixels = to_tensor(image)
+        if self.augment.erasing:
+            erase(pixels, self.augment.erasing, rng)
+        return pixels
+
+
+def inception_box(size: Size, augment: AugmentConfig, rng: np.random.Generator) -> Box:
+    """The crop of "Going deeper with convolutions" (arXiv 1409.4842, section 6): area and aspect
+    ratio are drawn (the ratio evenly in its logarithm), then the place. After ten that do not
+    fit, the largest central crop of a permitted ratio, as torchvision's RandomResizedCrop does."""
+    height, width = size
+    if augment.crop_area == (1, 1):
+        return 0, 0, width, height
+    low, high = (math.log(ratio) for ratio in augment.crop_ratio)
+    for _ in range(10):
+        area = (
+            height
+            * width
+            * (augment.crop_area[0] + (augment.crop_area[1] - augment.crop_area[0]) * rng.random())
+        )
+        ratio = math.exp(low + (high - low) * rng.random())
+        columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < columns <= width and 0 < rows <= height:
+            left = int(rng.random() * (width - columns + 1))
+            top = int(rng.random() * (height - rows + 1))
+            return left, top, left + columns, top + rows
+    ratio = min(max(width / height, augment.crop_ratio[0]), augment.crop_ratio[1])
+    columns, rows = min(width, round(height * ratio)), min(height, round(width / ratio))
+    left, top = (width - columns) // 2, (height - rows) // 2
+    return left, top, left + max(1, columns), top + max(1, rows)
+
+
+def erase(pixels: torch.Tensor, probability: float, rng: np.random.Generator) -> None:
+    """Random erasing in place (arXiv 1708.04896, variant R): with the given probability, a
+    rectangle of 2% to 40% of the picture is filled with random pixels. pixels: uint8 (3, H, W)."""
+    if rng.random() >= probability:
+        return
+    _, height, width = pixels.shape
+    for _ in range(10):
+        area = height * width * (0.02 + 0.38 * rng.random())
+        ratio = math.exp(math.log(0.3) * (1 - 2 * rng.random()))  # 0.3 to 1 / 0.3
+        rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < rows < height and 0 < columns < width:
+            top = int(rng.random() * (height - rows + 1))
+            left = int(rng.random() * (width - columns + 1))
+            noise = rng.integers(0, 256, (3, rows, columns), np.uint8)
+            pixels[:, top : top + rows, left : left + columns] = torch.from_numpy(noise)
+            return
+
+
+# ---------------------------------------------------------------------------------------------
+# Mixing, for a whole batch
+
+
+class Mixing(NamedTuple):
+    """What one batch's mixup or cutmix does: picture i with its neighbour i - 1."""
+
+    share: float
+    """The part of each label that stays."""
+    box: tuple[int, int, int, int] | None
+    """cutmix: (top, left, bottom, right) that comes from the neighbour; None: mixup."""
+
+
+def draw_mixing(size: Size, augment: AugmentConfig, rng: np.random.Generator) -> Mixing | None:
+    """Draws what happens to a batch of pictures of `size`; None: nothing.
+
+    mixup (arXiv 1710.09412) as in big_vision: one share a batch from Beta(alpha, alpha), at least
+    a half. cutmix (arXiv 1905.04899): one box a batch; its area, once cut at the border, decides
+    the share. With both, a fair coin.
+    """
+    if not augment.mixup and not augment.cutmix:
+        return None
+    if augment.mixup and (not augment.cutmix or rng.random() < 0.5):
+        share = rng.beta(augment.mixup, augment.mixup)
+        return Mixing(max(share, 1 - share), None)
+    height, width = size
+    side = math.sqrt(1 - rng.beta(augment.cutmix, augment.cutmix))
+    centre = rng.random() * height, rng.random() * width
+    top = max(0, round(centre[0] - side * height / 2))
+    left = max(0, round(centre[1] - side * width / 2))
+    bottom = min(height, round(centre[0] + side * height / 2))
+    right = min(width, round(centre[1] + side * width / 2))
+    return Mixing(
+        1 - (bottom - top) * (right - left) / (height * width), (top, left, bottom, right)
+    )
+
+
+def mix(
+    images: torch.Tensor, targets: torch.Tensor, augment: AugmentConfig, rng: np.random.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mixup or cutmix of a whole batch, each picture with the one before it.
+
+    Args:
+        images: float (B, 3, H, W).
+        targets: float (B, K), the labels as distributions.
+        rng: `batch_rng(seed, step)`.
+    """
+    mixing = draw_mixing((images.shape[-2], images.shape[-1]), augment, rng)
+    if mixing is None:
+        return images, targets
+    neighbours = images.roll(1, 0)
+    if mixing.box is None:
+        images = images.lerp(neighbours, 1 - mixing.share)
+    else:
+        top, left, bottom, right = mixing.box
+        images = images.clone()
+        images[:, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]
+    return images, targets.lerp(targets.roll(1, 0), 1 - mixing.share)
