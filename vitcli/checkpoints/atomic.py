@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +22,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
         OutputError: the file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         if target.is_dir():
             raise OutputError("cannot be written: it is a folder", where=path)

@@ -1,0 +1,153 @@
+"""The one door to a torch model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitcli.checkpoints import hub, read
+from vitcli.checkpoints.adapt import adapt
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import ClassLabel, PosembMethod, Preprocess, Score, Size
+from vitcli.errors import CheckpointError
+from vitcli.models.vit import ViT
+
+
+class LoadedModel(ViT):
+    """A model with what its checkpoint says: `model(images)` gives logits, `model.features(images)`
+    the head's input, `model.transform(picture)` the image that both take."""
+
+    info: CheckpointInfo
+
+    @property
+    def classes(self) -> tuple[ClassLabel, ...]:
+        """In the order of the logits; empty where nobody knows them."""
+        return self.info.classes
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How a picture becomes the model's input."""
+        return self.info.preprocess
+
+    @property
+    def score(self) -> Score:
+        """What turns logits into scores: "softmax" or "sigmoid"."""
+        return self.info.score
+
+    def transform(self, picture: Any) -> Tensor:
+        """A path, bytes or a PIL picture as this model's input, (3, H, W) in float32.
+
+        Raises:
+            PictureError: the picture cannot be read.
+        """
+        from vitcli.data.transforms import eval_transform
+
+        return eval_transform(self.info.preprocess)(picture)
+
+
+class Weights(NamedTuple):
+    """A checkpoint on its way to a model."""
+
+    info: CheckpointInfo
+    tensors: dict[str, Tensor]
+    """Mapped from the file: read when they are first looked at, and written to no file."""
+    file: Path
+
+
+def load(
+    spec: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    resolution: int | Size | None = None,
+    posemb_method: PosembMethod = "bilinear",
+    offline: bool = False,
+    on_progress: hub.Progress | None = None,
+) -> LoadedModel:
+    """A model ready to predict.
+
+    Args:
+        spec: a file, a folder, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
+        device: where its weights go.
+        dtype: of its weights; None keeps the file's.
+        resolution: of its pictures, where that is not the checkpoint's: the position embeddings are
+            resized. Accuracy drops until the model is fine-tuned there.
+        posemb_method: how they are resized; bilinear is the paper's.
+        offline: never touch the network.
+        on_progress: called while a checkpoint is fetched.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        HubError: it is on the Hub and cannot be had.
+        CheckpointError: it is damaged, or its tensors are not those of the model it describes.
+        ConfigError: it cannot have that resolution.
+    """
+    weights = load_weights(spec, resolution, posemb_method, offline, on_progress)
+    model = build(weights.info, weights.tensors, device=device, dtype=dtype)
+    return model.eval()
+
+
+def load_weights(
+    spec: str | Path,
+    resolution: int | Size | None = None,
+    posemb_method: PosembMethod = "bilinear",
+    offline: bool = False,
+    on_progress: hub.Progress | None = None,
+) -> Weights:
+    """The tensors of a checkpoint and what it says, at another resolution if asked (see `load`)."""
+    located = read.locate(spec, offline, on_progress)
+    info, header = read.describe(located.file, located.entry)
+    tensors = _map_tensors(located.file, list(header.tensors))
+    size = (resolution, resolution) if isinstance(resolution, int) else resolution
+    if size is not None and size != info.model.image_size:
+        new = info.model.at(size)
+        tensors = adapt(tensors, info.model, new, posemb_method)
+        resized = {"method": posemb_method, "from": list(info.model.grid), "to": list(new.grid)}
+        info = dataclasses.replace(
+            info,
+            model=new,
+            preprocess=dataclasses.replace(info.preprocess, size=size),
+            provenance={**info.provenance, "posemb_resized": resized},
+        )
+    return Weights(info, tensors, located.file)
+
+
+def build(
+    info: CheckpointInfo,
+    tensors: dict[str, Tensor],
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    dropout: float = 0.0,
+    drop_path: float = 0.0,
+) -> LoadedModel:
+    """A module around these tensors. It is built without storage and takes them as they are, so
+    nothing is initialised that is then overwritten, and what needs no conversion is not copied.
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected or of another shape.
+    """
+    with torch.device("meta"):
+        model = LoadedModel(info.model, dropout, drop_path)
+    model.info = info
+    state = {
+        name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+        for name, tensor in tensors.items()
+    }
+    try:
+        model.load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"does not fit its model: {error}") from error
+    return model
+
+
+def _map_tensors(file: Path, names: list[str]) -> dict[str, Tensor]:
+    """The file's tensors, in the memory that the file is mapped to."""
+    try:
+        with safe_open(str(file), framework="pt", device="cpu") as opened:
+            return {name: opened.get_tensor(name) for name in names}
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=file) from error

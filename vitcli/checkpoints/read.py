@@ -1,0 +1,164 @@
+"""From a model's name to its file and what the file says of itself; headers alone, no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitcli.checkpoints import hub, registry
+from vitcli.checkpoints.native import CheckpointInfo, Header, check_keys, read_header
+from vitcli.checkpoints.registry import HubRepo, RegistryEntry
+from vitcli.checkpoints.shapes import infer_model, tensor_shapes
+from vitcli.checkpoints.timm_config import from_timm
+from vitcli.config import ClassLabel, Preprocess, Score
+from vitcli.errors import CheckpointError
+
+
+class Located(NamedTuple):
+    """Where a checkpoint's tensors lie."""
+
+    file: Path
+    """A safetensors file."""
+    entry: RegistryEntry | None
+    """The released model that it is, where the registry knows."""
+
+
+def locate(
+    spec: str | Path, offline: bool = False, on_progress: hub.Progress | None = None
+) -> Located:
+    """The file of a model: a path, a registry name, a Hub repo (fetched if need be).
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        HubError: it is on the Hub and cannot be had.
+        CheckpointError: the path holds no checkpoint that we read.
+    """
+    found = registry.resolve(spec)
+    entry = found if isinstance(found, RegistryEntry) else None
+    if isinstance(found, RegistryEntry):
+        found = HubRepo(found.repo, found.revision)
+    if isinstance(found, HubRepo):
+        found = hub.fetch(found.id, found.revision, offline, on_progress)
+    return Located(_weights_file(found), entry)
+
+
+def _weights_file(path: Path) -> Path:
+    """The safetensors file that a path means. Raises CheckpointError."""
+    if path.is_dir():
+        files = sorted(path.glob("*.safetensors"))
+        standard = path / "model.safetensors"
+        if standard in files or len(files) == 1:
+            return standard if standard in files else files[0]
+        found = ", ".join(file.name for file in files) or _some(p.name for p in path.iterdir())
+        raise CheckpointError(
+            f"holds no model.safetensors but {found or 'nothing'}",
+            where=path,
+            hint="name one of its files" if files else None,
+        )
+    with open(path, "rb") as file:
+        start = file.read(16)
+    kinds = {
+        b"PK\x03\x04": "a zip archive (.npz, or a PyTorch pickle)",
+        b"\x80": "a pickle",
+        b"version https://": "a pointer of git lfs: the file itself was never fetched",
+    }
+    for magic, kind in kinds.items():
+        if start.startswith(magic) and path.suffix != ".safetensors":
+            raise CheckpointError(f"is {kind}; only safetensors files load", where=path)
+    return path
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    names = sorted(names)
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
+
+
+def read_info(
+    spec: str | Path, offline: bool = False, on_progress: hub.Progress | None = None
+) -> tuple[CheckpointInfo, Path]:
+    """What a checkpoint says of itself, and its file; the tensors' shapes are checked against it.
+
+    The header's own description comes first, then a `config.json` beside the file, then what the
+    shapes tell (`provenance["assumed"]` then lists what they do not tell).
+
+    Raises:
+        VitError: as `locate`, and CheckpointError where the file is damaged, of an unknown layout,
+            or holds other tensors than the model that it describes.
+    """
+    file, entry = locate(spec, offline, on_progress)
+    info, _ = describe(file, entry)
+    return info, file
+
+
+def describe(file: Path, entry: RegistryEntry | None = None) -> tuple[CheckpointInfo, Header]:
+    """What a safetensors file says of itself (see `read_info`), and its header."""
+    header = read_header(file)
+    info = CheckpointInfo.from_metadata(header.metadata, where=file)
+    if info is None:
+        info = _from_config(file) or _from_shapes(header, file)
+        info = _with_known_classes(info, entry)
+    check_keys(tensor_shapes(info.model), header.shapes, where=file)
+    return info, header
+
+
+def _from_config(file: Path) -> CheckpointInfo | None:
+    """What the `config.json` beside a file says; None if there is none."""
+    path = file.with_name("config.json")
+    if not path.is_file():
+        return None
+    try:
+        config: Any = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=path) from error
+    if isinstance(config, dict) and "vit" in config:
+        return CheckpointInfo.from_dict(config["vit"], where=path)
+    if isinstance(config, dict) and "architecture" not in config and "model_type" in config:
+        raise CheckpointError(
+            f"is a config.json of transformers ({config['model_type']}), not of timm", where=path
+        )
+    return from_timm(config, where=path)
+
+
+def _from_shapes(header: Header, file: Path) -> CheckpointInfo:
+    model, assumed = infer_model(header.shapes, where=file)
+    preprocess = Preprocess(size=model.image_size)
+    assumed.append("pixels scaled to [-1, 1], bicubic resize, centre crop")
+    return CheckpointInfo(model, preprocess, provenance={"assumed": assumed})
+
+
+def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:
+    """Class names and score function where the file leaves them to the registry, or to timm's
+    tag ("augreg_in21k"), as timm's own releases do."""
+    classes, score = info.classes, info.score
+    named: registry.Labels | None = None
+    if entry is not None and entry.classes == info.model.num_classes:
+        named, score = entry.labels, entry.score
+    else:
+        tag = str(info.provenance.get("timm", {}).get("tag") or "")
+        if re.search(r"in1k(_\d+)?$", tag) and info.model.num_classes == 1000:
+            named = "imagenet-1k"
+        elif tag.endswith("in21k") and info.model.num_classes == 21843:
+            named, score = "imagenet-21k", _score_of(tag)
+    if named and not classes:
+        classes = registry.labels(named)
+    elif classes:
+        classes = _with_synset_names(classes)
+    return dataclasses.replace(info, classes=classes, score=score)
+
+
+def _score_of(tag: str) -> Score:
+    """AugReg's models of ImageNet-21k were trained with a sigmoid per class."""
+    return "sigmoid" if tag == "augreg_in21k" else "softmax"
+
+
+def _with_synset_names(classes: tuple[ClassLabel, ...]) -> tuple[ClassLabel, ...]:
+    """Readable names for classes that are named by their synset alone."""
+    if not any(re.fullmatch(r"n\d{8}", label.name) for label in classes):
+        return classes
+    names = {label.id: label.name for label in registry.labels("imagenet-21k")}
+    names |= {label.id: label.name for label in registry.labels("imagenet-1k")}
+    return tuple(label._replace(name=names.get(label.name, label.name)) for label in classes)
