@@ -14,7 +14,7 @@ from torch import Tensor
 import vitcli
 from vitcli.checkpoints import hub, registry
 from vitcli.checkpoints.adapt import adapt
-from vitcli.checkpoints.load import read_model
+from vitcli.checkpoints.load import load_weights
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
 from vitcli.config import ModelConfig, Preprocess, Size, TrainConfig, model_config
@@ -179,13 +179,13 @@ def prepare(
 
 def _initial_model(offline: bool, report: Report) -> str:
     """The best released model where it is cached or the Hub answers within 3 s, else ours."""
-    entry = registry.find(BEST_MODEL)
-    if hub.cached(entry.repo) or (not offline and hub.reachable(timeout=3.0)):
+    entry = registry.entries()[BEST_MODEL]
+    if hub.cached(entry.repo, entry.revision) or (not offline and hub.reachable(timeout=3.0)):
         return BEST_MODEL
     report(
         {
             "event": "note",
-            "text": f"the Hub cannot be reached: starting from {registry.find(SHIPPED_MODEL).name}, "
+            "text": f"the Hub cannot be reached: starting from {registry.aliases()[SHIPPED_MODEL]}, "
             f"the small model inside the package; for a much better one, run `vit pull "
             f"{BEST_MODEL}` where there is a network, or give --model",
         }
@@ -198,7 +198,8 @@ def _initial_weights(
 ) -> tuple[CheckpointInfo, dict[str, Tensor]]:
     """The checkpoint to start from; without one, a description and no tensors."""
     if config.model is not None:
-        return read_model(config.model, offline=offline)
+        weights = load_weights(config.model, offline=offline)
+        return weights.info, weights.tensors
     size = config.resolution or (224, 224)
     patch = {"patch_size": (config.patch_size,) * 2} if config.patch_size else {}
     model = model_config(config.variant, **{"image_size": size, **patch, **config.overrides})
