@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from vitcli.config import AugmentConfig, Preprocess, Size
+from vitcli.data.fit import FILTERS, Fit
 from vitcli.data.pictures import decode, load, open_picture, upright_size
 from vitcli.data.randaugment import randaugment
 
@@ -23,14 +24,6 @@ __all__ = [
     "EvalTransform", "TrainTransform", "batch_rng", "decode", "eval_transform", "mix", "order_rng",
     "sample_rng", "to_float",
 ]  # fmt: skip
-
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 
 Box = tuple[float, float, float, float]
 """(left, upper, right, lower) in pixels, as Pillow has it."""
@@ -68,20 +61,11 @@ def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
 
 
 class EvalTransform:
-    """Resize and crop of a model's pre-processing: the pixels of timm's evaluation transform.
-
-    center: the shorter side is resized to size / crop_pct and the centre is cut out; squash: both
-    sides are resized; border: the longer side is, and the mean colour fills the rest.
-    """
+    """Resize and crop of a model's pre-processing, see `Fit`: the pixels of timm's transform."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
-        self.filter = _FILTERS[preprocess.interpolation]
-        self.scaled: Size = (
-            math.floor(preprocess.size[0] / preprocess.crop_pct),
-            math.floor(preprocess.size[1] / preprocess.crop_pct),
-        )
-        self.fill = tuple(round(255 * value) for value in preprocess.mean)
+        self.fit = Fit(preprocess)
 
     def __call__(self, picture: Image.Image | bytes) -> torch.Tensor:
         """A picture, decoded or not, as uint8 (3, H, W).
@@ -89,48 +73,7 @@ class EvalTransform:
         Raises:
             PictureError: it cannot be decoded.
         """
-        image = open_picture(picture)
-        full = upright_size(image)
-        height, width = self.resized(full)
-        image = load(image, (height, width))
-        # The crop, in the coordinates of the picture before it is resized: only that is computed.
-        (top, rows), (left, columns) = (
-            _centre(whole, part)
-            for whole, part in zip((height, width), self.preprocess.size, strict=True)
-        )
-        across, down = image.width / width, image.height / height
-        box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
-        image = image.resize((columns, rows), self.filter, box=box)
-        if (rows, columns) != self.preprocess.size:
-            page = Image.new("RGB", self.preprocess.size[::-1], self.fill)
-            page.paste(
-                image,
-                ((page.width - columns) // 2, (page.height - rows) // 2),
-            )
-            image = page
-        return to_tensor(image)
-
-    def resized(self, size: Size) -> Size:
-        """The size that a picture of `size` gets before the crop."""
-        height, width = size
-        to_height, to_width = self.scaled
-        if self.preprocess.crop_mode == "squash":
-            return to_height, to_width
-        if self.preprocess.crop_mode == "center" and to_height == to_width:
-            # torchvision's rule for a square: the longer side is rounded down.
-            if height <= width:
-                return to_height, int(to_height * width / height)
-            return int(to_width * height / width), to_width
-        ratios = height / to_height, width / to_width
-        ratio = max(ratios) if self.preprocess.crop_mode == "border" else min(ratios)
-        return max(1, round(height / ratio)), max(1, round(width / ratio))
-
-
-def _centre(whole: int, part: int) -> tuple[int, int]:
-    """(start, length) of the middle `part` of `whole`; all of it where it is shorter."""
-    if whole <= part:
-        return 0, whole
-    return round((whole - part) / 2), part
+        return to_tensor(self.fit(picture))
 
 
 def eval_transform(preprocess: Preprocess) -> _Evaluated:
@@ -156,7 +99,7 @@ class TrainTransform:
 
     def __init__(self, size: Size, interpolation: str, augment: AugmentConfig) -> None:
         self.size = size
-        self.filter = _FILTERS[interpolation]
+        self.filter = FILTERS[interpolation]
         self.augment = augment
 
     def __call__(self, picture: Image.Image | bytes, rng: np.random.Generator) -> torch.Tensor:
