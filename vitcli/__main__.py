@@ -1,0 +1,5 @@
+"""`python -m vitcli` is `vit`."""
+
+from vitcli.cli.main import main
+
+main()

@@ -1,0 +1,163 @@
+"""The command `vit`: what it can do, and the one place where errors become words and exit codes.
+
+Nothing heavy is imported here: `vit --help` reads the table below, and a command's module is
+imported when that command is called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import gc
+import importlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+
+import typer
+from typer.core import TyperGroup
+
+from vitcli.cli import output
+from vitcli.errors import VitError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from typer._click import Command as ClickCommand
+    from typer._click import Context, HelpFormatter
+
+
+class Command(NamedTuple):
+    """A row of the table: where the function (or the Typer app of a group) is, and one line."""
+
+    target: str
+    help: str
+
+
+COMMANDS = {
+    "predict": Command("vitcli.cli.predict:predict", "Say what is in pictures."),
+    "finetune": Command("vitcli.cli.finetune:finetune", "Teach a pre-trained model your classes."),
+    "pretrain": Command("vitcli.cli.pretrain:pretrain", "Train a model from scratch."),
+    "evaluate": Command("vitcli.cli.evaluate:evaluate", "Measure a model on labelled pictures."),
+    "info": Command("vitcli.cli.info:info", "Describe a model, and count what a run costs."),
+}
+
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+PLAIN: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": SETTINGS,
+}
+
+
+class LazyGroup(TyperGroup):
+    """The commands of the table, each imported when it is called; and the error boundary."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast(Any, COMMANDS)  # names, to suggest one for a mistyped one
+
+    def get_command(self, ctx: Context, cmd_name: str) -> ClickCommand | None:
+        return _load(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+    def invoke(self, ctx: Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a full disk behind the pipe is our failure too
+            return result
+        except Exception as error:
+            message = _explain(error)
+            if message is None:
+                raise
+            if ctx.meta.get("debug"):
+                raise
+            output.error(message)
+            raise typer.Exit(1) from error
+
+
+def _load(name: str) -> ClickCommand:
+    """Import a command's module and make Typer's command of its function."""
+    module, _, attribute = COMMANDS[name].target.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        app = typer.Typer(add_completion=False, **PLAIN)
+        app.command(name)(target)
+        target = app
+    command = typer.main.get_command(target)
+    command.name = name
+    return command
+
+
+def _explain(error: Exception) -> str | None:
+    """An error in one or two lines; None for what Typer reports (wrong calls, broken pipes)."""
+    if isinstance(error, VitError):
+        return str(error)
+    if isinstance(error, (typer.TyperException, typer.Exit, typer.Abort, EOFError)):
+        return None
+    if isinstance(error, OSError):
+        if error.errno == errno.EPIPE:
+            return None
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {reason}" if error.filename else reason
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out of memory\nA smaller --batch-size or --resolution needs less."
+    return (
+        f"this should not have happened: {type(error).__name__}: {error}\n"
+        "Please report it with what --debug prints."
+    )
+
+
+app = typer.Typer(
+    cls=LazyGroup, name="vit", help="Vision Transformers from the command line.", **PLAIN
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from vitcli import __version__
+
+        output.line(f"vit {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(no_args_is_help=True)
+def vit(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Vision Transformers from the command line: pre-train, fine-tune, predict, share."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM unwinds like Ctrl-C, so that nothing half-written stays behind."""
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """The entry point of `vit` and of `python -m vitcli`."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app(prog_name="vit")
+    except SystemExit as leaving:
+        _leave(leaving.code)
+
+
+def _leave(code: object) -> None:
+    """End the process without taking torch's modules apart one by one, which takes 0.3 s."""
+    gc.freeze()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        atexit._run_exitfuncs()
+    except BrokenPipeError:
+        os._exit(1)
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -1,0 +1,69 @@
+"""Options that several commands share, each written once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+
+def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
+    """The error boundary (cli/main.py) looks it up."""
+    ctx.meta["debug"] = wanted
+    return wanted
+
+
+def _complete_model(incomplete: str) -> list[str]:
+    """Names that the registry knows, for the shell; paths are the shell's own business."""
+    from vitcli.checkpoints import registry
+
+    return [name for name in registry.names() if name.startswith(incomplete)]
+
+
+def _refuse_nothing(value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise typer.BadParameter("must be at least 1")
+    return value
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME|PATH|REPO",
+        help="A model's name, a run's folder or a checkpoint file (./x is always a path), or a "
+        "Hub repo: org/name[@revision].",
+        autocompletion=_complete_model,
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        "-b",
+        min=1,
+        metavar="N",
+        help="Pictures that the model sees at once.  [default: by device]",
+    ),
+]
+Device = Annotated[
+    str, typer.Option("--device", metavar="auto|cpu|cuda[:N]|mps", help="What computes.")
+]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16"],
+    typer.Option("--precision", help="auto: bf16 where the hardware has it, else fp32."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write the results there, whole or not at all."
+    ),
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Print the traceback of a failure.", callback=_remember_debug),
+]
