@@ -28,7 +28,11 @@ TOLERANCE = 1e-5
 
 @pytest.mark.parametrize("seed", range(24))
 def test_we_read_what_timm_writes(timm: ModuleType, tmp_path: Path, seed: int) -> None:
-    theirs = timm.create_model("vit_base_patch16_224", **random_arguments(seed)).eval()
+    arguments = random_arguments(seed)
+    overlay = {"input_size": (3, *arguments["img_size"])}
+    theirs = timm.create_model(
+        "vit_base_patch16_224", pretrained_cfg_overlay=overlay, **arguments
+    ).eval()
     fill(theirs, seed)
     timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
 

@@ -422,6 +422,8 @@ def best_architecture(model: ModelConfig) -> tuple[str, Args]:
             continue
         base = _to_args(_to_model(args))
         departures = {key: value for key, value in wanted.items() if base[key] != value}
+        if "global_pool" in departures and args["fc_norm"] is None:
+            departures["fc_norm"] = wanted["fc_norm"]  # unsaid, it would follow the pool
         if best is None or len(departures) < len(best[1]):
             best = name, departures
     if best is None:
