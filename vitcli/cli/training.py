@@ -354,17 +354,20 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
         config = build_config(task, given)
     from vitcli.train.loop import train
 
+    accuracy: float | None = None  # of the last evaluation
     with output.TrainingDisplay(quiet) as display:
 
         def show(event: dict[str, Any]) -> None:
+            nonlocal accuracy
             if given["json"]:
                 output.json_line(event)
-            if event["event"] == "note":
-                display.note(event["text"])
-            elif event["event"] == "plan":
-                display.note(plan_text(event))
+            if event["event"] == "train":
+                display({**event, "accuracy": accuracy or event["accuracy"]})
+            elif event["event"] == "evaluation":
+                accuracy = event["val_top1"]
+                display.note(f"step {event['step']:,}: validation accuracy {accuracy:.2%}")
             else:
-                display(event)
+                display.note(plan_text(event) if event["event"] == "plan" else event["text"])
 
         outcome = train(
             config,

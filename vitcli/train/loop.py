@@ -44,8 +44,7 @@ class Outcome:
     """False where a signal stopped it; `--resume` goes on."""
     step: int
     figures: dict[str, float] = field(default_factory=dict)
-    """Of the stored model: val_top1, val_top5, test_top1, ... in percent, where there are such
-    parts."""
+    """Of the stored model: val_top1, val_top5, test_top1, test_top5, of the parts there are."""
 
 
 def train(
@@ -186,7 +185,7 @@ class _Meter:
         """Waits for the device: not to be called after every step of a small model."""
         count = len(self.losses)
         loss = torch.stack(self.losses).mean().item()
-        accuracy = 100.0 * torch.stack(self.correct).sum().item() / (count * self.batch)
+        accuracy = torch.stack(self.correct).sum().item() / (count * self.batch)
         now = time.monotonic()
         rate = count * self.batch / max(now - self.since, 1e-9)
         self.losses, self.correct, self.since = [], [], now

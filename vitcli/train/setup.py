@@ -134,7 +134,7 @@ def prepare(
     start, tensors = _initial_weights(config, offline)
     shape = _trained_shape(start.model, config)  # impossible sizes fail before data is read
     splits = open_data(config.data, record=folder.read_split() if resume else None)
-    for note in (*splits.warnings, splits.note):
+    for note in (*splits.warnings, splits.split_note):
         report({"event": "note", "text": note})
     classes = splits.train.classes
     if len(classes) < 2:
