@@ -55,8 +55,7 @@ class Weights(NamedTuple):
 
     info: CheckpointInfo
     tensors: dict[str, Tensor]
-    """Mapped from the file: read when they are first looked at, and written to no file."""
-    file: Path
+    """Mapped from the file: read when they are first looked at, and never written back."""
 
 
 def load(
@@ -86,34 +85,45 @@ def load(
         CheckpointError: it is damaged, or its tensors are not those of the model it describes.
         ConfigError: it cannot have that resolution.
     """
-    weights = load_weights(spec, resolution, posemb_method, offline, on_progress)
+    weights = load_weights(spec, offline, on_progress)
+    size = (resolution, resolution) if isinstance(resolution, int) else resolution
+    if size is not None:
+        weights = at_resolution(weights, size, posemb_method)
     model = build(weights.info, weights.tensors, device=device, dtype=dtype)
     return model.eval()
 
 
 def load_weights(
-    spec: str | Path,
-    resolution: int | Size | None = None,
-    posemb_method: PosembMethod = "bilinear",
-    offline: bool = False,
-    on_progress: hub.Progress | None = None,
+    spec: str | Path, offline: bool = False, on_progress: hub.Progress | None = None
 ) -> Weights:
-    """The tensors of a checkpoint and what it says, at another resolution if asked (see `load`)."""
+    """A checkpoint's description and its tensors, which are those of the model it describes.
+
+    Raises:
+        VitError: as `load`.
+    """
     located = read.locate(spec, offline, on_progress)
     info, header = read.describe(located.file, located.entry)
-    tensors = _map_tensors(located.file, list(header.tensors))
-    size = (resolution, resolution) if isinstance(resolution, int) else resolution
-    if size is not None and size != info.model.image_size:
-        new = info.model.at(size)
-        tensors = adapt(tensors, info.model, new, posemb_method)
-        resized = {"method": posemb_method, "from": list(info.model.grid), "to": list(new.grid)}
-        info = dataclasses.replace(
-            info,
-            model=new,
-            preprocess=dataclasses.replace(info.preprocess, size=size),
-            provenance={**info.provenance, "posemb_resized": resized},
-        )
-    return Weights(info, tensors, located.file)
+    return Weights(info, _map_tensors(located.file, list(header.tensors)))
+
+
+def at_resolution(weights: Weights, size: Size, method: PosembMethod) -> Weights:
+    """The same model for pictures of another size: position embeddings resized, and said so.
+
+    Raises:
+        ConfigError: the size is not a multiple of the patch size.
+    """
+    info, old = weights.info, weights.info.model
+    if size == old.image_size:
+        return weights
+    new = old.at(size)
+    resized = {"method": method, "from": list(old.grid), "to": list(new.grid)}
+    info = dataclasses.replace(
+        info,
+        model=new,
+        preprocess=dataclasses.replace(info.preprocess, size=size),
+        provenance={**info.provenance, "posemb_resize": resized},
+    )
+    return Weights(info, adapt(weights.tensors, old, new, method))
 
 
 def build(

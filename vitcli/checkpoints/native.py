@@ -341,9 +341,12 @@ class CheckpointInfo:
 
 
 def from_json(hint: Any, value: Any) -> Any:
-    """A JSON value as the annotated type: a dataclass, tuple, Literal, number, string or bool.
+    """A JSON value as the annotated type: a dataclass, tuple, Literal, number, string, bool, or a
+    table as it is.
 
-    Raises ValueError, or ConfigError from the dataclass itself.
+    Raises:
+        ValueError: it is not of that type.
+        ConfigError: a dataclass refuses it.
     """
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = get_type_hints(hint)

@@ -138,10 +138,15 @@ def aliases() -> dict[str, str]:
 
 
 def shipped() -> dict[str, Path]:
-    """The checkpoints that ship: name -> folder, those that an alias means among them."""
+    """The checkpoints that ship: name -> folder."""
     return {
         file.parent.name: file.parent for file in sorted(weights_root().glob("*/model.safetensors"))
     }
+
+
+def names() -> list[str]:
+    """Every name that `resolve` knows: aliases, what ships, released models."""
+    return [*aliases(), *shipped(), *entries()]
 
 
 def entry_of(repo: str) -> RegistryEntry | None:
@@ -213,8 +218,7 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
 
 
 def _not_found(text: str) -> ModelNotFoundError:
-    known = [*aliases(), *shipped(), *entries()]
-    like = nearest(text, known)
+    like = nearest(text, names())
     if "/" in text or "." in text:
         what = "there is no such file or folder, and it is not the name of a model"
     else:

@@ -33,7 +33,7 @@ def save_checkpoint(
         tensors: numpy arrays or torch tensors (of any device), such as a `state_dict`.
         info: what the checkpoint says beside its tensors.
         dtype: of the stored floating-point tensors; None keeps each tensor's own.
-        train: the configuration of the run that made it, for config.json alone.
+        train: the configuration of the run that made it, for config.json.
 
     Raises:
         OutputError: the folder or a file cannot be written.
@@ -49,10 +49,34 @@ def save_checkpoint(
     return folder
 
 
+def rewrite_info(
+    folder: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
+) -> None:
+    """Give a model's folder another description; the tensors stay, bit for bit.
+
+    Raises:
+        CheckpointError: there is no such model, or it is damaged.
+        OutputError: a file cannot be written.
+    """
+    file = Path(folder) / "model.safetensors"
+    header = native.read_header(file)
+    tensors = {
+        name: LazyTensor(
+            native.DTYPES[spec.dtype],
+            spec.shape,
+            functools.partial(native.read_tensor, file, header, name),
+        )
+        for name, spec in header.tensors.items()
+    }
+    native.write(file, tensors, {**header.metadata, **info.to_metadata()})
+    write_config(Path(folder) / "config.json", info, train)
+
+
 def write_config(
     path: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
 ) -> None:
-    """Write timm's `config.json` of a checkpoint; `train` goes into our own block of it.
+    """Write timm's `config.json` of a checkpoint, with ours under "vit" (and a run's configuration
+    under "train" in it).
 
     Raises:
         OutputError: it cannot be written.
@@ -61,29 +85,6 @@ def write_config(
     if train is not None:
         config["vit"]["train"] = train
     write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-
-
-def rewrite_info(
-    folder: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
-) -> None:
-    """Write another description into a checkpoint whose tensors stay as they are.
-
-    Raises:
-        CheckpointError: the folder's model cannot be read.
-        OutputError: it cannot be written.
-    """
-    path = Path(folder) / "model.safetensors"
-    header = native.read_header(path)
-    lazy = {
-        name: LazyTensor(
-            native.DTYPES[spec.dtype],
-            spec.shape,
-            functools.partial(native.read_tensor, path, header, name),
-        )
-        for name, spec in header.tensors.items()
-    }
-    native.write(path, lazy, info.to_metadata())
-    write_config(Path(folder) / "config.json", info, train)
 
 
 def _lazy(tensor: Any, dtype: SaveDtype | None) -> LazyTensor:

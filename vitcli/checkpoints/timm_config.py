@@ -401,7 +401,13 @@ def not_in_timm(model: ModelConfig) -> list[str]:
         "this patch embedding bias": model.patch_bias == model.pre_norm,
         f"LayerNorm epsilon {model.norm_eps}": model.norm_eps not in (1e-6, 1e-5),
         "a distillation token with these options": model.distill_token
-        and (model.pool != "token" or model.num_registers > 0 or model.norm_eps != 1e-6),
+        and not (
+            model.pool == "token"
+            and model.posemb == "learn"
+            and model.posemb_tokens == "all"
+            and model.num_registers == 0
+            and model.norm_eps == 1e-6
+        ),
         "SwiGLU with these options": model.swiglu
         and (model.distill_token or model.norm_eps != 1e-6 or model.pool == "map"),
     }
@@ -421,9 +427,9 @@ def best_architecture(model: ModelConfig) -> tuple[str, Args]:
         if {key: args[key] for key in FIXED} != fixed:
             continue
         base = _to_args(_to_model(args))
+        if args["fc_norm"] is None:  # timm's rule, which follows the pooling that is asked for
+            base["fc_norm"] = wanted["global_pool"] == "avg"
         departures = {key: value for key, value in wanted.items() if base[key] != value}
-        if "global_pool" in departures and args["fc_norm"] is None:
-            departures["fc_norm"] = wanted["fc_norm"]  # unsaid, it would follow the pool
         if best is None or len(departures) < len(best[1]):
             best = name, departures
     if best is None:

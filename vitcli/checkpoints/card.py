@@ -1,0 +1,213 @@
+"""A checkpoint's model card: the README.md of its folder, from data to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any, Protocol
+
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.timm_config import not_in_timm, unique_names
+from vitcli.config import variant_name
+
+FIGURES = {
+    "val_top1": "top-1, validation part",
+    "val_top5": "top-5, validation part",
+    "test_top1": "top-1, test part",
+    "test_top5": "top-5, test part",
+}
+"""Accuracies in [0, 1] under `provenance["figures"]`, and what a reader calls them."""
+
+MOST_CLASSES = 30
+"""More are counted and not listed one by one."""
+
+
+class Shown(Protocol):
+    """What an evaluation tells (`vitcli.evaluate.Evaluation` does)."""
+
+    @property
+    def confusion(self) -> Any:
+        """(K, K) counts: row is the label, column the prediction."""
+
+    @property
+    def count(self) -> int:
+        """Pictures seen."""
+
+
+def model_card(
+    info: CheckpointInfo,
+    shown: Shown | None = None,
+    name: str | None = None,
+    pictures: Mapping[str, str] | None = None,
+    license: str | None = None,
+) -> str:
+    """The text of a README.md: front matter, what the model is, figures, how it was made, use.
+
+    Args:
+        info: the checkpoint's description; `provenance` tells command, data, parent, figures.
+        shown: an evaluation, for a table by class.
+        name: what the model is called; a Hub id ("org/name") once it has one.
+        pictures: caption -> file beside the card.
+        license: an identifier of the Hub's; left out where nobody said.
+    """
+    sections = (
+        _front_matter(info, name, license),
+        [f"# {name or variant_name(info.model) + ' image classifier'}", *_what_it_is(info)],
+        _figures(info, shown, pictures or {}),
+        _making(info),
+        _use(info, name),
+    )
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _front_matter(info: CheckpointInfo, name: str | None, license: str | None) -> list[str]:
+    """YAML that the Hub reads. Strings are JSON's, which is YAML too."""
+    figures = _numbers(info)
+    parent = str(info.provenance.get("parent", ""))
+    lines = ["---", "library_name: timm", "pipeline_tag: image-classification"]
+    lines += ["tags:", *(f"- {tag}" for tag in ("image-classification", "vit", "vitcli", "timm"))]
+    if license:
+        lines.append(f"license: {json.dumps(license)}")
+    if parent.count("/") == 1 and not PurePath(parent).suffix and not parent.startswith((".", "/")):
+        lines.append(f"base_model: {json.dumps(parent)}")
+    if figures:
+        data = json.dumps(str(info.provenance.get("data", "unnamed data")), ensure_ascii=False)
+        lines += [
+            "model-index:",
+            f"- name: {json.dumps(name or variant_name(info.model))}",
+            "  results:",
+            "  - task: {type: image-classification}",
+            f"    dataset: {{name: {data}, type: imagefolder}}",
+            "    metrics:",
+        ]
+        for key, value in figures.items():
+            what = json.dumps(FIGURES[key])
+            lines.append(f"    - {{type: accuracy, name: {what}, value: {value:.4f}}}")
+    return [*lines, "---"]
+
+
+def _numbers(info: CheckpointInfo) -> dict[str, float]:
+    figures = info.provenance.get("figures") or {}
+    return {key: float(figures[key]) for key in FIGURES if figures.get(key) is not None}
+
+
+def _what_it_is(info: CheckpointInfo) -> list[str]:
+    model, preprocess = info.model, info.preprocess
+    height, width = preprocess.size
+    lines = [
+        "",
+        f"A Vision Transformer ({variant_name(model)}, {model.num_params() / 1e6:.1f} million "
+        f"parameters, {2 * model.macs() / 1e9:.2f} GFLOPs a picture) for pictures of "
+        f"{height} x {width} pixels, with {model.num_classes} classes.",
+    ]
+    if info.classes and len(info.classes) <= MOST_CLASSES:
+        lines[-1] += f" They are {', '.join(unique_names(info.classes))}."
+    lines += [
+        "",
+        f"Pictures are resized ({preprocess.interpolation}, {preprocess.crop_mode}, crop "
+        f"{preprocess.crop_pct:g}), scaled to [0, 1], less mean {_triple(preprocess.mean)}, over "
+        f"std {_triple(preprocess.std)}. Scores are the {info.score} of the logits.",
+    ]
+    return lines
+
+
+def _triple(values: tuple[float, float, float]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else str(values)
+
+
+def _figures(info: CheckpointInfo, shown: Shown | None, pictures: Mapping[str, str]) -> list[str]:
+    numbers = _numbers(info)
+    if not numbers and shown is None:
+        return []
+    lines = ["## Figures", "", "Of the stored file, on pictures that it was not trained on.", ""]
+    if numbers:
+        lines += ["| accuracy | |", "|---|---|"]
+        lines += [f"| {FIGURES[key]} | {value:.1%} |" for key, value in numbers.items()]
+    if shown is not None:
+        lines += [*([""] if numbers else []), f"Of {shown.count:,} pictures:", ""]
+        lines += _by_class(info, shown)
+    for caption, file in pictures.items():
+        lines += ["", f"![{caption}]({file})"]
+    return lines
+
+
+def _by_class(info: CheckpointInfo, shown: Shown) -> Iterator[str]:
+    """A row a class: pictures, the part that is right, what the others are most often taken for;
+    of many classes the worst."""
+    names = unique_names(info.classes)
+    rows = []
+    for index, counts in enumerate(shown.confusion.tolist()):
+        total, right = sum(counts), counts[index]
+        counts[index] = 0
+        other = names[max(range(len(counts)), key=counts.__getitem__)] if any(counts) else "-"
+        rows.append((right / total if total else 0.0, names[index], total, other))
+    if len(rows) > MOST_CLASSES:
+        rows = sorted(row for row in rows if row[2])[:MOST_CLASSES]
+        yield f"The {MOST_CLASSES} classes that are hardest:"
+        yield ""
+    yield "| class | pictures | right | most often taken for |"
+    yield "|---|---|---|---|"
+    for part, name, total, other in rows:
+        yield f"| {_cell(name)} | {total} | {f'{part:.1%}' if total else '-'} | {_cell(other)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _making(info: CheckpointInfo) -> list[str]:
+    said = info.provenance
+    lines = ["## How it was made", ""]
+    if "command" in said:
+        lines += ["```sh", str(said["command"]), "```", ""]
+    facts = {
+        "Made by": said.get("made_by"),
+        "Data": said.get("data"),
+        "Pictures trained on": said.get("train_pictures"),
+        "Started from": said.get("parent"),
+        "Position embeddings resized": _resized(said.get("posemb_resize")),
+        "Optimizer steps": said.get("steps"),
+        "Seed": said.get("seed"),
+        "Time": _duration(said["seconds"]) if "seconds" in said else None,
+        "Note": said.get("note"),
+    }
+    listed = [f"- {what}: {value}" for what, value in facts.items() if value is not None]
+    return [*lines, *listed] if listed or "command" in said else []
+
+
+def _resized(said: Any) -> str | None:
+    if not isinstance(said, dict):
+        return None
+    old, new = said.get("from"), said.get("to")
+    grids = f" from {old[0]} x {old[1]}" if old else ""
+    return f"{said.get('method')}{grids}" + (f" to {new[0]} x {new[1]}" if new else "")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _use(info: CheckpointInfo, name: str | None) -> list[str]:
+    where = name if name and "/" in name else None
+    lines = ["## Use", "", "```sh", f"vit predict cat.jpg --model {where or '.'}", "```"]
+    if not_in_timm(info.model):
+        return [*lines, "", f"timm cannot hold this model ({', '.join(not_in_timm(info.model))})."]
+    timm_name = f"hf-hub:{where}" if where else "local-dir:."
+    return [
+        *lines,
+        "",
+        "```python",
+        "import timm",
+        "",
+        f'model = timm.create_model("{timm_name}", pretrained=True).eval()',
+        "```",
+        "",
+        "```python",
+        "from transformers import pipeline  # with timm installed",
+        "",
+        f'pipeline("image-classification", "{where or "."}")("cat.jpg")',
+        "```",
+    ]
