@@ -186,10 +186,10 @@ def open_csv(path: Path, classes_file: Path | None) -> Parts:
     }
     classes, labels_of, warnings = name_labels(raw, known, path)
     sources = {}
-    for part, labels in labels_of.items():
+    for part, indices in labels_of.items():
         names = Names.pack(rows[part][0])
         sources[part] = new_source(
-            classes, labels, names, FileReader(path.parent, names), path.parent
+            classes, indices, names, FileReader(path.parent, names), path.parent
         )
     return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ class Source:
 
     classes: tuple[ClassLabel, ...]
     labels: Ints
-    names: Sequence[str]
+    names: Names
     reader: Reader
     rows: Ints  # picture i is row rows[i] of the reader
     root: str  # what the names are relative to
@@ -125,10 +126,11 @@ class Source:
 
     def select(self, indices: Ints) -> Source:
         """The pictures at `indices`, in that order."""
-        names = self.names
-        chosen = names.select(indices) if isinstance(names, Names) else [names[i] for i in indices]
         return dataclasses.replace(
-            self, labels=self.labels[indices], names=chosen, rows=self.rows[indices]
+            self,
+            labels=self.labels[indices],
+            names=self.names.select(indices),
+            rows=self.rows[indices],
         )
 
     def counts(self) -> Ints:
@@ -138,16 +140,15 @@ class Source:
     def fingerprint(self) -> str:
         """A short hash of names, labels and classes: a changed data set has another one."""
         digest = hashlib.sha256(repr(self.classes).encode())
-        digest.update(self.labels.tobytes())
-        for name in self.names:
-            digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        for array in (self.labels, *self.names.arrays()):
+            digest.update(array.tobytes())
         return digest.hexdigest()[:16]
 
 
 def new_source(
     classes: tuple[ClassLabel, ...],
     labels: Ints,
-    names: Sequence[str],
+    names: Names,
     reader: Reader,
     root: Path,
 ) -> Source:
@@ -181,3 +182,15 @@ _PART_WORDS = {
 def part_of(word: str) -> str | None:
     """The part ("train", "val" or "test") that a folder's name, or a word of a file's, means."""
     return _PART_WORDS.get(word.lower())
+
+
+def group_by_part(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
+    """Files by the part that a word of their names below `root`, or of the file itself, means;
+    the last such word counts (val/train-list.tar is training). Names that say nothing: train."""
+    grouped: dict[str, list[Path]] = {}
+    for file in files:
+        inner = file.relative_to(root) if file.is_relative_to(root) and file != root else file.name
+        words = re.split(r"[^A-Za-z]+", str(inner))
+        part = next((part for word in reversed(words) if (part := part_of(word))), "train")
+        grouped.setdefault(part, []).append(file)
+    return {part: grouped[part] for part in ("train", "val", "test") if part in grouped}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import importlib
 import lzma
 import os
 import re
@@ -26,7 +27,15 @@ import numpy.typing as npt
 
 from vitcli.config import ClassLabel
 from vitcli.data.labels import listed, name_labels, read_classes
-from vitcli.data.records import PICTURE_SUFFIXES, Ints, Names, Parts, Source, new_source, part_of
+from vitcli.data.records import (
+    PICTURE_SUFFIXES,
+    Ints,
+    Names,
+    Parts,
+    Source,
+    group_by_part,
+    new_source,
+)
 from vitcli.errors import DataError, MissingExtraError, OutputError, PictureError
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -57,7 +66,7 @@ class ShardReader:
         try:
             with path.open("rb", buffering=0) as file:
                 file.seek(int(self.offset[row]))
-                data = file.read(int(self.size[row]))
+                data: bytes = file.read(int(self.size[row]))
         except OSError as error:
             raise PictureError(f"cannot be read: {error.strerror}", where=path) from error
         if len(data) != self.size[row]:
@@ -83,9 +92,7 @@ def open_shards(path: Path, classes_file: Path | None) -> Parts:
     Names that say nothing are the training part.
     """
     shards = find_shards(path)
-    grouped: dict[str, list[Path]] = {}
-    for shard in shards:
-        grouped.setdefault(_shard_part(shard, path), []).append(shard)
+    grouped = group_by_part(shards, path)
     folder = path if path.is_dir() else shards[0].parent
     if classes_file is None and (folder / "classes.txt").is_file():
         classes_file = folder / "classes.txt"
@@ -118,12 +125,6 @@ def find_shards(path: Path) -> list[Path]:
 def is_shard(path: Path) -> bool:
     """Whether a path is named like a tar shard."""
     return path.name.lower().endswith(SHARD_SUFFIXES)
-
-
-def _shard_part(shard: Path, root: Path) -> str:
-    inner = shard.relative_to(root) if root.is_dir() else Path(shard.name)
-    words = (word for piece in reversed(inner.parts) for word in re.split(r"[^A-Za-z]+", piece))
-    return next((part for word in words if (part := part_of(word))), "train")
 
 
 def _join_labels(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -181,11 +182,11 @@ def index_shard(shard: Path) -> ShardIndex:
     kept_index = cache / f"{place}-{state}.npz"
     kept_tar = cache / f"{place}-{state}.tar"
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
-    file = kept_tar if opener else shard
-    if kept_index.is_file() and file.is_file():
+    readable = kept_tar if opener else shard
+    if kept_index.is_file() and readable.is_file():
         with np.load(kept_index, allow_pickle=False) as arrays:
             names = Names(arrays["text"], arrays["ends"])
-            return ShardIndex(file, names, arrays["labels"], arrays["offset"], arrays["size"])
+            return ShardIndex(readable, names, arrays["labels"], arrays["offset"], arrays["size"])
     try:
         cache.mkdir(parents=True, exist_ok=True)
         for stale in cache.glob(f"{place}-*"):
@@ -194,7 +195,7 @@ def index_shard(shard: Path) -> ShardIndex:
         if opener and not kept_tar.is_file():
             with _whole_file(kept_tar) as target:
                 _unpack(shard, opener, target)
-        index = _read_index(shard, file)
+        index = _read_index(shard, readable)
         text, ends = index.keys.arrays()
         with _whole_file(kept_index) as target:
             np.savez(
@@ -310,9 +311,8 @@ def _members(shard: Path, file: Path) -> Iterator[dict[str, Any]]:
 
 def _webdataset() -> Any:
     try:
-        import webdataset
-        import webdataset.shardlists
-        import webdataset.tariterators
+        importlib.import_module("webdataset.shardlists")
+        importlib.import_module("webdataset.tariterators")
+        return importlib.import_module("webdataset")
     except ImportError as error:
         raise MissingExtraError("webdataset", "data", "reading tar shards") from error
-    return webdataset

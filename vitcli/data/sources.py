@@ -1,15 +1,14 @@
 """Where pictures and labels come from: `--data` of any kind becomes parts of `Source`s.
 
-a folder of class folders, with or without train/, val/, test/     folder.py
-a CSV of path and label                                            folder.py
-a parquet file, or a folder of them                                parquet.py
-tar shards: a folder, a pattern, one shard                         shards.py
+- folder.py: a folder of class folders, with or without train/, val/, test/; a CSV
+- parquet.py: a parquet file, or a folder of them as the Hub keeps data sets
+- shards.py: WebDataset tar shards: a folder, a pattern, one shard
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +16,14 @@ from typing import Any, Literal
 import numpy as np
 
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.labels import match_classes
-from vitcli.data.records import Ints, Names, Parts, Source
+from vitcli.data import folder, parquet, shards
+from vitcli.data.labels import listed, match_classes
+from vitcli.data.records import Ints, Parts, Source
 from vitcli.errors import DataError
 
-__all__ = ["Names", "Source", "Splits", "open_data", "open_part"]
+Part = Literal["auto", "train", "val", "test"]
 
-Part = Literal["auto", "train", "val", "test", "all"]
+_PART_NAMES = {"train": "training part", "val": "validation part", "test": "test part"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Splits:
 
     train: Source
     val: Source | None
-    """Selects the best step. Comes with the data, or was split off the training part."""
+    """Selects the best step. Comes with the data, or was held out of the training part."""
     test: Source | None
     """Never selects anything."""
     split_note: str
@@ -56,9 +56,9 @@ def open_data(
     """Opens a data set for training.
 
     Args:
-        config: where it is, and how to split off a validation part if it has none.
+        config: where it is, and how to hold out a validation part if it has none.
         classes: of a model; labels become indices into them, matched by id, then by unique name.
-        record: a split that was written down (`Splits.record`): its pictures are held out again,
+        record: a split that was written down (`Splits.record`): the same pictures are held out,
             whatever was added to the data since.
 
     Raises:
@@ -66,95 +66,129 @@ def open_data(
         MissingExtraError: the library that reads it is not installed.
     """
     parts = open_parts(config)
-    train = parts.train
+    train, val = parts.train, parts.val
     if train is None:
         raise DataError(
-            "there is no training part", where=config.path, hint="expected a part named 'train'"
-        )
-    if len(np.unique(train.labels)) < 2 and classes is None:
-        only = train.classes[int(train.labels[0])].name if len(train) else "nothing"
-        raise DataError(
-            f"all pictures are of one class, '{only}'",
+            "there is no training part, only one to validate or test on",
             where=config.path,
-            hint="learning to tell classes apart needs two at least, each in a folder of its own",
+            hint="give the folder above it, or files with 'train' in their names",
+        )
+    counts = train.counts()
+    if np.count_nonzero(counts) < 2 and classes is None:
+        raise DataError(
+            f"all pictures are of one class, '{train.classes[int(counts.argmax())].name}'",
+            where=config.path,
+            hint="to learn to tell classes apart takes two at least, each in a folder of its own",
         )
     warnings = list(parts.warnings)
+    if not counts.all():
+        absent = [train.classes[i].name for i in np.flatnonzero(counts == 0)]
+        warnings.append(f"{config.path}: no training pictures of {listed(absent)}")
     fingerprint = train.fingerprint()
-    if parts.val is not None:
-        val: Source | None = parts.val
-        note = f"the data's own validation part: {len(parts.val):,} pictures"
-        written: dict[str, Any] = {"kind": "given"}
-    else:
-        held, note, written = _hold_out(train, config, record, warnings)
-        val = train.select(held) if len(held) else None
-        train = train.select(np.setdiff1d(np.arange(len(train)), held))
     if record is not None and record.get("fingerprint") != fingerprint:
         warnings.append(f"{config.path} has changed since its split was written down")
-    written = {"data": config.path, "fingerprint": fingerprint, **written}
-    opened = [_aligned(s, classes, config.path) for s in (train, val, parts.test)]
-    assert opened[0] is not None
-    return Splits(opened[0], opened[1], opened[2], note, tuple(warnings), written)
+    written: dict[str, Any] = {"data": config.path, "fingerprint": fingerprint}
+    if val is not None:
+        note = f"validation: the data's own part, {len(val):,} pictures"
+        written["kind"] = "given"
+    else:
+        held, note = _hold_out(train, config, record, warnings)
+        written["kind"] = "held out" if len(held) else "none"
+        if len(held):
+            val = train.select(held)
+            written |= {"fraction": config.val_fraction, "seed": config.split_seed}
+            written["val"] = list(val.names)
+            train = train.select(np.setdiff1d(np.arange(len(train)), held))
+    return Splits(
+        _aligned(train, classes, config.path),
+        None if val is None else _aligned(val, classes, config.path),
+        None if parts.test is None else _aligned(parts.test, classes, config.path),
+        note,
+        tuple(warnings),
+        written,
+    )
 
 
 def open_part(
-    config: DataConfig, part: Part = "auto", classes: tuple[ClassLabel, ...] | None = None
+    config: DataConfig,
+    part: Part = "auto",
+    classes: tuple[ClassLabel, ...] | None = None,
+    record: Mapping[str, Any] | None = None,
 ) -> tuple[Source, str, tuple[str, ...]]:
-    """Opens one part of a data set, to evaluate on; nothing is split off.
+    """Opens one part of a data set, to evaluate on.
 
-    auto: the test part if the data has one, else its validation part, else all of it.
+    Args:
+        config: where it is; nothing is held out of it.
+        part: "auto" takes the test part if the data has one, else its validation part, else all.
+        classes: of a model; labels become indices into them, matched by id, then by unique name.
+        record: the split of a run on this data: "val" (and "auto", where the data has no parts)
+            is then what that run held out.
 
     Returns:
         (the pictures, which part this is in words, warnings)
+
+    Raises:
+        DataError: as `open_data`; there is no such part; a class that the model does not have.
     """
     parts = open_parts(config)
     named = {"test": parts.test, "val": parts.val, "train": parts.train}
-    if part == "auto":
-        part, source = next((name, s) for name, s in named.items() if s is not None)  # type: ignore[assignment]
-    else:
-        source = parts.train if part == "all" and not (parts.val or parts.test) else None
-        source = source or named.get(part)
-    if source is None:
-        there = ", ".join(name for name, s in named.items() if s is not None)
-        raise DataError(f"there is no part '{part}'", where=config.path, hint=f"it has: {there}")
-    aligned = _aligned(source, classes, config.path)
-    assert aligned is not None
-    words = {"test": "test part", "val": "validation part", "train": "training part"}
-    alone = sum(s is not None for s in named.values()) == 1
-    return aligned, "all pictures" if alone else words[part], parts.warnings
+    there = {name: source for name, source in named.items() if source is not None}
+    chosen = next(iter(there)) if part == "auto" else part
+    warnings = list(parts.warnings)
+    words = "all pictures" if len(there) == 1 and chosen in there else _PART_NAMES[chosen]
+    source = there.get(chosen)
+    wants_held = part == "val" or (part == "auto" and chosen == "train")
+    was_held = record is not None and record.get("kind") == "held out"
+    if wants_held and was_held and "val" not in there and "train" in there:
+        held, _ = _hold_out(there["train"], config, record, warnings)
+        source, words = there["train"].select(held), "pictures held out of training"
+    if source is None or not len(source):
+        raise DataError(
+            f"there is no {_PART_NAMES[chosen]}",
+            where=config.path,
+            hint=f"this data has a {' and a '.join(_PART_NAMES[name] for name in there)}",
+        )
+    return _aligned(source, classes, config.path), words, tuple(warnings)
 
 
 def open_parts(config: DataConfig) -> Parts:
-    """The data set as it lies on disk."""
-    from vitcli.data import folder, parquet, shards
-
+    """The parts of a data set as they lie on disk, whatever its kind."""
     path = Path(config.path).expanduser()
     classes_file = Path(config.classes).expanduser() if config.classes else None
-    name = path.name.lower()
-    if "{" in str(path) or (path.is_file() and shards.is_shard(path)):
+    if "{" in config.path and not path.exists():
         return shards.open_shards(path, classes_file)
     if not path.exists():
-        raise DataError("there is no such file or folder", where=config.path)
+        raise DataError(
+            "there is no such file or folder",
+            where=config.path,
+            hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
+        )
     if path.is_dir():
         if _holds(path, shards.is_shard):
             return shards.open_shards(path, classes_file)
-        if _holds(path, lambda p: p.suffix == ".parquet"):
+        if _holds(path, parquet.is_parquet):
             return parquet.open_parquet(path, classes_file)
         return folder.open_folder(path, classes_file)
-    if name.endswith(".parquet"):
+    if shards.is_shard(path):
+        return shards.open_shards(path, classes_file)
+    if parquet.is_parquet(path):
         return parquet.open_parquet(path, classes_file)
-    if name.endswith((".csv", ".tsv")):
+    if path.suffix.lower() in (".csv", ".tsv"):
         return folder.open_csv(path, classes_file)
     raise DataError(
-        "is not a data set that vit knows",
+        "is not a data set of a known kind",
         where=config.path,
         hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
     )
 
 
-def _holds(folder: Path, wanted: Any) -> bool:
+def _holds(place: Path, wanted: Callable[[Path], bool]) -> bool:
     """Whether a folder, or a folder in it, directly holds a file that is wanted."""
-    inner = [folder, *(p for p in folder.iterdir() if p.is_dir())]
-    return any(wanted(p) for place in inner for p in place.iterdir() if p.is_file())
+    try:
+        folders = [place, *(p for p in place.iterdir() if p.is_dir())]
+        return any(wanted(p) and p.is_file() for inner in folders for p in inner.iterdir())
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=place) from error
 
 
 # ---------------------------------------------------------------------------------------------
@@ -163,8 +197,8 @@ def _holds(folder: Path, wanted: Any) -> bool:
 
 def _hold_out(
     train: Source, config: DataConfig, record: Mapping[str, Any] | None, warnings: list[str]
-) -> tuple[Ints, str, dict[str, Any]]:
-    """(indices of the validation pictures, a note, the record) for data without such a part."""
+) -> tuple[Ints, str]:
+    """(sorted indices of the pictures held out for validation, a line that says which)."""
     if record is not None and record.get("kind") == "held out":
         wanted = set(record["val"])
         held = np.array([i for i, name in enumerate(train.names) if name in wanted], np.int64)
@@ -173,53 +207,43 @@ def _hold_out(
                 f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} validation "
                 "pictures that were written down are gone"
             )
-        note = f"held out for validation, as written down before: {len(held):,} pictures"
-        return held, note, dict(record)
-    if config.val_fraction == 0:
-        return np.empty(0, np.int64), "no validation part", {"kind": "none"}
+        return held, f"validation: the {len(held):,} pictures that were held out before"
+    if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
+        return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)
-    single = [train.classes[c].name for c in np.flatnonzero(train.counts() == 1)]
+    single = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
     if single:
-        from vitcli.data.labels import listed
-
         warnings.append(
-            f"{config.path}: {listed(single)} has one picture: it is trained on, not validated"
+            f"{config.path}: only one picture of {listed(single)}: trained on, not validated"
         )
     note = (
-        f"held out for validation: {len(held):,} of {len(train):,} pictures, "
+        f"validation: {len(held):,} of {len(train):,} pictures held out, "
         f"{config.val_fraction:.0%} of each class (split seed {config.split_seed})"
     )
-    kept = {
-        "kind": "held out",
-        "fraction": config.val_fraction,
-        "seed": config.split_seed,
-        "val": [train.names[int(i)] for i in held],
-    }
-    return held, note, kept
+    return held, note
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:
-    """Sorted indices of `fraction` of each class, at least one picture of each class that has
-    two; a function of the seed, the class's place and its pictures' order alone."""
+    """Sorted indices of `fraction` of each class: at least one picture of a class that has two,
+    never all of them. A function of the seed, the class's index and its pictures' order alone."""
     order = np.argsort(source.labels, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(source.counts())])
-    held = []
-    for index, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
-        members = order[start:end]
+    ends = np.cumsum(source.counts())
+    held = [np.empty(0, np.int64)]
+    for index, end in enumerate(ends):
+        members = order[ends[index - 1] if index else 0 : end]
         if len(members) > 1:
             count = min(max(1, round(fraction * len(members))), len(members) - 1)
             held.append(np.random.default_rng((seed, index)).permutation(members)[:count])
-    return np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
+    return np.sort(np.concatenate(held))
 
 
-def _aligned(
-    source: Source | None, classes: tuple[ClassLabel, ...] | None, path: str
-) -> Source | None:
+def _aligned(source: Source, classes: tuple[ClassLabel, ...] | None, path: str) -> Source:
     """The source with labels that are indices into a model's classes."""
-    if source is None or not classes or classes == source.classes:
+    if not classes or classes == source.classes:
         return source
     # Only classes that have pictures must be among the model's.
     present = np.flatnonzero(source.counts())
     table = np.full(len(source.classes), -1, np.int64)
-    table[present] = match_classes([source.classes[i] for i in present], classes, path, "the model")
+    wanted = [source.classes[i] for i in present]
+    table[present] = match_classes(wanted, classes, path, "the model")
     return dataclasses.replace(source, classes=classes, labels=table[source.labels])

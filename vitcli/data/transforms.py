@@ -111,10 +111,10 @@ class TrainTransform:
         image = open_picture(picture)
         height, width = upright_size(image)
         box = inception_box((height, width), self.augment, rng)
-        # The whole picture's size at which the crop has the size that is asked for.
+        # The whole picture's size at which the crop is twice as large as it will be.
         need = (
-            math.ceil(self.size[0] * height / (box[3] - box[1])),
-            math.ceil(self.size[1] * width / (box[2] - box[0])),
+            math.ceil(2 * self.size[0] * height / (box[3] - box[1])),
+            math.ceil(2 * self.size[1] * width / (box[2] - box[0])),
         )
         image = load(image, need)
         if image.size != (width, height):  # decoded at reduced scale
