@@ -16,7 +16,8 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path` that takes its place once the block has ended well.
 
     Whatever ends the block early (an error, Ctrl-C, a full disk) leaves the target as it was and
-    no temporary file behind. A symbolic link stays a link: its target is replaced.
+    no temporary file behind. A symbolic link stays a link: its target is replaced. A device or a
+    pipe (/dev/stdout) is no file that could be replaced: it is written to as it comes.
 
     Raises:
         OutputError: the file cannot be written.
@@ -26,6 +27,10 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     try:
         if target.is_dir():
             raise OutputError("cannot be written: it is a folder", where=path)
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "wb") as file:
+                yield file
+            return
         try:
             with open(temporary, "xb") as file:
                 yield file
