@@ -12,9 +12,9 @@ from PIL import Image, ImageChops, ImageOps
 from vitcli.config import Size
 from vitcli.errors import PictureError
 
-# Formats that hold pictures. Pillow's others include programs (EPS runs Ghostscript).
+# Formats that hold pictures (JPEG stands for MPO too). Pillow's others include programs (EPS runs Ghostscript).
 _FORMATS = (
-    "JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
+    "JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
 )  # fmt: skip
 
 _ORIENTATION = 0x0112
