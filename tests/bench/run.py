@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import statistics
 import subprocess
@@ -123,6 +124,19 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
+def describe_machine(peers: str) -> str:
+    """Processors and versions, without which a figure says little."""
+    code = "from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in N))"
+    names = ("torch", "timm", "transformers")
+    command = [peers, "-c", f"N = {names!r}; {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = models[0] if models else platform.processor()
+    return f"{os.cpu_count()} x {processor}; {done.stdout.strip()}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each command")
@@ -133,6 +147,7 @@ def main() -> None:
     parser.add_argument("--material", type=Path, help="keep pictures and models in this folder")
     arguments = parser.parse_args()
 
+    print(describe_machine(arguments.peers))
     material = arguments.material or Path(tempfile.mkdtemp(prefix="vit-bench-"))
     try:
         if not (material / "transformers-b16").exists():
