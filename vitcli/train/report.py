@@ -35,8 +35,10 @@ def finish(run: Run, folder: RunFolder, command: str, progress: Progress) -> dic
     info = run.stored_info(command, progress, figures)
     rewrite_info(folder.path, info, train=config_to_json(run.config))
     plots.training_curves(folder.read_metrics(), folder.curves)
+    pictures = {"Loss, accuracy and learning rate": folder.curves.name}
     if shown is not None:
         names = [label.name for label in info.classes]
         plots.confusion_matrix(shown.confusion, names, folder.confusion)
-    write_text(folder.card, card.model_card(info, shown))
+        pictures["Confusion matrix"] = folder.confusion.name
+    write_text(folder.card, card.model_card(info, shown, name=folder.path.name, pictures=pictures))
     return figures

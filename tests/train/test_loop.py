@@ -1,0 +1,210 @@
+"""Whole runs: they learn, they resume to the bit, they leave a folder in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitcli.checkpoints.load import load
+from vitcli.config import AugmentConfig, DataConfig
+from vitcli.errors import ConfigError, OutputError, RunError
+from vitcli.train.loop import train
+
+
+def weights(run) -> dict[str, torch.Tensor]:
+    return load_file(Path(run.output) / "model.safetensors")
+
+
+def assert_same(first, second) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def interrupt_at(step: int):
+    """An on_event that sends this process SIGTERM once a step is reported."""
+
+    def on_event(event) -> None:
+        if event["event"] == "train" and event["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_event
+
+
+def test_a_run_learns_and_writes_its_folder(tiny_run):
+    run = tiny_run(steps=60)
+    events = []
+    outcome = train(run, command="vit pretrain --data colours", on_event=events.append)
+    folder = Path(run.output)
+    assert outcome.finished and outcome.figures["val_top1"] == 1.0
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "README.md", "config.json", "confusion.png", "curves.png", "metrics.jsonl",
+        "model.safetensors", "split.json",
+    }  # fmt: skip
+    plan = next(event for event in events if event["event"] == "plan")
+    assert plan["tokens"] == 5 and plan["steps"] == 60 and plan["estimated_seconds"] > 0
+    losses = [event["loss"] for event in events if event["event"] == "train"]
+    assert losses[-1] < 0.2 < losses[0]
+    model = load(folder)
+    assert [label.name for label in model.classes] == ["blue", "green", "red"]
+    assert "vit pretrain --data colours" in (folder / "README.md").read_text()
+    assert model.info.provenance["figures"]["val_top1"] == 1.0
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_the_workers(tiny_run, tmp_path):
+    first = tiny_run(output=str(tmp_path / "a"), workers=0)
+    second = tiny_run(output=str(tmp_path / "b"), workers=2)
+    third = tiny_run(output=str(tmp_path / "c"), seed=1)
+    for run in (first, second, third):
+        train(run)
+    assert_same(weights(first), weights(second))
+    assert not torch.equal(weights(first)["norm.weight"], weights(third)["norm.weight"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_sigterm_and_resume_equal_an_unbroken_run(tiny_run, tmp_path, optimizer):
+    fields = {"optimizer": optimizer, "dropout": 0.1, "drop_path": 0.1}
+    whole = tiny_run(output=str(tmp_path / "whole"), **fields)
+    train(whole)
+    broken = tiny_run(output=str(tmp_path / "broken"), **fields)
+    outcome = train(broken, on_event=interrupt_at(5))
+    assert not outcome.finished and outcome.step == 5
+    assert (tmp_path / "broken" / "state.safetensors").exists()
+    assert train(broken, resume=True).finished
+    assert_same(weights(whole), weights(broken))
+    steps = {}
+    for name in ("whole", "broken"):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        steps[name] = [(line["event"], line["step"]) for line in map(json.loads, lines)]
+    assert steps["broken"] == steps["whole"]
+
+
+@pytest.mark.slow
+def test_kill_9_and_resume_equal_an_unbroken_finetune(tiny_run, tmp_path, colours):
+    """The bar of the issue, through the command line: finetune, kill -9, --resume."""
+    parent = tiny_run(output=str(tmp_path / "parent"))
+    train(parent)
+    command = [sys.executable, "-m", "vitcli", "finetune", "--data", str(colours)]
+    command += ["--model", str(tmp_path / "parent"), "--resolution", "24", "--steps", "40"]
+    command += ["--batch-size", "12", "--precision", "fp32", "--save-every", "5", "--device", "cpu"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
+    process = subprocess.Popen([*command, "-o", str(broken)], stderr=subprocess.PIPE)
+    state = broken / "state.safetensors"
+    deadline = time.monotonic() + 120
+    while not state.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert state.exists(), process.stderr.read().decode()
+    resume = [sys.executable, "-m", "vitcli", "finetune", "--resume", str(broken)]
+    subprocess.run(resume, check=True, capture_output=True)
+    assert_same(load_file(whole / "model.safetensors"), load_file(broken / "model.safetensors"))
+
+
+def test_accumulation_is_the_whole_batch(tiny_run, tmp_path):
+    once = tiny_run(output=str(tmp_path / "once"), steps=3, accumulate=1)
+    parts = tiny_run(output=str(tmp_path / "parts"), steps=3, accumulate=4)
+    for run in (once, parts):
+        train(run)
+    for a, b in zip(weights(once).values(), weights(parts).values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_every_augmentation_resumes_to_the_bit(tiny_run, tmp_path):
+    augment = AugmentConfig(
+        crop_area=(0.3, 1.0), randaugment=(2, 10), erasing=0.3, mixup=0.2, cutmix=1.0
+    )
+    whole = tiny_run(output=str(tmp_path / "whole"), augment=augment, label_smoothing=0.1)
+    broken = dataclasses.replace(whole, output=str(tmp_path / "broken"))
+    train(whole)
+    train(broken, on_event=interrupt_at(7))
+    train(broken, resume=True)
+    assert_same(weights(whole), weights(broken))
+
+
+def test_finetune_resizes_and_starts_with_a_head_of_zeros(tiny_run, tmp_path):
+    train(tiny_run(output=str(tmp_path / "parent")))
+    run = tiny_run(
+        output=str(tmp_path / "child"), task="finetune", model=str(tmp_path / "parent"),
+        resolution=(16, 24), optimizer="sgd", lr=1e-9, steps=1, eval_every=1,
+    )  # fmt: skip
+    train(run)
+    model = load(tmp_path / "child")
+    assert model.config.image_size == (16, 24) and model.config.grid == (2, 3)
+    assert model.head.weight.abs().max() < 1e-6
+    assert model.preprocess.crop_mode == "squash"
+    parent = load(tmp_path / "parent")
+    assert torch.allclose(model.blocks[0].mlp.fc1.weight, parent.blocks[0].mlp.fc1.weight)
+    assert model.info.provenance["posemb_resize"] == {"method": "bilinear", "from": [2, 2]}
+
+
+def test_patches_are_spread_for_larger_pictures(tiny_run, tmp_path, colours):
+    run = tiny_run(
+        steps=20, save_patch_size=32, save_dtype="float16", preprocess={"interpolation": "box"}
+    )
+    figures = train(run).figures
+    model = load(run.output)
+    assert model.config.patch_size == (32, 32) and model.preprocess.size == (64, 64)
+    assert figures["val_top1"] > 0.9  # of the stored file: the same function of a small picture
+    assert weights(run)["patch_embed.proj.weight"].dtype is torch.float16
+
+
+def test_a_folder_with_a_run_is_not_touched(tiny_run):
+    run = tiny_run()
+    train(run)
+    before = weights(run)
+    with pytest.raises(RunError, match="holds a finished run"):
+        train(run)
+    with pytest.raises(RunError, match="nothing to resume"):
+        train(run, resume=True)
+    assert_same(before, weights(run))
+    train(dataclasses.replace(run, seed=5), force=True)
+    assert not torch.equal(before["norm.weight"], weights(run)["norm.weight"])
+
+
+def test_an_unfinished_run_asks_what_to_do(tiny_run):
+    run = tiny_run()
+    train(run, on_event=interrupt_at(3))
+    with pytest.raises(RunError, match="holds an unfinished run") as caught:
+        train(run)
+    assert "--resume" in caught.value.hint and "--force" in caught.value.hint
+
+
+def test_a_damaged_state_is_one_line(tiny_run):
+    run = tiny_run()
+    train(run, on_event=interrupt_at(3))
+    state = Path(run.output) / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(RunError, match="state cannot be resumed") as caught:
+        train(run, resume=True)
+    assert "\n" not in caught.value.what
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tiny_run):
+    with pytest.raises(RunError, match=r"the loss is (nan|inf) at step"):
+        train(tiny_run(optimizer="sgd", lr=1e39, clip_norm=None, warmup=0))
+
+
+def test_resolution_between_patches_fails_before_anything_is_written(tiny_run):
+    run = tiny_run(resolution=(17, 17), data=DataConfig("no such folder"))
+    with pytest.raises(ConfigError, match="height 17 is not a multiple of the patch size 8"):
+        train(run)
+    assert not Path(run.output).exists()
+
+
+def test_an_output_that_is_a_file(tiny_run, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="cannot be used as a run's folder"):
+        train(tiny_run(output=str(tmp_path / "file" / "run")))
+    assert (tmp_path / "file").read_text() == "mine"
