@@ -193,7 +193,7 @@ def test_a_damaged_state_is_one_line(tiny_run):
 
 def test_a_loss_that_is_not_finite_stops_the_run(tiny_run):
     with pytest.raises(RunError, match=r"the loss is (nan|inf) at step"):
-        train(tiny_run(optimizer="sgd", lr=1e39, clip_norm=None, warmup=0))
+        train(tiny_run(optimizer="adamw", lr=1e37, clip_norm=None, warmup=0))
 
 
 def test_resolution_between_patches_fails_before_anything_is_written(tiny_run):
