@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
 
 import numpy as np
 
+from vitcli.config import ClassLabel
 from vitcli.data.labels import (
     folder_label,
     listed,
@@ -17,7 +18,7 @@ from vitcli.data.labels import (
     read_classes,
     require_unique_ids,
 )
-from vitcli.data.records import PICTURE_SUFFIXES, FileReader, Names, Parts, new_source, part_of
+from vitcli.data.records import FileReader, Names, Parts, is_picture, new_source, part_of
 from vitcli.errors import DataError
 
 _LAYOUT = "put the pictures of each class into a folder of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
@@ -26,57 +27,63 @@ _LAYOUT = "put the pictures of each class into a folder of its own: DATA/cat/1.j
 def open_folder(root: Path, classes_file: Path | None) -> Parts:
     """The parts of a folder of class folders, or of train/, val/ and test/ that hold them.
 
-    Classes are those of all parts, in order of their folders' names, or of the list of classes
-    (`--classes FILE`, else a `classes.txt` in the folder).
+    Classes are those of all parts in order of their ids, or the list of classes (`--classes
+    FILE`, else a `classes.txt` in the folder).
 
     Raises:
         DataError: no class folders, no pictures, a class that is not in the training part.
     """
-    folders = {name: root / name for name in _subfolders(root)}
-    named = {name: part for name in folders if (part := part_of(name))}
     warnings: list[str] = []
-    if named and ("train" in named.values() or len(named) == len(folders)):
-        twice = [p for p in set(named.values()) if list(named.values()).count(p) > 1]
-        if twice:
-            both = [name for name, part in named.items() if part == twice[0]]
-            raise DataError(
-                f"{listed(both)} both mean the {twice[0]} part", where=root, hint="remove one"
-            )
-        ignored = [name for name in folders if name not in named]
-        if ignored:
-            warnings.append(f"{root}: {listed(ignored)} is not train, val or test: left out")
-        places = {part: folders[name] for name, part in named.items()}
-    else:
-        places = {"train": root}
-    found = {part: _class_folders(place, warnings) for part, place in places.items()}
-    if "test" in found and not found["test"]:
-        warnings.append(f"{places['test']} has no class folders: left out")
-        del found["test"]
-    _require_pictures(found, places)
+    places = _part_folders(root, warnings)
+    found: dict[str, dict[str, Names]] = {}
+    labels: dict[str, dict[str, ClassLabel]] = {}
+    for part, place in places.items():
+        found[part] = _class_folders(root, place, warnings)
+        if not found[part]:
+            if part == "test" and len(places) > 1:  # often pictures without labels
+                warnings.append(f"{place} has no class folders with pictures: left out")
+                del found[part]
+                continue
+            raise DataError(_why_empty(place), where=place, hint=_LAYOUT)
+        labels[part] = {name: folder_label(name) for name in found[part]}
+        require_unique_ids(list(labels[part].values()), place)
+    _require_trained(labels, places)
+    by_id = {label.id: label for by_name in labels.values() for label in by_name.values()}
+    classes = tuple(by_id[id] for id in sorted(by_id))
+    table = np.arange(len(classes))
     if classes_file is None and (root / "classes.txt").is_file():
         classes_file = root / "classes.txt"
-    names = sorted({name for part in found.values() for name in part})
-    spelt = tuple(folder_label(name) for name in names)
-    require_unique_ids(spelt, root)
-    classes, table = spelt, np.arange(len(spelt))
     if classes_file is not None:
+        spelt = classes
         classes = read_classes(classes_file)
         table = match_classes(spelt, classes, root, str(classes_file))
-    index = {name: int(table[i]) for i, name in enumerate(names)}
+    position = {id: table[index] for index, id in enumerate(sorted(by_id))}
     sources = {}
-    for part, by_class in found.items():
-        ordered = sorted(by_class.items())
-        files = Names.pack(
-            os.path.relpath(places[part], root) + os.sep + file if places[part] != root else file
-            for _, class_files in ordered
-            for file in class_files
+    for part, by_folder in found.items():
+        files = Names.join(list(by_folder.values()))
+        values = [position[labels[part][name].id] for name in by_folder]
+        indices = np.repeat(
+            np.array(values, np.int64), [len(names) for names in by_folder.values()]
         )
-        labels = np.repeat(
-            np.array([index[name] for name, _ in ordered], np.int64),
-            [len(class_files) for _, class_files in ordered],
-        )
-        sources[part] = new_source(classes, labels, files, FileReader(root, files), root)
+        sources[part] = new_source(classes, indices, files, FileReader(root, files), root)
     return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
+
+
+def _part_folders(root: Path, warnings: list[str]) -> dict[str, Path]:
+    """{part: its folder}; a folder that has no parts is the training part."""
+    names = _subfolders(root)
+    named = {name: part for name in names if (part := part_of(name))}
+    if not named or ("train" not in named.values() and len(named) < len(names)):
+        return {"train": root}
+    for part in set(named.values()):
+        same = [name for name in named if named[name] == part]
+        if len(same) > 1:
+            raise DataError(f"{listed(same)} both mean {part}", where=root, hint="remove one")
+    others = [name for name in names if name not in named]
+    if others:
+        warnings.append(f"{root}: {listed(others)} is not train, val or test: left out")
+    places = {part: root / name for name, part in named.items()}
+    return {part: places[part] for part in ("train", "val", "test") if part in places}
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -88,47 +95,58 @@ def _subfolders(folder: Path) -> list[str]:
     return [name for name in names if not name.startswith((".", "__"))]
 
 
-def _class_folders(place: Path, warnings: list[str]) -> dict[str, list[str]]:
-    """{class folder: its pictures, relative to `place`, in order}; empty ones are left out."""
-    found = {name: sorted(_pictures(place, name)) for name in _subfolders(place)}
-    empty = [name for name, files in found.items() if not files]
-    if empty and len(empty) < len(found):
+def _class_folders(root: Path, place: Path, warnings: list[str]) -> dict[str, Names]:
+    """{class folder: its pictures relative to root, in order}; empty ones are left out."""
+    found = {name: _pictures(root, place / name) for name in _subfolders(place)}
+    filled = {name: files for name, files in found.items() if len(files)}
+    if filled and len(filled) < len(found):
+        empty = [name for name in found if name not in filled]
         warnings.append(f"{place}: no pictures in {listed(empty)}: left out")
-    return {name: files for name, files in found.items() if files}
+    loose = _loose(place) if filled else 0
+    if loose:
+        warnings.append(f"{place}: {loose:,} pictures outside the class folders are left out")
+    return filled
 
 
-def _pictures(place: Path, name: str) -> Iterator[str]:
-    for folder, inner, files in os.walk(place / name, followlinks=True):
-        inner[:] = [i for i in inner if not i.startswith(".")]
-        for file in files:
-            if not file.startswith(".") and file.rpartition(".")[2].lower() in PICTURE_SUFFIXES:
-                yield os.path.relpath(os.path.join(folder, file), place)
+def _pictures(root: Path, folder: Path) -> Names:
+    files: list[str] = []
+    for inside, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        # "/" on every system, so that a split that was written down holds on another.
+        above = os.path.relpath(inside, root).replace(os.sep, "/")
+        files += [f"{above}/{name}" for name in names if is_picture(name)]
+    return Names.pack(sorted(files))
 
 
-def _require_pictures(found: dict[str, dict[str, list[str]]], places: dict[str, Path]) -> None:
-    for part, by_class in found.items():
-        if not by_class:
-            loose = sum(
-                file.suffix[1:].lower() in PICTURE_SUFFIXES for file in places[part].iterdir()
+def _loose(place: Path) -> int:
+    return sum(is_picture(entry.name) and entry.is_file() for entry in os.scandir(place))
+
+
+def _why_empty(place: Path) -> str:
+    loose = _loose(place)
+    return f"{loose:,} pictures, but no class folders" if loose else "no pictures in it"
+
+
+def _require_trained(labels: dict[str, dict[str, ClassLabel]], places: dict[str, Path]) -> None:
+    if "train" not in labels:
+        return
+    trained = {label.id for label in labels["train"].values()}
+    for part, by_name in labels.items():
+        alone = [name for name, label in by_name.items() if label.id not in trained]
+        if alone:
+            raise DataError(
+                f"{listed(alone)} has no pictures in the training part",
+                where=places[part],
+                hint="add some there, or remove it here",
             )
-            what = f"{loose:,} pictures, but no class folders" if loose else "no pictures in it"
-            raise DataError(what, where=places[part], hint=_LAYOUT)
-    if "train" in found:
-        for part in ("val", "test"):
-            alone = sorted(set(found.get(part, {})) - set(found["train"]))
-            if alone:
-                raise DataError(
-                    f"{listed(alone)} has no pictures in the training part",
-                    where=places[part],
-                    hint="add pictures of it to the training part, or remove it here",
-                )
 
 
 # ---------------------------------------------------------------------------------------------
 # CSV
 
+_HEADER = "a CSV starts with the line: path,label   and has a line for each picture"
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
-_LABEL_COLUMNS = ("label", "class", "target", "category", "id", "class_name")
+_LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
 _PART_COLUMNS = ("split", "part", "set", "subset")
 
 
@@ -139,6 +157,32 @@ def open_csv(path: Path, classes_file: Path | None) -> Parts:
     Raises:
         DataError: not text, a column missing, a row cut short, a file that is not there.
     """
+    rows = _read_rows(path)
+    absent = [f for files, _ in rows.values() for f in files if not (path.parent / f).is_file()]
+    if absent:
+        raise DataError(
+            f"{len(absent):,} of its pictures are not there: {listed(absent, 3)}",
+            where=path,
+            hint=f"paths are relative to the CSV's folder, {path.parent.resolve()}",
+        )
+    known = read_classes(classes_file) if classes_file else None
+    every_label = (label for _, labels in rows.values() for label in labels)
+    numeric = all(re.fullmatch(r"-?\d{1,9}", label) for label in every_label)
+    raw = {
+        part: np.array([int(n) for n in labels], np.int64) if numeric else np.array(labels)
+        for part, (_, labels) in rows.items()
+    }
+    classes, indices, warnings = name_labels(raw, known, path)
+    sources = {}
+    for part, (files, _) in rows.items():
+        names = Names.pack(files)
+        reader = FileReader(path.parent, names)
+        sources[part] = new_source(classes, indices[part], names, reader, path.parent)
+    return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
+
+
+def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """{part: (paths, labels)}"""
     rows: dict[str, tuple[list[str], list[str]]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -149,19 +193,20 @@ def open_csv(path: Path, classes_file: Path | None) -> Parts:
             header = [cell.strip().lower() for cell in next(table, [])]
             picture = _column(header, _PATH_COLUMNS, path)
             label = _column(header, _LABEL_COLUMNS, path)
-            part_column = next((header.index(c) for c in _PART_COLUMNS if c in header), None)
+            split = next((header.index(name) for name in _PART_COLUMNS if name in header), None)
             for cells in table:
-                if not cells:
+                if not any(cells):
                     continue
                 where = f"{path}, line {table.line_num}"
-                if len(cells) != len(header) or not cells[picture] or not cells[label].strip():
-                    raise DataError("the row is not complete", where=where)
-                word = "train" if part_column is None else cells[part_column].strip()
+                if len(cells) <= max(picture, label, split or 0):
+                    raise DataError("the row is cut short", where=where)
+                if not cells[picture].strip() or not cells[label].strip():
+                    raise DataError("the row lacks its path or its label", where=where)
+                word = "train" if split is None else cells[split].strip()
                 part = part_of(word)
                 if part is None:
-                    raise DataError(
-                        f"'{word}' is not a part", where=where, hint="write train, val or test"
-                    )
+                    hint = "write train, val or test"
+                    raise DataError(f"'{word}' is not a part", where=where, hint=hint)
                 files, labels = rows.setdefault(part, ([], []))
                 files.append(cells[picture].strip())
                 labels.append(cells[label].strip())
@@ -170,28 +215,8 @@ def open_csv(path: Path, classes_file: Path | None) -> Parts:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=path) from error
     if not rows:
-        raise DataError("lists no pictures", where=path)
-    absent = [f for files, _ in rows.values() for f in files if not (path.parent / f).is_file()]
-    if absent:
-        raise DataError(
-            f"{len(absent):,} of its pictures are not there: {listed(absent, 3)}",
-            where=path,
-            hint=f"paths are relative to the CSV's folder, {path.parent}",
-        )
-    known = read_classes(classes_file) if classes_file else None
-    numeric = all(label.isdecimal() for _, labels in rows.values() for label in labels)
-    raw = {
-        part: np.array([int(n) for n in labels], np.int64) if numeric else np.array(labels)
-        for part, (_, labels) in rows.items()
-    }
-    classes, labels_of, warnings = name_labels(raw, known, path)
-    sources = {}
-    for part, indices in labels_of.items():
-        names = Names.pack(rows[part][0])
-        sources[part] = new_source(
-            classes, indices, names, FileReader(path.parent, names), path.parent
-        )
-    return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
+        raise DataError("lists no pictures", where=path, hint=_HEADER)
+    return rows
 
 
 def _column(header: list[str], names: tuple[str, ...], path: Path) -> int:
@@ -201,5 +226,5 @@ def _column(header: list[str], names: tuple[str, ...], path: Path) -> int:
     raise DataError(
         f"has no column '{names[0]}'; its first line names {listed(header)}",
         where=path,
-        hint="the first line of the CSV must be: path,label",
+        hint=_HEADER,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def require_unique_ids(classes: Sequence[ClassLabel], where: object) -> None:
 
 
 def listed(items: Iterable[object], limit: int = 5) -> str:
-    """'a', 'b', 'c' and 7 more."""
+    """ "'a', 'b', 'c' and 7 more"."""
     texts = [f"'{item}'" for item in items]
     if len(texts) > limit:
         return f"{', '.join(texts[:limit])} and {len(texts) - limit:,} more"
@@ -108,7 +108,7 @@ def name_labels(
         bad = lowest if lowest < 0 else highest
         valid = f"0 to {len(known) - 1}" if known else "0 and up"
         raise DataError(
-            f"a picture has the label {bad}, but labels are {valid}",
+            f"a picture has the label {bad}, but the classes are {valid}",
             where=where,
             hint="give the list of classes that belongs to this data with --classes FILE",
         )
@@ -129,6 +129,24 @@ def name_labels(
     return classes, indices, [warning]
 
 
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", " ")
+
+
+def _first(name: str) -> str:
+    """ "tench, Tinca tinca" is also called by its first name."""
+    return _plain(name.split(",")[0])
+
+
+def _indices_by(
+    classes: Sequence[ClassLabel], spelling: Callable[[str], str]
+) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for index, label in enumerate(classes):
+        found.setdefault(spelling(label.name), []).append(index)
+    return found
+
+
 def match_classes(
     theirs: Sequence[ClassLabel], ours: Sequence[ClassLabel], where: object, owner: str
 ) -> Ints:
@@ -139,11 +157,8 @@ def match_classes(
         DataError: a class that is not there, or a name that several have: all are listed.
     """
     by_id = {label.id: index for index, label in enumerate(ours)}
-    by_name: dict[str, list[int]] = {}
-    for index, label in enumerate(ours):
-        # "tench, Tinca tinca" is also called by its first word.
-        for name in {label.name, label.name.split(",")[0]}:
-            by_name.setdefault(name.strip().lower().replace("_", " "), []).append(index)
+    by_name = _indices_by(ours, _plain)
+    by_first_name = _indices_by(ours, _first)
     table = np.full(len(theirs), -1, np.int64)
     missing: list[str] = []
     ambiguous: list[str] = []
@@ -151,7 +166,7 @@ def match_classes(
         if label.id in by_id:
             table[position] = by_id[label.id]
             continue
-        found = by_name.get(label.name.strip().lower().replace("_", " "), [])
+        found = by_name.get(_plain(label.name)) or by_first_name.get(_first(label.name), [])
         if len(found) == 1:
             table[position] = found[0]
         else:

@@ -10,6 +10,7 @@ import functools
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,6 @@ from vitcli.errors import DataError, PictureError, VitError
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,))."""
-
-_PREFETCH = 4  # chunks that each worker prepares ahead
-
 
 _CHUNK_BYTES = 4 << 20
 _CHUNK_PICTURES = 256
@@ -78,7 +76,8 @@ def train_batches(
             parts = [permutation(e)[places[epochs == e]] for e in np.unique(epochs).tolist()]
             yield np.concatenate(parts), epochs
 
-    return _load(_Pictures(source, transform, seed), batches(), transform.size, workers)
+    amounts = _amounts(transform.size, batch_size // world, workers)
+    return _load(_Pictures(source, transform, seed), batches(), amounts, workers)
 
 
 def eval_batches(
@@ -98,7 +97,8 @@ def eval_batches(
     first, end = len(source) * rank // world, len(source) * (rank + 1) // world
     starts = range(first, end, batch_size)
     batches = ((np.arange(start, min(start + batch_size, end)), None) for start in starts)
-    return _load(_Pictures(source, transform, 0), batches, transform.preprocess.size, workers)
+    amounts = _amounts(transform.preprocess.size, batch_size, workers)
+    return _load(_Pictures(source, transform, 0), batches, amounts, workers)
 
 
 class _Pictures(Dataset[tuple[torch.Tensor, Ints, Ints, bool] | VitError]):
@@ -128,19 +128,22 @@ class _Pictures(Dataset[tuple[torch.Tensor, Ints, Ints, bool] | VitError]):
             rng = sample_rng(self.seed, int(order.epochs[place]), index)
             return self.transform(data, rng)
         except PictureError as error:
-            hint = error.hint or "repair or remove it, then go on with --resume"
+            hint = error.hint or "repair it, or take it out of the data"
             raise PictureError(error.what, where=self.source.where(index), hint=hint) from error
 
 
 def _load(
     pictures: _Pictures,
     batches: Iterable[tuple[Ints, Ints | None]],
-    size: Size,
+    amounts: tuple[int, int],
     workers: int,
 ) -> Iterator[Batch]:
-    orders = _chunks(batches, _chunk_size(3 * size[0] * size[1], workers))
+    chunk_size, prefetch = amounts
+    orders = _chunks(batches, chunk_size)
     chunks = (
-        _in_processes(pictures, orders, workers) if workers else map(pictures.__getitem__, orders)
+        _in_processes(pictures, orders, workers, prefetch)
+        if workers
+        else map(pictures.__getitem__, orders)
     )
     gathered: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for chunk in chunks:
@@ -162,32 +165,40 @@ def _chunks(batches: Iterable[tuple[Ints, Ints | None]], size: int) -> Iterator[
             yield _Order(indices[part], inner, start + size >= len(indices))
 
 
-def _chunk_size(picture_bytes: int, workers: int) -> int:
-    """Pictures that travel together: containers often give shared memory 64 MB in all, and a
-    worker that finds it full dies of a bus error."""
-    budget = _CHUNK_BYTES
+def _amounts(size: Size, batch_size: int, workers: int) -> tuple[int, int]:
+    """(pictures of a chunk, chunks that each worker prepares ahead): two batches ahead in all, as
+    far as half of the shared memory holds them. Containers often have 64 MB of it, and a worker
+    that finds it full dies of a bus error."""
+    picture = 3 * size[0] * size[1]
+    if not workers:
+        return max(1, min(batch_size, _CHUNK_BYTES // picture)), 0
+    ahead = 2 * batch_size
     shared = Path("/dev/shm")
-    if workers and shared.is_dir():
+    if shared.is_dir():
         free = os.statvfs(shared)
-        budget = min(budget, free.f_bavail * free.f_frsize // 2 // (workers * (_PREFETCH + 1)))
-    return max(1, min(_CHUNK_PICTURES, budget // picture_bytes))
+        ahead = min(ahead, free.f_bavail * free.f_frsize // 2 // picture)
+    chunk = min(_CHUNK_PICTURES, _CHUNK_BYTES // picture, -(-ahead // (2 * workers)))
+    chunk = max(1, chunk)
+    return chunk, max(1, ahead // (chunk * workers))
 
 
 def _in_processes(
-    pictures: _Pictures, orders: Iterable[_Order], workers: int
+    pictures: _Pictures, orders: Iterable[_Order], workers: int, prefetch: int
 ) -> Iterator[tuple[torch.Tensor, Ints, Ints, bool] | VitError]:
-    loader = DataLoader(
-        pictures,
-        batch_size=None,
-        sampler=orders,
-        num_workers=workers,
-        prefetch_factor=_PREFETCH,
-        collate_fn=_unchanged,
-        worker_init_fn=_start_worker,
-        # Forked workers share the index arrays and start at once; macOS and Windows cannot.
-        multiprocessing_context="fork" if sys.platform == "linux" else None,
-        generator=torch.Generator(),  # else it draws from the generator that dropout uses
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader = DataLoader(
+            pictures,
+            batch_size=None,
+            sampler=orders,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            collate_fn=_unchanged,
+            worker_init_fn=_start_worker,
+            # Forked workers share the index arrays and start at once; macOS and Windows cannot.
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+            generator=torch.Generator(),  # else it draws from the generator that dropout uses
+        )
     try:
         yield from loader
     except RuntimeError as error:

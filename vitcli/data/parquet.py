@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.config import ClassLabel
-from vitcli.data.labels import folder_label, listed, name_labels, read_classes
+from vitcli.data.labels import folder_label, listed, match_classes, name_labels, read_classes
 from vitcli.data.records import Ints, Names, Parts, Source, group_by_part
 from vitcli.errors import DataError, MissingExtraError, PictureError
 
@@ -81,8 +81,12 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
     if not raw:
         raise DataError("holds no labelled picture", where=path)
     first = tables[next(iter(raw))]
-    known = read_classes(classes_file) if classes_file else _named_classes(first, label)
-    classes, indices, notes = name_labels(raw, known, path)
+    named = _named_classes(first, label)
+    listing = read_classes(classes_file) if classes_file else None
+    classes, indices, notes = name_labels(raw, named or listing, path)
+    if named and listing:  # the data's own names, in the order of the list
+        table = match_classes(named, listing, path, str(classes_file))
+        classes, indices = listing, {part: table[labels] for part, labels in indices.items()}
     parts = {
         part: Source(
             classes,

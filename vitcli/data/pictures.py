@@ -12,7 +12,8 @@ from PIL import Image, ImageChops, ImageOps
 from vitcli.config import Size
 from vitcli.errors import PictureError
 
-# Formats that hold pictures (JPEG stands for MPO too). Pillow's others include programs (EPS runs Ghostscript).
+# Formats that hold pictures (JPEG stands for MPO too). Pillow's others include programs: EPS runs
+# Ghostscript.
 _FORMATS = (
     "JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
 )  # fmt: skip

@@ -7,6 +7,7 @@ no open files. What it holds in memory are packed arrays: tens of bytes a pictur
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import hashlib
 import os
@@ -43,9 +44,21 @@ class Names(Sequence[str]):
     @classmethod
     def pack(cls, strings: Iterable[str]) -> Names:
         """Packs strings; undecodable bytes of file names (surrogates) survive."""
-        encoded = [string.encode("utf-8", "surrogateescape") for string in strings]
-        text = np.frombuffer(b"".join(encoded), np.uint8)
-        return cls(text, np.cumsum([len(e) for e in encoded], dtype=np.int64))
+        text = bytearray()
+        ends = array.array("q")
+        for string in strings:
+            text += string.encode("utf-8", "surrogateescape")
+            ends.append(len(text))
+        return cls(np.frombuffer(bytes(text), np.uint8), np.array(ends, np.int64))
+
+    @classmethod
+    def join(cls, parts: Sequence[Names]) -> Names:
+        """The strings of all parts, one after the other."""
+        arrays = [part.arrays() for part in parts]
+        lengths = [len(text) for text, _ in arrays]
+        starts = np.cumsum([0, *lengths[:-1]])
+        ends = [ends + start for (_, ends), start in zip(arrays, starts, strict=True)]
+        return cls(np.concatenate([text for text, _ in arrays]), np.concatenate(ends))
 
     def __len__(self) -> int:
         return len(self._ends if self._rows is None else self._rows)
@@ -140,8 +153,8 @@ class Source:
     def fingerprint(self) -> str:
         """A short hash of names, labels and classes: a changed data set has another one."""
         digest = hashlib.sha256(repr(self.classes).encode())
-        for array in (self.labels, *self.names.arrays()):
-            digest.update(array.tobytes())
+        for values in (self.labels, *self.names.arrays()):
+            digest.update(values.tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -165,6 +178,11 @@ class Parts:
     val: Source | None = None
     test: Source | None = None
     warnings: tuple[str, ...] = ()
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file is named like a picture."""
+    return not name.startswith(".") and name.rpartition(".")[2].lower() in PICTURE_SUFFIXES
 
 
 _PART_WORDS = {

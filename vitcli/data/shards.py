@@ -7,6 +7,7 @@ entered in the middle; they are unpacked once into the cache folder and read the
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import importlib
@@ -15,9 +16,9 @@ import os
 import re
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +48,7 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
 }
 """First bytes of a compressed file -> what opens it."""
 
-_BROKEN = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError)
+_SAMPLE = "a sample is a picture and its label under one name: 0001.jpg and 0001.cls"
 
 
 @dataclass(frozen=True)
@@ -172,32 +173,35 @@ def index_shard(shard: Path) -> ShardIndex:
     """
     try:
         status = shard.stat()
-        with shard.open("rb") as file:
-            head = file.read(6)
+        with shard.open("rb") as content:
+            head = content.read(6)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
     place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
     state = hashlib.sha256(f"v1 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
-    cache = cache_folder()
-    kept_index = cache / f"{place}-{state}.npz"
-    kept_tar = cache / f"{place}-{state}.tar"
+    kept = cache_folder() / f"{place}-{state}"
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
-    readable = kept_tar if opener else shard
-    if kept_index.is_file() and readable.is_file():
-        with np.load(kept_index, allow_pickle=False) as arrays:
+    file = kept.with_suffix(".tar") if opener else shard
+    if kept.with_suffix(".npz").is_file() and file.is_file():
+        with np.load(kept.with_suffix(".npz"), allow_pickle=False) as arrays:
             names = Names(arrays["text"], arrays["ends"])
-            return ShardIndex(readable, names, arrays["labels"], arrays["offset"], arrays["size"])
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        for stale in cache.glob(f"{place}-*"):
-            if state not in stale.name:
-                stale.unlink(missing_ok=True)
-        if opener and not kept_tar.is_file():
-            with _whole_file(kept_tar) as target:
+            return ShardIndex(file, names, arrays["labels"], arrays["offset"], arrays["size"])
+    if opener and not file.is_file():
+        try:
+            _clean(kept.parent, place, state)
+            with _whole_file(file) as target:
                 _unpack(shard, opener, target)
-        index = _read_index(shard, readable)
-        text, ends = index.keys.arrays()
-        with _whole_file(kept_index) as target:
+        except OSError as error:
+            raise OutputError(
+                f"a compressed shard cannot be unpacked here: {error.strerror}",
+                where=kept.parent,
+                hint="set VIT_CACHE to a folder with more room, or give uncompressed .tar shards",
+            ) from error
+    index = _read_index(shard, file)
+    text, ends = index.keys.arrays()
+    with contextlib.suppress(OSError):  # without a cache, the next run reads the headers again
+        _clean(kept.parent, place, state)
+        with _whole_file(kept.with_suffix(".npz")) as target:
             np.savez(
                 target,
                 text=text,
@@ -206,16 +210,20 @@ def index_shard(shard: Path) -> ShardIndex:
                 offset=index.offset,
                 size=index.size,
             )
-    except OSError as error:
-        raise OutputError(
-            f"the index of a shard cannot be written: {error.strerror}",
-            where=cache,
-            hint="choose another cache folder with the environment variable VIT_CACHE",
-        ) from error
     return index
 
 
-@contextmanager
+def _clean(cache: Path, place: str, state: str) -> None:
+    """Makes the cache folder and removes what it keeps of an older state of the shard, and what
+    was left by a process that was killed while it wrote."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for file in cache.glob(f"{place}-*"):
+        abandoned = file.suffix == ".part" and time.time() - file.stat().st_mtime > 24 * 3600
+        if state not in file.name or abandoned:
+            file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name when it is complete, or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
@@ -252,29 +260,27 @@ def _read_index(shard: Path, file: Path) -> ShardIndex:
     keys: list[str] = []
     labels: list[str] = []
     places: list[tuple[int, int]] = []
-    without_label = without_picture = 0
-    with file.open("rb") as content:
-        for sample in group_by_keys(_members(shard, file)):
-            picture = next((sample[s] for s in sample if s in PICTURE_SUFFIXES), None)
-            if picture is None or "cls" not in sample:
-                without_picture += picture is None
-                without_label += picture is not None
-                continue
-            offset, size = sample["cls"]
-            content.seek(offset)
-            labels.append(content.read(size).decode("utf-8", "replace").strip())
-            places.append(picture)
-            keys.append(sample["__key__"])
-    if not keys or without_label:
-        if without_label:
-            what = f"{without_label:,} of its pictures have no label"
-        else:
-            what = "the shard holds no labelled picture"
-        raise DataError(
-            what,
-            where=shard,
-            hint="a sample is a picture and its label under one name: 0001.jpg and 0001.cls",
-        )
+    halves = 0  # pictures without a label, labels without a picture
+    try:
+        with file.open("rb") as content:
+            for sample in group_by_keys(_members(shard, file)):
+                picture = next((sample[s] for s in sample if s in PICTURE_SUFFIXES), None)
+                if picture is None or "cls" not in sample:
+                    halves += picture is not None or "cls" in sample
+                    continue
+                offset, size = sample["cls"]
+                content.seek(offset)
+                labels.append(content.read(size).decode("utf-8", "replace").strip())
+                places.append(picture)
+                keys.append(sample["__key__"])
+    except ValueError as error:  # webdataset's
+        what = "a sample has two files of one kind"
+        raise DataError(what, where=shard, hint=_SAMPLE) from error
+    if halves:
+        what = f"{halves:,} of its samples lack the picture or the label"
+        raise DataError(what, where=shard, hint=_SAMPLE)
+    if not keys:
+        raise DataError("the shard holds no labelled picture", where=shard, hint=_SAMPLE)
     try:
         encoded: npt.NDArray[Any] = np.array([int(label) for label in labels], np.int64)
     except ValueError:
@@ -301,7 +307,7 @@ def _members(shard: Path, file: Path) -> Iterator[dict[str, Any]]:
                     place = (member.offset_data, member.size)
                     yield {"fname": member.name, "data": place, "__url__": str(shard)}
             end = tar.offset
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
         raise _cut_short(shard) from error
     with file.open("rb") as content:
         content.seek(end)

@@ -18,7 +18,7 @@ import numpy as np
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import folder, parquet, shards
 from vitcli.data.labels import listed, match_classes
-from vitcli.data.records import Ints, Parts, Source
+from vitcli.data.records import Ints, Parts, Source, is_picture
 from vitcli.errors import DataError
 
 Part = Literal["auto", "train", "val", "test"]
@@ -164,10 +164,12 @@ def open_parts(config: DataConfig) -> Parts:
             hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
         )
     if path.is_dir():
-        if _holds(path, shards.is_shard):
-            return shards.open_shards(path, classes_file)
-        if _holds(path, parquet.is_parquet):
-            return parquet.open_parquet(path, classes_file)
+        # An archive may lie beside the class folders that came out of it.
+        if not _holds(path, lambda p: p.parent != path and is_picture(p.name)):
+            if _holds(path, shards.is_shard):
+                return shards.open_shards(path, classes_file)
+            if _holds(path, parquet.is_parquet):
+                return parquet.open_parquet(path, classes_file)
         return folder.open_folder(path, classes_file)
     if shards.is_shard(path):
         return shards.open_shards(path, classes_file)
