@@ -10,6 +10,7 @@ import atexit
 import errno
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -145,6 +146,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """The entry point of `vit` and of `python -m vitcli`."""
     signal.signal(signal.SIGTERM, _terminate)
+    # Importing torch makes objects by the hundred thousand, none of them garbage.
+    gc.set_threshold(100_000, 20, 100)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
+            utf8 = stream.encoding.lower() == "utf-8"
+            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
     try:
         app(prog_name="vit")
     except SystemExit as leaving:

@@ -14,16 +14,11 @@ def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    """Names that the registry knows, for the shell; paths are the shell's own business."""
+    """Names for the shell: those that ship and those of the registry."""
     from vitcli.checkpoints import registry
 
-    return [name for name in registry.names() if name.startswith(incomplete)]
-
-
-def _refuse_nothing(value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise typer.BadParameter("must be at least 1")
-    return value
+    known = [*registry.aliases(), *registry.shipped(), *registry.entries()]
+    return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
 
 
 Model = Annotated[

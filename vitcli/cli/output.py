@@ -6,11 +6,13 @@ NO_COLOR is set. Nothing else in the package prints.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -33,23 +35,26 @@ def line(text: str = "", file: TextIO | None = None) -> None:
 
 def json_line(value: Any, file: TextIO | None = None) -> None:
     """One JSON object on one line; numbers that JSON cannot write (NaN) become null."""
-    line(json.dumps(_finite(value), ensure_ascii=False), file)
+    text = json.dumps(_finite(value), ensure_ascii=False)
+    if any("\ud800" <= c <= "\udfff" for c in text):  # a file name that is no text
+        text = json.dumps(_finite(value))
+    line(text, file)
 
 
 def note(text: str, quiet: bool = False) -> None:
     """Something good to know, on stderr; nothing with --quiet."""
     if not quiet:
-        print(text, file=sys.stderr, flush=True)
+        line(printable(text), sys.stderr)
 
 
 def warning(text: str) -> None:
     """Something that may be wrong, on stderr, also with --quiet."""
-    print(f"{paint('warning', '1;33', sys.stderr)}: {text}", file=sys.stderr, flush=True)
+    line(f"{paint('warning', '1;33', sys.stderr)}: {printable(text)}", sys.stderr)
 
 
 def error(text: str) -> None:
     """What failed, on stderr; a second line of the text says what to do."""
-    print(f"{paint('error', '1;31', sys.stderr)}: {text}", file=sys.stderr, flush=True)
+    line(f"{paint('error', '1;31', sys.stderr)}: {printable(text)}", sys.stderr)
 
 
 def paint(text: str, codes: str, stream: TextIO) -> str:
@@ -58,12 +63,34 @@ def paint(text: str, codes: str, stream: TextIO) -> str:
     return text if plain else f"\x1b[{codes}m{text}\x1b[0m"
 
 
+_CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)] if chr(i) != "\n"}
+
+
+def printable(text: str) -> str:
+    """The text without what would command a terminal: file and class names come from anywhere."""
+    return text.translate(_CONTROLS)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@contextlib.contextmanager
+def results_file(path: str | None) -> Iterator[TextIO]:
+    """Where results go: a file that is written whole or not at all, or stdout."""
+    if path is None:
+        yield sys.stdout
+        return
+    from vitcli.checkpoints.atomic import whole_file
+
+    with whole_file(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", "\n")
+        yield text
+        text.detach()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int]) -> None:
@@ -82,7 +109,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
         for i, column in enumerate(columns):
             drawn.add_column(column, justify="right" if i in right else "left")
         for row in cells:
-            drawn.add_row(*map(escape, row))
+            drawn.add_row(*(escape(printable(cell)) for cell in row))
         _console(sys.stdout).print(drawn)
         return
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -115,15 +142,11 @@ def duration(seconds: float) -> str:
 # Progress
 
 
-class Meter:
-    """How far a long job is: a bar on a terminal, a plain line now and then elsewhere.
+class _Display:
+    """A bar on a terminal, a plain line now and then elsewhere; nothing when quiet."""
 
-    Use as a context manager; nothing is shown with `quiet`, nor in the first second of a job.
-    """
-
-    def __init__(self, what: str, total: int | None = None, quiet: bool = False) -> None:
-        self.what, self.total, self.quiet = what, total, quiet
-        self.done = 0
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.started = self.last = time.monotonic()
         self.bar: Progress | None = None
 
@@ -136,102 +159,96 @@ class Meter:
         if self.bar is not None:
             self.bar.stop()
 
-    def advance(self, count: int = 1) -> None:
-        """So many more are done."""
-        self.done += count
-        now = time.monotonic()
-        if self.quiet or now - self.started < 1.0:
-            return
-        if sys.stderr.isatty():
-            self._draw(self._figures(now))
-        elif now - self.last >= PLAIN_EVERY:
-            self.last = now
-            note(f"{self._counted()}, {self._figures(now)}")
-
-    def _counted(self) -> str:
-        of = f" of {self.total:,}" if self.total else ""
-        return f"{self.what}: {self.done:,}{of}"
-
-    def _figures(self, now: float) -> str:
-        rate = self.done / (now - self.started)
-        left = (self.total - self.done) / rate if self.total and self.done else None
-        return f"{rate:.3g}/s" + (f", {duration(left)} left" if left is not None else "")
-
-    def _draw(self, figures: str) -> None:
-        if self.bar is None:
-            self.bar = _progress_bar()
-            self.bar.start()
-            self.bar.add_task(self.what, figures="")
-        task = self.bar.task_ids[0]
-        self.bar.update(task, completed=self.done, total=self.total, figures=figures)
-
-
-class TrainingDisplay:
-    """Renders a training run's events: call it with each of them.
-
-    An event holds `step` and `steps`, and any of `loss`, `accuracy` (of the last evaluation, 0 to
-    1), `lr`, `images_per_second` and `eta` (seconds). A live bar on a terminal; elsewhere a line
-    for the first and the last step and every ten seconds.
-    """
-
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-        self.last = -PLAIN_EVERY
-        self.bar: Progress | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        step, steps = event["step"], event["steps"]
+    def show(self, what: str, done: int, total: int | None, figures: str, now: bool) -> None:
+        """`now`: do not wait with the plain line."""
         if self.quiet:
             return
         if sys.stderr.isatty():
             if self.bar is None:
                 self.bar = _progress_bar()
                 self.bar.start()
-                self.bar.add_task("training", total=steps, figures="")
-            self.bar.update(self.bar.task_ids[0], completed=step, figures=training_figures(event))
+                self.bar.add_task(what, figures="")
+            task = self.bar.task_ids[0]
+            self.bar.update(task, description=what, completed=done, total=total, figures=figures)
+        elif now or time.monotonic() - self.last >= PLAIN_EVERY:
+            self.last = time.monotonic()
+            note(f"{what}: {figures}")
+
+
+class Meter(_Display):
+    """How far a job is, and how long it will take. Nothing is shown in its first second."""
+
+    def __init__(self, what: str, total: int | None = None, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.what, self.total, self.done = what, total, 0
+
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self.done += count
+        seconds = time.monotonic() - self.started
+        if seconds < 1.0:
             return
-        now = time.monotonic()
-        if step == steps or now - self.last >= PLAIN_EVERY:
-            self.last = now
-            note(f"step {step:,} of {steps:,}: {training_figures(event)}")
+        rate = self.done / seconds
+        figures = f"{self.done:,}"
+        if self.total:
+            figures += f" of {self.total:,}, {rate:.3g}/s"
+            figures += f", {duration((self.total - self.done) / rate)} left"
+        else:
+            figures += f", {rate:.3g}/s"
+        self.show(self.what, self.done, self.total, figures, now=False)
+
+
+class FetchDisplay(_Display):
+    """A download: called with a file's name, its bytes that are there and those there will be."""
+
+    def __call__(self, name: str, done: int, total: int | None) -> None:
+        rate = done / max(time.monotonic() - self.started, 0.1)
+        figures = f"{done / 1e6:,.0f}" + (f" of {total / 1e6:,.0f}" if total else "")
+        figures += f" MB, {rate / 1e6:.3g} MB/s"
+        if total and done < total and rate:
+            figures += f", {duration((total - done) / rate)} left"
+        self.show(f"fetching {name}", done, total, figures, now=False)
+
+
+class TrainingDisplay(_Display):
+    """A training run: called with each of its events.
+
+    An event holds `step` and `steps`, and any of `loss`, `accuracy` (in [0, 1]), `lr`,
+    `images_per_second` and `eta` (seconds).
+    """
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        step, steps = event["step"], event["steps"]
+        what = f"step {step:,} of {steps:,}"
+        self.show(what, step, steps, training_figures(event), now=step in (1, steps))
 
     def note(self, text: str) -> None:
         """A line that stays (an evaluation, a saved state), above the bar."""
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False)
-        else:
-            note(text, self.quiet)
+        note(text, self.quiet)
 
 
 def training_figures(event: Mapping[str, Any]) -> str:
     """The figures of a training event that are known, in one line."""
     words = {
-        "loss": lambda x: f"loss {x:.4f}",
-        "accuracy": lambda x: f"accuracy {x:.1%}",
-        "lr": lambda x: f"lr {x:.3g}",
-        "images_per_second": lambda x: f"{x:.3g} images/s",
-        "eta": lambda x: f"{duration(x)} left",
+        "loss": "loss {:.4f}",
+        "accuracy": "accuracy {:.1%}",
+        "lr": "lr {:.3g}",
+        "images_per_second": "{:.3g} images/s",
     }
-    return ", ".join(word(event[key]) for key, word in words.items() if event.get(key) is not None)
+    known = [word.format(event[key]) for key, word in words.items() if event.get(key) is not None]
+    if event.get("eta") is not None:
+        known.append(f"{duration(event['eta'])} left")
+    return ", ".join(known)
 
 
 def _progress_bar() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
         console=_console(sys.stderr),
         transient=True,
+        redirect_stdout=False,  # results are no part of the display
     )

@@ -1,0 +1,200 @@
+"""The pictures that a command line names: files, folders, patterns, URLs, lists, standard input.
+
+Found lazily and read one at a time, so that a million take no more memory than a hundred.
+Standard library alone.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, BinaryIO
+
+from vitcli.errors import PictureError
+
+URL_TIMEOUT = 10.0
+"""Seconds that a server may stay silent."""
+URL_DEADLINE = 60.0
+"""Seconds that one picture may take to arrive."""
+MAX_BYTES = 128 << 20
+"""Of a picture that comes through a pipe or the network, where no file system says how long."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture to be read: its name for messages, and how to get its encoded bytes (or an open
+    Pillow image). What stands in the way is raised when it is read, as a PictureError."""
+
+    name: str
+    read: Callable[[], Any]
+
+
+def find_pictures(arguments: Iterable[str], offline: bool = False) -> Iterator[Picture]:
+    """The pictures that each argument stands for, in order.
+
+    A file, whatever its ending; a folder and all below it (files with a picture's ending, sorted
+    by name; nothing hidden); a pattern with `*`, `?`, `[...]` or `**`; an http(s) URL; `-`: one
+    picture on standard input; `@list.txt` (`@-`): one of these a line.
+    """
+    for argument in arguments:
+        if argument.startswith("@"):
+            yield from _listed(argument[1:], offline)
+        else:
+            yield from _found(argument, offline)
+
+
+def _found(argument: str, offline: bool) -> Iterator[Picture]:
+    if argument == "-":
+        yield Picture("-", _read_stdin)
+    elif argument.lower().startswith(("http://", "https://")):
+        yield Picture(argument, partial(_refuse, argument) if offline else partial(fetch, argument))
+    elif os.path.isdir(argument):
+        yield from _or_complaint(_walk(argument, set()), argument, "holds no pictures")
+    elif not os.path.lexists(argument) and glob.has_magic(argument):
+        matches = (f for f in sorted(glob.iglob(argument, recursive=True)) if _is_picture(f))
+        yield from _or_complaint(map(_file, matches), argument, "matches no pictures")
+    else:
+        yield _file(argument)
+
+
+def _file(path: str) -> Picture:
+    return Picture(path, partial(read_file, path))
+
+
+def _or_complaint(found: Iterator[Picture], name: str, complaint: str) -> Iterator[Picture]:
+    """What was found; where that is nothing, a picture that cannot be read, for the report."""
+    nothing = True
+    for picture in found:
+        nothing = False
+        yield picture
+    if nothing:
+        yield _unreadable(name, complaint)
+
+
+def _unreadable(name: str, what: str) -> Picture:
+    def read() -> bytes:
+        raise PictureError(what, where=name)
+
+    return Picture(name, read)
+
+
+def _walk(folder: str, seen: set[tuple[int, int]]) -> Iterator[Picture]:
+    """All pictures below a folder, sorted; links are followed, each folder is entered once."""
+    try:
+        status = os.stat(folder)
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        yield _unreadable(folder, f"cannot be listed: {error.strerror}")
+        return
+    if (status.st_dev, status.st_ino) in seen and status.st_ino:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    for name in names:
+        path = os.path.join(folder, name)
+        if name.startswith("."):
+            continue
+        if _is_picture(name):
+            yield _file(path)
+        elif os.path.isdir(path):
+            yield from _walk(path, seen)
+
+
+def _is_picture(name: str) -> bool:
+    from vitcli.data.records import PICTURE_SUFFIXES
+
+    return name.rpartition(".")[2].lower() in PICTURE_SUFFIXES
+
+
+def _listed(path: str, offline: bool) -> Iterator[Picture]:
+    """The pictures of a list, one a line; `-` is standard input."""
+    try:
+        if path == "-":
+            lines: BinaryIO = sys.stdin.buffer
+            yield from _lines(lines, offline)
+            return
+        with open(path, "rb") as lines:
+            yield from _lines(lines, offline)
+    except OSError as error:
+        yield _unreadable(f"@{path}", f"the list cannot be read: {error.strerror}")
+
+
+def _lines(lines: BinaryIO, offline: bool) -> Iterator[Picture]:
+    for line in lines:
+        name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"))
+        if name:
+            yield from _found(name, offline)
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a file, or of a pipe that stands where a file would.
+
+    Raises:
+        PictureError: there is no such file, or it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read()
+            return _read_stream(file, path)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if missing else f"cannot be read: {error.strerror}"
+        raise PictureError(reason, where=path) from error
+
+
+def _read_stdin() -> bytes:
+    return _read_stream(sys.stdin.buffer, "-")
+
+
+def _refuse(url: str) -> bytes:
+    raise PictureError("is on the network, which --offline forbids", where=url)
+
+
+def fetch(url: str) -> bytes:
+    """The bytes behind an http(s) URL.
+
+    Raises:
+        PictureError: no answer within `URL_TIMEOUT` seconds, an error, or more than `MAX_BYTES`.
+    """
+    import http.client
+    import urllib.error
+    import urllib.parse
+    import urllib.request
+
+    escaped = urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]")
+    request = urllib.request.Request(escaped, headers={"User-Agent": "vitcli"})
+    try:
+        with urllib.request.urlopen(request, timeout=URL_TIMEOUT) as answer:
+            return _read_stream(answer, url, time.monotonic() + URL_DEADLINE)
+    except urllib.error.HTTPError as error:
+        what = f"the server answered {error.code} ({error.reason})"
+        raise PictureError(what, where=url) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)  # URLError wraps what happened
+        if isinstance(reason, TimeoutError):
+            reason = f"the server was silent for {URL_TIMEOUT:g} seconds"
+        raise PictureError(f"cannot be fetched: {reason}", where=url) from error
+
+
+def _read_stream(stream: Any, name: str, deadline: float | None = None) -> bytes:
+    """All that a stream gives, up to `MAX_BYTES` and the deadline (of time.monotonic)."""
+    parts, size = [], 0
+    while part := stream.read1(1 << 16):  # what is there, without waiting for more
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BYTES:
+            raise PictureError(f"has more than {MAX_BYTES >> 20} MB", where=name)
+        if deadline is not None and time.monotonic() > deadline:
+            what = f"did not arrive whole in {URL_DEADLINE:g} seconds"
+            raise PictureError(what, where=name)
+    return b"".join(parts)

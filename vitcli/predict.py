@@ -1,0 +1,316 @@
+"""What is in pictures: a model's answers, in order, as they come.
+
+Threads read and decode pictures beside the model, a bounded number ahead. They start first of all:
+by the time torch is imported and the weights are there, the first pictures are too. Importing this
+module therefore imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+from vitcli.checkpoints import read, registry
+from vitcli.checkpoints.timm_config import unique_names
+from vitcli.config import ClassLabel, Preprocess
+from vitcli.data.inputs import Picture, find_pictures
+from vitcli.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from vitcli.checkpoints.hub import Progress
+    from vitcli.checkpoints.load import LoadedModel
+
+    AnyPicture = str | Path | bytes | Image | Picture
+    Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
+    Decoded = tuple[str, Pixels | DataError]
+
+TOP_K = 5
+"""Classes that are named for each picture."""
+THRESHOLD = 0.0
+"""Score below which a class is not named."""
+AHEAD_BYTES = 64 << 20
+"""Memory for decoded pictures that wait for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A class that a picture may show."""
+
+    index: int
+    id: str
+    label: str
+    """The class's name; with its id where several classes have it: "crane (n02012849)"."""
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer for one picture: its classes, best first, or what is wrong with it."""
+
+    file: str
+    model: str
+    predictions: tuple[Prediction, ...] = ()
+    error: DataError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The head's input for one picture, float32 (feature_dim,), or what is wrong with it."""
+
+    file: str
+    model: str
+    features: npt.NDArray[np.float32] | None = None
+    error: DataError | None = None
+
+
+def predict(
+    spec: str | Path,
+    pictures: AnyPicture | Iterable[AnyPicture],
+    *,
+    top_k: int = TOP_K,
+    threshold: float = THRESHOLD,
+    batch_size: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    offline: bool = False,
+    on_progress: Progress | None = None,
+) -> Iterator[Result]:
+    """Classifies pictures, in order, as they come; one that cannot be read has an `error` instead.
+
+    Args:
+        spec: a file, a folder, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
+        pictures: names as on the command line (files, folders, patterns, URLs), encoded bytes, or
+            Pillow's images; one, or any number.
+        top_k: classes for each picture.
+        threshold: leave out classes with a lower score.
+        batch_size: pictures that the model sees at once; None: by device.
+        device: auto, cpu, cuda, cuda:N or mps.
+        precision: auto (bf16 where the hardware has it), fp32, bf16 or fp16.
+        offline: never touch the network.
+        on_progress: called while a checkpoint is fetched.
+
+    Raises:
+        VitError: the model cannot be had, or has no classes.
+    """
+    predictor = Predictor(spec, device, precision, offline, on_progress)
+    return predictor.predict(pictures, top_k, threshold, batch_size)
+
+
+class Slot(NamedTuple):
+    """A picture of a batch; with an error it has no row in the batch's tensor."""
+
+    name: str
+    error: DataError | None
+
+
+class Predictor:
+    """A checkpoint that is asked about pictures. Its header is read at once; its weights, and
+    torch, when the first pictures are on their way."""
+
+    def __init__(
+        self,
+        spec: str | Path,
+        device: str = "auto",
+        precision: str = "auto",
+        offline: bool = False,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self.info, self.file = read.read_info(spec, offline, on_progress)
+        self.name = registry.aliases().get(str(spec), str(spec))
+        self.classes = self.info.classes or tuple(
+            ClassLabel(str(i), str(i)) for i in range(self.info.model.num_classes)
+        )
+        self.offline = offline
+        self._wanted = device, precision
+        self._model: LoadedModel | None = None
+
+    def predict(
+        self,
+        pictures: AnyPicture | Iterable[AnyPicture],
+        top_k: int = TOP_K,
+        threshold: float = THRESHOLD,
+        batch_size: int | None = None,
+    ) -> Iterator[Result]:
+        """The function `predict`, of this model."""
+        if not self.classes:
+            raise ConfigError(
+                "the model has no classes: it gives features",
+                where=self.name,
+                hint="save them with --features FILE.npy",
+            )
+        names, k = unique_names(self.classes), min(top_k, len(self.classes))
+        for slots, logits in self.batches(pictures, "logits", batch_size):
+            scores = logits.sigmoid() if self.info.score == "sigmoid" else logits.softmax(-1)
+            best = scores.topk(min(k, scores.shape[1]))
+            rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            for name, error in slots:
+                found = [] if error is not None else list(zip(*next(rows), strict=True))
+                answers = [
+                    Prediction(i, self.classes[i].id, names[i], score)
+                    for score, i in found
+                    if score >= threshold
+                ]
+                yield Result(name, self.name, tuple(answers), error)
+
+    def embed(
+        self, pictures: AnyPicture | Iterable[AnyPicture], batch_size: int | None = None
+    ) -> Iterator[Embedding]:
+        """The head's input for each picture, in order."""
+        for slots, features in self.batches(pictures, "features", batch_size):
+            rows = iter(features.numpy())
+            for name, error in slots:
+                yield Embedding(name, self.name, None if error else next(rows), error)
+
+    def batches(
+        self,
+        pictures: AnyPicture | Iterable[AnyPicture],
+        output: Literal["logits", "features"],
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[list[Slot], Tensor]]:
+        """The slots of each batch, in order, and the model's output for those without an error:
+        float32 (n, num_classes or feature_dim) on the CPU."""
+        found = as_pictures(pictures, self.offline)
+        with Decoder(found, self.info.preprocess, batch_size or 0) as decoder:
+            _expect(self.file)
+            model = self.model
+            compute = model if output == "logits" else model.features
+            self.batch_size = batch_size or (8 if self.device.type == "cpu" else 64)
+            while decoded := decoder.take(self.batch_size):
+                pixels = [got for _, got in decoded if not isinstance(got, DataError)]
+                slots = [Slot(n, got if isinstance(got, DataError) else None) for n, got in decoded]
+                yield slots, self._run(compute, pixels)
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model on its device, at its precision; loaded when first asked for."""
+        if self._model is None:
+            from vitcli.checkpoints.load import build, load_weights
+            from vitcli.devices import choose_device, choose_precision
+
+            device, precision = self._wanted
+            self.device = choose_device(device)
+            self.dtype = choose_precision(precision, self.device)
+            weights = load_weights(self.file)
+            self._model = build(self.info, weights.tensors, self.device, self.dtype).eval()
+        return self._model
+
+    def _run(self, compute: Callable[[Tensor], Tensor], pixels: list[Pixels]) -> Tensor:
+        import numpy as np
+        import torch
+
+        from vitcli.data.transforms import to_float
+
+        if not pixels:
+            return torch.empty(0, 1)
+        with torch.inference_mode():
+            stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+            images = to_float(stacked.to(self.device), self.info.preprocess).to(self.dtype)
+            return self._within_memory(compute, images).float().cpu()
+
+    def _within_memory(self, compute: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """Halves the batch, and those to come, for as long as memory does not hold it."""
+        import torch
+
+        try:
+            return compute(images)
+        except torch.OutOfMemoryError:
+            if len(images) == 1:
+                raise
+        self.batch_size = (len(images) + 1) // 2
+        return torch.cat([self._within_memory(compute, part) for part in images.chunk(2)])
+
+
+def _expect(file: Path) -> None:
+    """Asks the system to read the weights into memory while torch is being imported."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError), open(file, "rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+# ---------------------------------------------------------------------------------------------
+# Pictures ahead of the model
+
+
+def as_pictures(
+    pictures: AnyPicture | Iterable[AnyPicture], offline: bool = False
+) -> Iterator[Picture]:
+    """Whatever names or is a picture, one by one; strings and paths as on the command line."""
+    if isinstance(pictures, (str, Path, bytes, Picture)) or not isinstance(pictures, Iterable):
+        pictures = [pictures]
+    for picture in pictures:
+        if isinstance(picture, Picture):
+            yield picture
+        elif isinstance(picture, (str, Path)):
+            yield from find_pictures([str(picture)], offline)
+        else:
+            name = getattr(picture, "filename", "") or f"<{type(picture).__name__}>"
+            yield Picture(name, partial(_given, picture))
+
+
+def _given(picture: Any) -> Any:
+    return picture
+
+
+class Decoder:
+    """Reads, decodes and fits pictures in threads, in order and a bounded number ahead."""
+
+    def __init__(self, pictures: Iterator[Picture], preprocess: Preprocess, batch: int) -> None:
+        # Imported here: threads that import parts of one package at a time may meet half of it.
+        from vitcli.data.fit import Fit
+
+        height, width = preprocess.size
+        ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
+        self.pictures = pictures
+        self.fit = Fit(preprocess)
+        self.pool = ThreadPoolExecutor(min(32, _cores()), "decode")
+        self.waiting: deque[Future[Decoded]] = deque()
+        self._start(ahead)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
+    ) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def take(self, count: int) -> list[Decoded]:
+        """The next pictures, at most `count`; fewer only at the end, and none after it."""
+        taken: list[Decoded] = []
+        while self.waiting and len(taken) < count:
+            taken.append(self.waiting.popleft().result())
+            self._start(1)
+        return taken
+
+    def _start(self, count: int) -> None:
+        for picture in islice(self.pictures, count):
+            self.waiting.append(self.pool.submit(self._decode, picture))
+
+    def _decode(self, picture: Picture) -> Decoded:
+        import numpy as np
+
+        try:
+            return picture.name, np.asarray(self.fit(picture.read()))
+        except DataError as error:
+            return picture.name, error
+
+
+def _cores() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
