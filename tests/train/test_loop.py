@@ -146,7 +146,10 @@ def test_finetune_resizes_and_starts_with_a_head_of_zeros(tiny_run, tmp_path):
     assert model.preprocess.crop_mode == "squash"
     parent = load(tmp_path / "parent")
     assert torch.allclose(model.blocks[0].mlp.fc1.weight, parent.blocks[0].mlp.fc1.weight)
-    assert model.info.provenance["posemb_resize"] == {"method": "bilinear", "from": [2, 2]}
+    resized = {"method": "bilinear", "from": [2, 2], "to": [2, 3]}
+    assert model.info.provenance["posemb_resize"] == resized
+    (before,) = model.info.provenance["history"]
+    assert before["steps"] == 12 and model.info.provenance["parent"] == "parent"
 
 
 def test_patches_are_spread_for_larger_pictures(tiny_run, tmp_path, colours):

@@ -120,7 +120,10 @@ def _figures(info: CheckpointInfo, shown: Shown | None, pictures: Mapping[str, s
     numbers = _numbers(info)
     if not numbers and shown is None:
         return []
-    lines = ["## Figures", "", "Of the stored file, on pictures that it was not trained on.", ""]
+    lines = ["## Figures", "", "Of the stored file, on pictures that it was not trained on."]
+    if "val_top1" in numbers:
+        lines[-1] += " Validation chose the step that was kept; a test part chose nothing."
+    lines.append("")
     if numbers:
         lines += ["| accuracy | |", "|---|---|"]
         lines += [f"| {FIGURES[key]} | {value:.1%} |" for key, value in numbers.items()]
@@ -159,8 +162,10 @@ def _cell(text: str) -> str:
 def _making(info: CheckpointInfo) -> list[str]:
     said = info.provenance
     lines = ["## How it was made", ""]
-    if "command" in said:
-        lines += ["```sh", str(said["command"]), "```", ""]
+    runs = [*said.get("history", []), said]
+    commands = [str(run["command"]) for run in runs if run.get("command")]
+    if commands:
+        lines += ["```sh", *commands, "```", ""]
     facts = {
         "Made by": said.get("made_by"),
         "Data": said.get("data"),
@@ -169,11 +174,11 @@ def _making(info: CheckpointInfo) -> list[str]:
         "Position embeddings resized": _resized(said.get("posemb_resize")),
         "Optimizer steps": said.get("steps"),
         "Seed": said.get("seed"),
-        "Time": _duration(said["seconds"]) if "seconds" in said else None,
+        "Time": " + ".join(_duration(run["seconds"]) for run in runs if "seconds" in run) or None,
         "Note": said.get("note"),
     }
     listed = [f"- {what}: {value}" for what, value in facts.items() if value is not None]
-    return [*lines, *listed] if listed or "command" in said else []
+    return [*lines, *listed] if listed or commands else []
 
 
 def _resized(said: Any) -> str | None:

@@ -47,7 +47,8 @@ class LoadedModel(ViT):
         """
         from vitcli.data.transforms import eval_transform
 
-        return eval_transform(self.info.preprocess)(picture)
+        source = str(picture) if isinstance(picture, Path) else picture
+        return eval_transform(self.info.preprocess)(source)
 
 
 class Weights(NamedTuple):

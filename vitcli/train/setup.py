@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from vitcli.train.folder import RunFolder, config_to_json
 from vitcli.train.objectives import classification_loss, soft_targets
 from vitcli.train.plan import LONG_SEQUENCE, Plan, make_plan
 from vitcli.train.state import Progress
+
+ANCESTRY = ("made_by", "command", "data", "train_pictures", "parent", "seed", "steps", "seconds")
+"""What a model's description keeps of the runs that its initial weights came from."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -254,17 +258,23 @@ def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> di
     """Where the model comes from; data by its name alone, never by its path."""
     provenance: dict[str, Any] = {
         "made_by": f"vit {config.task} (vitcli {vitcli.__version__}, torch {torch.__version__})",
-        "data": config.data.path.rstrip("/").rsplit("/", 1)[-1],
+        "data": Path(config.data.path).name,
         "train_pictures": len(train),
     }
     if config.model is not None:
-        provenance["parent"] = config.model
-        if start.model.grid != _trained_shape(start.model, config).grid:
-            provenance["posemb_resize"] = {
-                "method": config.posemb_method,
-                "from": list(start.model.grid),
-            }
+        provenance["parent"] = _public_name(config.model)
+        grid, new = start.model.grid, _trained_shape(start.model, config).grid
+        if grid != new:
+            resized = {"method": config.posemb_method, "from": list(grid), "to": list(new)}
+            provenance["posemb_resize"] = resized
+        before = {k: start.provenance[k] for k in ANCESTRY if k in start.provenance}
+        provenance["history"] = [*start.provenance.get("history", []), *([before] * bool(before))]
     return provenance
+
+
+def _public_name(model: str) -> str:
+    """A registry name or a Hub id as it is; a path by its last part."""
+    return Path(model).name if Path(model).exists() else model
 
 
 def _long_sequence(model: ModelConfig) -> str:
