@@ -13,7 +13,7 @@ def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
-def _complete_model(incomplete: str) -> list[str]:
+def complete_model(incomplete: str) -> list[str]:
     """Names for the shell: those that ship and those of the registry."""
     from vitcli.checkpoints import registry
 
@@ -29,7 +29,7 @@ Model = Annotated[
         metavar="NAME|PATH|REPO",
         help="A model's name, a run's folder or a checkpoint file (./x is always a path), or a "
         "Hub repo: org/name[@revision].",
-        autocompletion=_complete_model,
+        autocompletion=complete_model,
     ),
 ]
 BatchSize = Annotated[

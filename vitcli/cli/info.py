@@ -1,0 +1,185 @@
+"""`vit info`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from vitcli.checkpoints import native
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.timm_config import unique_names
+from vitcli.cli import options, output
+from vitcli.cli.training import parse_resolution
+from vitcli.config import ClassLabel, ModelConfig, model_config, variant_name
+
+Described = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model's name, a path, a Hub repo, or an architecture such as B/16.",
+        show_default=False,
+        autocompletion=options.complete_model,
+    ),
+]
+Resolution = Annotated[
+    str | None,
+    typer.Option(
+        "--resolution",
+        metavar="N|HxW",
+        help="Count for pictures of this size.  [default: the model's]",
+    ),
+]
+Images = Annotated[
+    float | None,
+    typer.Option("--images", min=0, metavar="N", help="Pictures of a training set, as in 303e6."),
+]
+Epochs = Annotated[
+    float, typer.Option("--epochs", min=0, metavar="N", help="Passes over them.", show_default=True)
+]
+
+SHOWN_CLASSES = 10
+"""More are counted and not named one by one."""
+
+
+def info(
+    model: Described,
+    resolution: Resolution = None,
+    images: Images = None,
+    epochs: Epochs = 1.0,
+    json: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Describe a model, and count what a run costs.
+
+    Headers are read, not weights. With --images (and --epochs), the cost of training as well:
+    3 x forward x images x epochs, convolutions and matrix products without the head.
+    """
+    size = parse_resolution(resolution) if resolution else None
+    checkpoint, config = None, _variant(model)
+    told: dict[str, Any] = {"model": model}
+    if config is None:
+        with output.FetchDisplay(quiet) as fetching:
+            checkpoint, file = read_info(model, offline, fetching)
+        config = checkpoint.model
+        told["file"] = str(file)
+    config = config.at(size) if size else config
+    told |= describe_model(config)
+    if checkpoint is not None:
+        told |= describe_checkpoint(checkpoint) | describe_storage(told["file"])
+    if images is not None:
+        flops = training_flops(config, images, epochs)
+        told["training"] = {"images": images, "epochs": epochs, "exaflops": flops / 1e18}
+    if json:
+        output.json_line(told)
+        return
+    for name, text in as_lines(told):
+        output.line(f"{name:<15}{output.printable(text)}".rstrip())
+
+
+def _variant(name: str) -> ModelConfig | None:
+    """What "B/16" means; None where it is no such thing (org/repo has a slash too).
+
+    Raises:
+        ConfigError: a variant with a patch size, and there is none of that name.
+    """
+    variant, _, patch = name.partition("/")
+    return model_config(name) if variant.isalpha() and patch.isdecimal() else None
+
+
+def training_flops(config: ModelConfig, images: float, epochs: float) -> float:
+    """Of a whole run: the backward pass costs twice the forward pass, and FLOPs = 2 x MACs."""
+    return 3 * 2 * config.macs() * images * epochs
+
+
+def describe_model(config: ModelConfig) -> dict[str, Any]:
+    """What an architecture is and costs, as JSON has it."""
+    return {
+        "architecture": variant_name(config),
+        "config": dataclasses.asdict(config),
+        "parameters": config.num_params(),
+        "flops": 2 * config.macs(),
+        "grid": config.grid,
+        "tokens": config.num_tokens,
+    }
+
+
+def describe_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
+    """What a checkpoint says beside its architecture, as JSON has it."""
+    return {
+        "preprocess": dataclasses.asdict(info.preprocess),
+        "score": info.score,
+        "classes": [label._asdict() for label in info.classes],
+        "provenance": info.provenance,
+    }
+
+
+def describe_storage(file: str) -> dict[str, Any]:
+    """How a checkpoint is stored, as JSON has it."""
+    dtypes = {native.DTYPES[spec.dtype] for spec in native.read_header(file).tensors.values()}
+    return {"dtypes": sorted(dtypes), "bytes": os.stat(file).st_size}
+
+
+def as_lines(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The same for people: a word and what there is to say, line by line."""
+    config = told["config"]
+    yield "model", told["model"]
+    if "file" in told:
+        size = f"{told['bytes'] / 1e6:,.1f} MB, {', '.join(told['dtypes'])}"
+        yield "file", f"{told['file']} ({size})"
+    yield (
+        "architecture",
+        f"{told['architecture']}: {config['depth']} blocks, width {config['width']}, "
+        f"{config['num_heads']} heads, MLP {config['mlp_dim']}",
+    )
+    yield "parameters", f"{told['parameters']:,}"
+    yield (
+        "pictures",
+        f"{_size(config['image_size'])} px, patches of {_size(config['patch_size'])}: "
+        f"a grid of {_size(told['grid'])}, {told['tokens']:,} tokens",
+    )
+    yield "forward pass", f"{told['flops'] / 1e9:,.2f} GFLOPs a picture"
+    if "preprocess" in told:
+        yield "pre-processing", _preprocess_text(told["preprocess"])
+        yield from _class_lines(told["classes"], config["num_classes"], told["score"])
+        for name, value in told["provenance"].items():
+            text = value if isinstance(value, str) else json_format.dumps(value, ensure_ascii=False)
+            yield name.replace("_", " "), text
+    if run := told.get("training"):
+        yield (
+            "training",
+            f"{run['exaflops']:,.4g} exaFLOPs for {run['epochs']:g} epochs of "
+            f"{run['images']:,.0f} pictures",
+        )
+
+
+def _class_lines(
+    classes: Sequence[Mapping[str, str]], count: int, score: str
+) -> Iterator[tuple[str, str]]:
+    names = unique_names(tuple(ClassLabel(**label) for label in classes))
+    shown = ", ".join(names[:SHOWN_CLASSES]) + (", ..." if len(names) > SHOWN_CLASSES else "")
+    if not count:
+        yield "classes", "none: it gives features"
+    else:
+        yield "classes", f"{count:,} ({score}): {shown or 'without names'}"
+
+
+def _preprocess_text(told: Mapping[str, Any]) -> str:
+    how = {"center": "centre crop", "squash": "squashed", "border": "letterbox"}[told["crop_mode"]]
+    kept = f" of {told['crop_pct']:.1%}" if told["crop_pct"] != 1 else ""
+    means, deviations = (", ".join(f"{v:g}" for v in told[key]) for key in ("mean", "std"))
+    return (
+        f"{_size(told['size'])}, {told['interpolation']}, {how}{kept}, "
+        f"mean ({means}), std ({deviations})"
+    )
+
+
+def _size(size: Sequence[int]) -> str:
+    return f"{size[0]} x {size[1]}"
