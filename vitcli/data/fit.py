@@ -8,7 +8,7 @@ import math
 from PIL import Image
 
 from vitcli.config import Preprocess, Size
-from vitcli.data.pictures import DRAFT_MARGIN, load, open_picture, upright_size
+from vitcli.data.pictures import DRAFT_MARGIN, Encoded, load, open_picture
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -36,15 +36,15 @@ class Fit:
         )
         self.fill = tuple(round(255 * value) for value in preprocess.mean)
 
-    def __call__(self, picture: Image.Image | bytes) -> Image.Image:
-        """A picture, decoded or not, as 8-bit RGB of the model's size.
+    def __call__(self, picture: Encoded) -> Image.Image:
+        """A picture (bytes, path or Pillow's) as 8-bit RGB of the model's size.
 
         Raises:
             PictureError: it cannot be decoded.
         """
-        image = open_picture(picture)
-        height, width = self.resized(upright_size(image))
-        image = load(image, (DRAFT_MARGIN * height, DRAFT_MARGIN * width))
+        opened = open_picture(picture)
+        height, width = self.resized(opened.size)
+        image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width))
         # Resized whole, then cropped: resizing the crop alone would save a little time and differ
         # from timm by one level here and there.
         image = image.resize((width, height), self.filter)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitcli.config import AugmentConfig, Preprocess, Size
 from vitcli.data.fit import FILTERS, Fit
-from vitcli.data.pictures import decode, load, open_picture, upright_size
+from vitcli.data.pictures import Encoded, decode, load, open_picture
 from vitcli.data.randaugment import randaugment
 
 __all__ = [
@@ -53,7 +53,7 @@ def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
     """uint8 (..., 3, H, W) in [0, 255] -> float32, (x / 255 - mean) / std, on its device."""
     mean = torch.tensor(preprocess.mean, device=images.device).view(3, 1, 1)
     std = torch.tensor(preprocess.std, device=images.device).view(3, 1, 1)
-    return images.float().sub_(255 * mean).div_(255 * std)
+    return images.to(torch.float32, copy=True).sub_(255 * mean).div_(255 * std)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ class EvalTransform:
         self.preprocess = preprocess
         self.fit = Fit(preprocess)
 
-    def __call__(self, picture: Image.Image | bytes) -> torch.Tensor:
-        """A picture, decoded or not, as uint8 (3, H, W).
+    def __call__(self, picture: Encoded) -> torch.Tensor:
+        """A picture (bytes, path or Pillow's) as uint8 (3, H, W).
 
         Raises:
             PictureError: it cannot be decoded.
@@ -86,8 +86,8 @@ class _Evaluated:
         self.preprocess = preprocess
         self.pixels = EvalTransform(preprocess)
 
-    def __call__(self, picture: Image.Image | bytes | str) -> torch.Tensor:
-        return to_float(self.pixels(open_picture(picture)), self.preprocess)
+    def __call__(self, picture: Encoded) -> torch.Tensor:
+        return to_float(self.pixels(picture), self.preprocess)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -102,21 +102,21 @@ class TrainTransform:
         self.filter = FILTERS[interpolation]
         self.augment = augment
 
-    def __call__(self, picture: Image.Image | bytes, rng: np.random.Generator) -> torch.Tensor:
-        """A picture, decoded or not, as uint8 (3, H, W); every choice is drawn from `rng`.
+    def __call__(self, picture: Encoded, rng: np.random.Generator) -> torch.Tensor:
+        """A picture (bytes, path or Pillow's) as uint8 (3, H, W); `rng` decides every choice.
 
         Raises:
             PictureError: it cannot be decoded.
         """
-        image = open_picture(picture)
-        height, width = upright_size(image)
+        opened = open_picture(picture)
+        height, width = opened.size
         box = inception_box((height, width), self.augment, rng)
         # The whole picture's size at which the crop is twice as large as it will be.
         need = (
             math.ceil(2 * self.size[0] * height / (box[3] - box[1])),
             math.ceil(2 * self.size[1] * width / (box[2] - box[0])),
         )
-        image = load(image, need)
+        image = load(opened, need)
         if image.size != (width, height):  # decoded at reduced scale
             across, down = image.width / width, image.height / height
             box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
