@@ -136,7 +136,7 @@ def _parse(header: Any) -> tuple[dict[str, TensorSpec], dict[str, str]]:
         raise ValueError("its metadata is not a table of strings")
     tensors = {}
     for name, entry in header.items():
-        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
             raise ValueError(f"'{name}' is not described by dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in ITEM_SIZES:

@@ -101,6 +101,12 @@ def describe(file: Path, entry: RegistryEntry | None = None) -> tuple[Checkpoint
     if info is None:
         info = _from_config(file) or _from_shapes(header, file)
         info = _with_known_classes(info, entry)
+    if info.model.depth > len(header.tensors):  # before so many names are made
+        raise CheckpointError(
+            f"describes a model of {info.model.depth:,} blocks and holds {len(header.tensors)} "
+            f"tensors",
+            where=file,
+        )
     check_keys(tensor_shapes(info.model), header.shapes, where=file)
     return info, header
 

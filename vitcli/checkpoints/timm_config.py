@@ -7,6 +7,8 @@ both timm and transformers need in it was found by trying: FACTS of the Hub layo
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import re
 from collections import Counter
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.native import CheckpointInfo, from_json
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Size, nearest
 from vitcli.errors import CheckpointError, ConfigError
 
@@ -227,7 +229,8 @@ def from_timm(config: dict[str, Any], where: object = None) -> CheckpointInfo:
         size = pretrained.get("input_size")
         if "img_size" not in args and size and pretrained.get("fixed_input_size", True):
             args["img_size"] = list(size[1:])
-        model = model_from_args(name, args).with_classes(int(classes))
+        model = model_from_args(name, args).with_classes(classes)
+        model = from_json(ModelConfig, json.loads(json.dumps(dataclasses.asdict(model))))  # types
         return CheckpointInfo(
             model,
             _preprocess(pretrained, model.image_size),

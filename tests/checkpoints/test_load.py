@@ -1,0 +1,224 @@
+"""A checkpoint becomes a torch model that computes what its maker computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import vitcli
+from checkpoints.golden_cases import CASES, GOLDEN, Case
+from vitcli.checkpoints.load import LoadedModel, at_resolution, build, load, load_weights
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import ClassLabel, ModelConfig, Preprocess
+from vitcli.errors import CheckpointError, ConfigError
+
+DEFAULT = GOLDEN / "timm_vit_default"
+
+
+def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
+    """Everything that a golden case holds, under its names."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> object:
+        return lambda module, inputs, output: seen.__setitem__(name, output)
+
+    model.patch_embed.register_forward_hook(keep("patch_embed"))
+    for index, block in enumerate(model.blocks):
+        block.register_forward_hook(keep(f"block_{index:02d}"))
+    with torch.inference_mode():
+        seen["logits"] = seen["output"] = model(images)
+        seen["pre_logits"] = model.features(images)
+        seen["forward_features"] = model.encode(images)
+        if model.head_dist is not None:
+            seen["logits_head"] = model.head(seen["forward_features"][:, 0])
+            seen["logits_head_dist"] = model.head_dist(seen["forward_features"][:, 1])
+    return seen
+
+
+def assert_same(case: Case, found: dict[str, Tensor], prefix: str, at_least: set[str]) -> None:
+    arrays, compared = case.arrays, set()
+    for name, array in found.items():
+        if prefix + name in arrays.files:
+            difference = np.abs(array.numpy() - arrays[prefix + name]).max()
+            assert difference <= case.tolerance(prefix + name), f"{prefix}{name}: {difference}"
+            compared.add(name)
+    assert at_least <= compared
+
+
+def test_all_golden_cases_of_plain_vits_are_here() -> None:
+    assert len(CASES) == 9
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_logits_and_blocks_are_timms(case: Case) -> None:
+    model = load(case.folder)
+    assert sum(p.numel() for p in model.parameters()) == case.said["n_params"]
+    found = compute(model, torch.from_numpy(case.arrays["input"]))
+    blocks = {f"block_{i:02d}" for i in range(model.config.depth)}
+    result = "logits" if model.config.num_classes else "output"
+    assert_same(case, found, "", blocks | {"patch_embed", "forward_features", "pre_logits", result})
+
+
+HIRES = {name: case for name, case in CASES.items() if case.hires_px}
+
+
+@pytest.mark.parametrize("case", HIRES.values(), ids=HIRES)
+def test_another_resolution_gives_what_timm_gives_there(case: Case) -> None:
+    model = load(case.folder, resolution=case.hires_px, posemb_method="bicubic")
+    assert model.preprocess.size == (case.hires_px, case.hires_px)
+    assert model.info.provenance["posemb_resize"]["method"] == "bicubic"
+    pixels = case.arrays["hires_image_u8"].astype(np.float32) / 255
+    pixels = (pixels - np.float32(model.preprocess.mean)) / np.float32(model.preprocess.std)
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+    found = {**compute(model, images), "pos_embed": model.pos_embed.detach()}
+    result = "logits" if model.config.num_classes else "output"
+    assert_same(case, found, "hires_", {"pos_embed", "forward_features", "pre_logits", result})
+
+
+def test_the_public_door_is_the_same() -> None:
+    model = vitcli.load(str(DEFAULT))
+    assert isinstance(model, torch.nn.Module) and not model.training
+    assert model.config.width == 48 and model.config.num_classes == 10
+    assert model.classes == () and model.score == "softmax"
+    assert model.preprocess == Preprocess(size=(64, 64), crop_pct=0.9)
+    features = model.features(torch.zeros(1, 3, 64, 64))
+    assert features.shape == (1, 48)
+    torch.testing.assert_close(model.head(features), model(torch.zeros(1, 3, 64, 64)))
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = vitcli.nothing_such
+
+
+def test_transform_takes_a_picture_or_its_path(tmp_path: Path) -> None:
+    grey = Image.new("RGB", (100, 80), (255, 0, 127))
+    grey.save(tmp_path / "grey.png")
+    model = load(DEFAULT)
+    expected = torch.tensor([1.0, -1.0, 127 / 255 * 2 - 1]).view(3, 1, 1).expand(3, 64, 64)
+    for picture in (grey, tmp_path / "grey.png", str(tmp_path / "grey.png")):
+        torch.testing.assert_close(model.transform(picture), expected)
+
+
+def test_nothing_is_copied_that_needs_no_conversion() -> None:
+    weights = load_weights(DEFAULT)
+    model = build(weights.info, weights.tensors)
+    for name, parameter in model.named_parameters():
+        assert parameter.data_ptr() == weights.tensors[name].data_ptr(), name
+        assert parameter.requires_grad
+
+
+def test_training_a_loaded_model_leaves_the_file_alone(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEFAULT, tmp_path / "model")
+    before = (folder / "model.safetensors").read_bytes()
+    model = load(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_are_converted_when_asked(dtype: torch.dtype) -> None:
+    model = load(DEFAULT, dtype=dtype)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+def test_half_precision_files_are_computed_in_float32_or_kept(tmp_path: Path) -> None:
+    weights = load_weights(DEFAULT)
+    save_checkpoint(tmp_path, weights.tensors, weights.info, "bfloat16")
+    assert load(tmp_path).head.weight.dtype == torch.float32
+    assert load(tmp_path, dtype=None).head.weight.dtype == torch.bfloat16
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        width=16,
+        depth=1,
+        num_heads=2,
+        mlp_dim=24,
+        patch_size=(4, 8),
+        image_size=(8, 24),
+        num_classes=3,
+        posemb="learn2d",
+        posemb_tokens="patches",
+        num_registers=1,
+        pre_logits=5,
+        activation="gelu_tanh",
+    )
+    classes = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("x", "Straße"))
+    info = CheckpointInfo(
+        config, Preprocess(size=(8, 24), crop_mode="squash"), classes, "sigmoid", {"seed": 7}
+    )
+    from vitcli.models.vit import ViT
+
+    model = ViT(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    save_checkpoint(tmp_path, model.state_dict(), info)
+    for spec in (tmp_path, tmp_path / "model.safetensors"):
+        again = load(spec)
+        images = torch.randn(2, 3, 8, 24)
+        assert torch.equal(again(images), model(images))
+        assert again.info == info
+    (tmp_path / "config.json").unlink()  # the file stands alone
+    assert load(tmp_path / "model.safetensors").info == info
+
+
+def test_a_resolution_that_is_no_multiple_of_the_patch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="225 is not a multiple of the patch size 16"):
+        load(DEFAULT, resolution=225)
+
+
+def test_the_same_resolution_changes_nothing() -> None:
+    weights = load_weights(DEFAULT)
+    assert at_resolution(weights, (64, 64), "bilinear") is weights
+
+
+def test_a_picture_of_another_shape_than_square_has_its_own_grid() -> None:
+    model = load(DEFAULT, resolution=(32, 96))
+    assert model.config.grid == (2, 6)
+    with torch.inference_mode():
+        assert model(torch.zeros(1, 3, 32, 96)).shape == (1, 10)
+
+
+def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    weights = load_weights(DEFAULT)
+    tensors = dict(weights.tensors)
+    del tensors["norm.bias"], tensors["blocks.0.norm1.weight"]
+    tensors["head.weight"] = tensors["head.weight"][:, :40]
+    tensors["mask_token"] = torch.zeros(1, 1, 48)
+    save_checkpoint(tmp_path, tensors, weights.info)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    text = str(caught.value)
+    assert text.startswith(str(tmp_path)) and "\n" not in text
+    assert "2 missing: " in text and "norm.bias (48)" in text
+    assert "blocks.0.norm1.weight (48)" in text
+    assert "1 unexpected: mask_token (1, 1, 48)" in text
+    assert "1 misshapen: head.weight is (10, 40), not (10, 48)" in text
+
+
+def test_shapes_that_disagree_with_the_config_are_named(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEFAULT, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"]["embed_dim"] = 96
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"cls_token is \(1, 1, 48\), not \(1, 1, 96\)"):
+        load(folder)
+
+
+def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
+    weights = load_weights(DEFAULT)
+    deeper = dataclasses.replace(weights.info.model, depth=12)
+    save_checkpoint(tmp_path, weights.tensors, dataclasses.replace(weights.info, model=deeper))
+    with pytest.raises(CheckpointError, match=r"120 missing: .* and 100 more$"):
+        load(tmp_path)

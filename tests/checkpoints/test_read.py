@@ -1,0 +1,221 @@
+"""What a checkpoint says of itself, from headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoints.golden_cases import CASES, GOLDEN
+from vitcli.checkpoints import read, registry
+from vitcli.checkpoints.native import CheckpointInfo, LazyTensor, read_header, write
+from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.config import ModelConfig, Preprocess
+from vitcli.errors import CheckpointError, ModelNotFoundError, VitError
+
+DEFAULT = GOLDEN / "timm_vit_default"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint folder that a test may damage."""
+    return shutil.copytree(DEFAULT, tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_golden_case(name: str) -> None:
+    info, file = read_info(GOLDEN / name)
+    assert file == GOLDEN / name / "model.safetensors"
+    assert info.model.num_params() == CASES[name].said["n_params"]
+    assert read_info(file)[0] == info
+
+
+def test_no_torch_is_needed() -> None:
+    code = (
+        "import sys; from vitcli.checkpoints.read import read_info; "
+        f"print(read_info({str(DEFAULT)!r})[0].model.width); "
+        "print({'torch', 'numpy', 'safetensors', 'huggingface_hub'} & set(sys.modules))"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.stdout.split("\n")[:2] == ["48", "set()"]
+
+
+def test_the_header_comes_before_the_config_beside_it(model: Path) -> None:
+    file = model / "model.safetensors"
+    info = dataclasses.replace(read_info(model)[0], provenance={"seed": 1})
+    header = read_header(file)
+    tensors = {
+        name: LazyTensor("float32", spec.shape, lambda s=spec.shape: np.zeros(s, np.float32))
+        for name, spec in header.tensors.items()
+    }
+    write(file, tensors, info.to_metadata())
+    (model / "config.json").write_text("nonsense")
+    assert read_info(model)[0] == info
+
+
+def test_a_file_alone_says_what_was_assumed(model: Path) -> None:
+    (model / "config.json").unlink()
+    info, _ = read_info(model)
+    assert info.model.grid == (4, 4) and info.model.num_heads == 1
+    assumed = "; ".join(info.provenance["assumed"])
+    assert "1 attention heads (48 channels each)" in assumed and "4 x 4 patches" in assumed
+
+
+def test_our_block_in_config_json_is_read(model: Path) -> None:
+    info = dataclasses.replace(read_info(model)[0], score="sigmoid", provenance={"seed": 1})
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vit": info.to_dict()}))
+    assert read_info(model)[0] == info
+
+
+def test_one_safetensors_file_of_any_name_will_do(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "weights.safetensors")
+    assert read_info(model)[1] == model / "weights.safetensors"
+    shutil.copy(model / "weights.safetensors", model / "more.safetensors")
+    with pytest.raises(CheckpointError, match=r"but more\.safetensors, weights\.safetensors"):
+        read_info(model)
+
+
+def labelled(config: ModelConfig, folder: Path, tag: str, **more: Any) -> Path:
+    """A checkpoint of zeros as timm releases it: classes named by the tag alone."""
+    folder.mkdir()
+    tensors = {
+        name: LazyTensor("float16", shape, lambda s=shape: np.zeros(s, np.float16))
+        for name, shape in tensor_shapes(config).items()
+    }
+    write(folder / "model.safetensors", tensors, {"format": "pt"})
+    said = {
+        "architecture": "test_vit",
+        "num_classes": config.num_classes,
+        "model_args": {"depth": 1, "embed_dim": 8, "img_size": 32},
+        "pretrained_cfg": {"tag": tag, "input_size": [3, 32, 32]},
+        **more,
+    }
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
+def tiny(num_classes: int) -> ModelConfig:
+    return ModelConfig(8, 1, 2, 24, (16, 16), (32, 32), num_classes=num_classes)
+
+
+def test_timms_releases_get_their_class_names(tmp_path: Path) -> None:
+    info, _ = read_info(labelled(tiny(1000), tmp_path / "1k", "augreg_in21k_ft_in1k"))
+    assert info.classes == registry.labels("imagenet-1k") and info.score == "softmax"
+    info, _ = read_info(labelled(tiny(21843), tmp_path / "21k", "augreg_in21k"))
+    assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
+    info, _ = read_info(labelled(tiny(1000), tmp_path / "other", "my_birds"))
+    assert info.classes == ()
+    info, _ = read_info(labelled(tiny(7), tmp_path / "few", "augreg_in1k"))
+    assert info.classes == ()
+
+
+def test_synsets_get_readable_names(tmp_path: Path) -> None:
+    names = {"label_names": ["n01440764", "n02012849"]}
+    info, _ = read_info(labelled(tiny(2), tmp_path / "x", "mine", **names))
+    assert info.classes == (("n01440764", "tench, Tinca tinca"), ("n02012849", "crane"))
+
+
+def test_the_registry_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
+    folder = labelled(tiny(21843), tmp_path / "x", "unknown tag")
+    entry = registry.entries()["vit-b16-i21k"]
+    info, _ = read.describe(folder / "model.safetensors", entry)
+    assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
+
+
+# ---------------------------------------------------------------------------------------------
+# Damage
+
+
+def test_one_byte_short(model: Path) -> None:
+    file = model / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="bytes of tensors and") as caught:
+        read_info(model)
+    assert caught.value.where == str(file) and "\n" not in caught.value.what
+
+
+def test_ten_gigabytes_of_header(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes((10 * 2**30).to_bytes(8, "little") + file.read_bytes()[8:])
+    with pytest.raises(CheckpointError, match="claims a header of 10,737,418,240 bytes"):
+        read_info(model)
+
+
+def test_a_billion_blocks(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config["model_args"]["depth"] = 10**9
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="a model of 1,000,000,000 blocks and holds"):
+        read_info(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.npz", b"PK\x03\x04" + bytes(40), "is a zip archive"),
+        ("model.pth", b"\x80\x02" + bytes(40), "is a pickle"),
+        ("model.bin", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git lfs"),
+        ("model.jpg", b"\xff\xd8\xff\xe0" + bytes(40), "claims a header of"),
+        ("empty", b"", "has 0 bytes"),
+    ],
+)
+def test_other_files_are_told_apart(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=said):
+        read_info(tmp_path / name)
+
+
+def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors but nothing"):
+        read_info(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"but pytorch_model\.bin"):
+        read_info(tmp_path)
+    with pytest.raises(ModelNotFoundError):
+        read_info(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("[]", "is not a config.json of timm's"),
+        ('{"model_type": "vit"}', r"config.json of transformers \(vit\)"),
+        ('{"architecture": "resnet50"}', "'resnet50' is not one that vit knows"),
+        ('{"vit": 3}', "description of the model is damaged"),
+    ],
+)
+def test_other_configs(model: Path, config: str, said: str) -> None:
+    (model / "config.json").write_text(config)
+    with pytest.raises(VitError, match=said) as caught:
+        read_info(model)
+    assert caught.value.where == str(model / "config.json")
+
+
+def test_info_is_the_whole_description() -> None:
+    info, _ = read_info(DEFAULT)
+    assert info == CheckpointInfo(
+        ModelConfig(48, 2, 3, 192, (16, 16), (64, 64), num_classes=10),
+        Preprocess(size=(64, 64), crop_pct=0.9),
+        provenance={
+            "timm": {"architecture": "vit_base_patch16_224", "tag": "augreg2_in21k_ft_in1k"}
+        },
+    )
