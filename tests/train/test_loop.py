@@ -45,7 +45,7 @@ def test_a_run_learns_and_writes_its_folder(tiny_run):
     events = []
     outcome = train(run, command="vit pretrain --data colours", on_event=events.append)
     folder = Path(run.output)
-    assert outcome.finished and outcome.figures["val_top1"] == 1.0
+    assert outcome.stopped_by is None and outcome.figures["val_top1"] == 1.0
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "README.md", "config.json", "confusion.png", "curves.png", "metrics.jsonl",
@@ -78,9 +78,9 @@ def test_sigterm_and_resume_equal_an_unbroken_run(tiny_run, tmp_path, optimizer)
     train(whole)
     broken = tiny_run(output=str(tmp_path / "broken"), **fields)
     outcome = train(broken, on_event=interrupt_at(5))
-    assert not outcome.finished and outcome.step == 5
+    assert outcome.stopped_by == signal.SIGTERM and outcome.step == 5
     assert (tmp_path / "broken" / "state.safetensors").exists()
-    assert train(broken, resume=True).finished
+    assert train(broken, resume=True).step == 12
     assert_same(weights(whole), weights(broken))
     steps = {}
     for name in ("whole", "broken"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -378,9 +377,9 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
             on_event=show,
         )
     where = shlex.quote(str(outcome.folder.path))
-    if not outcome.finished:
+    if outcome.stopped_by is not None:
         output.note(f"stopped at step {outcome.step}; go on with: vit {task} --resume {where}")
-        raise typer.Exit(128 + (signal.SIGINT if outcome.step < 0 else signal.SIGTERM))
+        raise typer.Exit(128 + outcome.stopped_by)
     if given["json"]:
         result = {"event": "result", "folder": str(outcome.folder.path), **outcome.figures}
         output.json_line(result)

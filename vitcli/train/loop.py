@@ -40,9 +40,10 @@ class Outcome:
 
     config: TrainConfig
     folder: RunFolder
-    finished: bool
-    """False where a signal stopped it; `--resume` goes on."""
     step: int
+    """The last one taken."""
+    stopped_by: int | None = None
+    """The signal that stopped it; `--resume` goes on. None: it is finished."""
     figures: dict[str, float] = field(default_factory=dict)
     """Of the stored model: val_top1, val_top5, test_top1, test_top5, of the parts there are."""
 
@@ -153,15 +154,15 @@ def train(
             if step % config.save_every == 0 if config.save_every else late:
                 save_state(folder.state, model, optimizer, progress)
                 saved_at = time.monotonic()
-            if stop.is_set() and step < steps:
+            if stop.signal is not None and step < steps:
                 save_state(folder.state, model, optimizer, progress)
-                return Outcome(config, folder, finished=False, step=step)
+                return Outcome(config, folder, step, stopped_by=stop.signal)
     if run.val is None:
         progress.best_step = steps
         run.write_model(folder, command, progress)
     figures = report.finish(run, folder, command, progress)
     folder.state.unlink(missing_ok=True)
-    return Outcome(config, folder, finished=True, step=steps, figures=figures)
+    return Outcome(config, folder, steps, figures=figures)
 
 
 class _Meter:
@@ -205,18 +206,25 @@ class _Meter:
         self.since = time.monotonic() if not self.losses else self.since
 
 
+@dataclass
+class _Stop:
+    """Which signal asked the run to stop, if any did."""
+
+    signal: int | None = None
+
+
 @contextmanager
-def _stop_requested() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM, which lets the step end and the state be saved; a second
+def _stop_requested() -> Iterator[_Stop]:
+    """Notes the first Ctrl-C or SIGTERM, which lets the step end and the state be saved; a second
     one acts at once. Outside the main thread signals are left alone."""
-    stop = threading.Event()
+    stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def request(number: int, frame: object) -> None:
-        stop.set()
+        stop.signal = number
         signal.signal(number, before[signal.Signals(number)])
 
     for s in before:
