@@ -365,6 +365,8 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
             elif event["event"] == "evaluation":
                 accuracy = event["val_top1"]
                 display.note(f"step {event['step']:,}: validation accuracy {accuracy:.2%}")
+            elif event["event"] == "warning":
+                output.warning(event["text"])
             else:
                 display.note(plan_text(event) if event["event"] == "plan" else event["text"])
 

@@ -28,7 +28,8 @@ from vitcli.train.optim import build_optimizer, learning_rate
 from vitcli.train.state import Progress, load_state, save_state
 
 Event = dict[str, Any]
-"""What the loop reports: {"event": "plan" | "train" | "evaluation" | "note", ...}."""
+"""What the loop reports: {"event": "plan" | "train" | "evaluation" | "note" | "warning",
+...}."""
 
 SAVE_SECONDS = 60.0
 """Between states, where the configuration does not say after how many steps."""
@@ -85,7 +86,7 @@ def train(
     folder.write_json(folder.split, run.split)
     run.write_config(folder, command)
     for warning in progress.warnings:
-        on_event({"event": "note", "text": warning})
+        on_event({"event": "warning", "text": warning})
     on_event(run.plan_event(progress.step))
 
     steps, batch, parts = config.steps or 0, config.batch_size or 0, config.accumulate or 1

@@ -138,8 +138,9 @@ def prepare(
     start, tensors = _initial_weights(config, offline)
     shape = _trained_shape(start.model, config)  # impossible sizes fail before data is read
     splits = open_data(config.data, record=folder.read_split() if resume else None)
-    for note in (*splits.warnings, splits.split_note):
-        report({"event": "note", "text": note})
+    for warning in splits.warnings:
+        report({"event": "warning", "text": warning})
+    report({"event": "note", "text": splits.split_note})
     classes = splits.train.classes
     if len(classes) < 2:
         raise RunError(
@@ -154,7 +155,7 @@ def prepare(
     plan = make_plan(config, target, len(splits.train), device)
     config = plan.config
     if target.num_tokens > LONG_SEQUENCE:
-        report({"event": "note", "text": _long_sequence(target)})
+        report({"event": "warning", "text": _long_sequence(target)})
     preprocess = _preprocess(start, config, target.image_size)
     model = ViT(target, config.dropout, config.drop_path)
     torch.manual_seed(config.seed)
@@ -188,7 +189,7 @@ def _initial_model(offline: bool, report: Report) -> str:
         return BEST_MODEL
     report(
         {
-            "event": "note",
+            "event": "warning",
             "text": f"the Hub cannot be reached: starting from {registry.aliases()[SHIPPED_MODEL]}, "
             f"the small model inside the package; for a much better one, run `vit pull "
             f"{BEST_MODEL}` where there is a network, or give --model",

@@ -1,0 +1,175 @@
+"""`vit pretrain` and `vit finetune` as they are typed: what is printed, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from vitcli.checkpoints import hub
+from vitcli.cli.main import app
+
+SIZES = "depth=1 width=24 num_heads=2 mlp_dim=32".split()
+TINY = ["--variant", "Ti/8", "--resolution", "16", "--device", "cpu", "--precision", "fp32"]
+TINY += [word for size in SIZES for word in ("--set", size)]
+SHORT = ["--steps", "4", "--batch-size", "8", "--workers", "0"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """Two classes of eight pictures."""
+    root = tmp_path_factory.mktemp("data") / "pets"
+    rng = np.random.default_rng(0)
+    for name, level in (("cats", 60), ("dogs", 190)):
+        (root / name).mkdir(parents=True)
+        for i in range(8):
+            pixels = np.clip(rng.normal(level, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def parent(pictures, tmp_path_factory) -> Path:
+    """A pre-trained model of 16 px."""
+    folder = tmp_path_factory.mktemp("runs") / "parent"
+    result = vit("pretrain", "--data", pictures, *TINY, *SHORT, "-o", folder)
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+def vit(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def failure(result) -> str:
+    """What a failed command says; nothing else may be on stderr but notes above it."""
+    assert result.exit_code == 1, result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr[result.stderr.index("error: ") :]
+
+
+def test_finetune_prints_the_plan_the_result_and_what_to_type_next(pictures, parent, tmp_path):
+    folder = tmp_path / "run"
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    result = vit(*words, "--resolution", "24", "-o", folder)
+    assert result.exit_code == 0, result.stderr
+    assert "24 x 24 px in patches of 8: 10 tokens a picture" in result.stderr
+    assert "4 steps of 8" in result.stderr and "sgd, learning rate 0.01" in result.stderr
+    assert result.stdout.splitlines()[0].startswith("val top1: ")
+    assert f"next: vit predict PICTURE --model {folder}" in result.stderr
+    again = vit("predict", pictures / "cats" / "0.png", "--model", folder, "--json")
+    (line,) = again.stdout.splitlines()
+    assert {p["label"] for p in json.loads(line)["predictions"]} == {"cats", "dogs"}
+
+
+def test_json_is_one_object_a_line(pictures, parent, tmp_path):
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    result = vit(*words, "-o", tmp_path / "run", "--json", "--quiet")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "note" and "plan" in kinds and kinds[-1] == "result"
+    assert 0 <= events[-1]["val_top1"] <= 1
+    assert result.stderr == ""
+
+
+def test_a_run_can_be_run_again_from_its_config(pictures, tmp_path):
+    words = ("pretrain", "--data", pictures, *TINY, *SHORT, "--crop-area", "0.4,1", "--seed", "3")
+    assert vit(*words, "-o", tmp_path / "a").exit_code == 0
+    result = vit("pretrain", "--config", tmp_path / "a" / "config.json", "-o", tmp_path / "b")
+    assert result.exit_code == 0, result.stderr
+    a, b = (json.loads((tmp_path / n / "config.json").read_text())["vit"]["train"] for n in "ab")
+    assert a.pop("output") != b.pop("output") and a == b
+    assert a["augment"]["crop_area"] == [0.4, 1.0] and a["seed"] == 3
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0][-500:] == weights[1][-500:]
+
+
+def test_the_best_model_is_replaced_by_ours_where_there_is_no_network(pictures, monkeypatch):
+    monkeypatch.setattr(hub, "cached", lambda repo, revision=None: None)
+    monkeypatch.setattr(hub, "reachable", lambda timeout: timeout > 3)
+    result = vit("finetune", "--data", pictures, "--resolution", "225", "-o", "never-made")
+    lines = result.stderr.splitlines()
+    assert "cannot be reached: starting from" in lines[0] and "vit-b16-i21k" in lines[0]
+    text = failure(result)
+    assert "height 225 is not a multiple of the patch size 16" in text
+    assert "take a resolution of 224 or 240" in text
+
+
+def test_resolution_between_patches(pictures, parent):
+    text = failure(vit("finetune", "--data", pictures, "--model", parent, "--resolution", "25"))
+    assert text == (
+        "error: height 25 is not a multiple of the patch size 8\ntake a resolution of 24 or 32\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda root: None, "there is no such file or folder"),
+        (lambda root: root.mkdir(), "no pictures"),
+        (lambda root: shutil.copytree(root.parent / "pets" / "cats", root / "cats"), "one class"),
+    ],
+    ids=["missing", "empty", "one class"],
+)
+def test_data_that_cannot_be_learnt(pictures, parent, tmp_path, make, said):
+    shutil.copytree(pictures, tmp_path / "pets")
+    make(tmp_path / "odd")
+    words = ("finetune", "--data", tmp_path / "odd", "--model", parent, "-o", tmp_path / "run")
+    text = failure(vit(*words))
+    assert said in text and str(tmp_path / "odd") in text
+    assert len(text.splitlines()) <= 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_with_one_picture_is_trained_on(pictures, parent, tmp_path):
+    shutil.copytree(pictures, tmp_path / "pets")
+    (tmp_path / "pets" / "birds").mkdir()
+    shutil.copy(pictures / "cats" / "0.png", tmp_path / "pets" / "birds" / "only.png")
+    words = ("finetune", "--data", tmp_path / "pets", "--model", parent, *SHORT, "--device", "cpu")
+    result = vit(*words, "-o", tmp_path / "run")
+    assert result.exit_code == 0
+    assert "only one picture of 'birds': trained on, not validated" in result.stderr
+
+
+def test_an_output_that_cannot_be_written(pictures, parent, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    text = failure(vit(*words, "-o", tmp_path / "file" / "run"))
+    assert f"error: {tmp_path}/file/run: cannot be used as a run's folder" in text
+
+
+def test_a_picture_that_cannot_be_decoded_is_named(pictures, parent, tmp_path):
+    shutil.copytree(pictures, tmp_path / "pets")
+    (tmp_path / "pets" / "cats" / "3.png").write_bytes(b"no picture")
+    words = ("finetune", "--data", tmp_path / "pets", "--model", parent, *SHORT, "--device", "cpu")
+    text = failure(vit(*words, "--val-fraction", "0", "-o", tmp_path / "run"))
+    assert "cats/3.png" in text
+
+
+def test_a_wrong_call_is_typers(pictures):
+    for words, said in [
+        (("finetune",), "--data"),
+        (("finetune", "--data", pictures, "--resolution", "a"), "is not a size such as"),
+        (("finetune", "--data", pictures, "--preprocess", "x=1"), "is not KEY=VALUE"),
+        (("pretrain", "--data", pictures, "--set", "depth=six"), "is not a value of depth"),
+        (("finetune", "--data", pictures, "--optimizer", "lion"), "lion"),
+    ]:
+        result = vit(*words)
+        assert result.exit_code == 2 and said in result.stderr
+
+
+def test_resume_of_nothing(tmp_path):
+    text = failure(vit("finetune", "--resume", tmp_path))
+    assert "config.json: cannot be read" in text
+
+
+def test_more_than_4096_tokens_are_warned_of(pictures, parent, tmp_path):
+    words = ("finetune", "--data", pictures, "--model", parent, "--resolution", "520")
+    words += ("--steps", "1", "--batch-size", "2", "--device", "cpu", "-o", tmp_path / "run")
+    result = vit(*words)
+    assert "4,226 tokens a picture: attention's time and memory grow" in result.stderr
