@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import os
 import re
 import threading
@@ -40,6 +41,8 @@ def fetch(
             fails, or the file arrives damaged twice.
     """
     offline = offline or is_offline()
+    if not offline and cached(repo, revision) is None:
+        _ask(repo, revision)
     config = _download(repo, CONFIG, revision, offline, on_progress)
     commit = config.parent.name  # both files of one commit, and no second question to the Hub
     weights = _download(repo, WEIGHTS, commit, offline, on_progress)
@@ -60,10 +63,14 @@ def fetch(
 def cached(repo: str, revision: str | None = None) -> Path | None:
     """The folder of a repo's checkpoint if the cache holds it whole; asks no one."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    config, weights = (
-        try_to_load_from_cache(repo, name, revision=revision) for name in (CONFIG, WEIGHTS)
-    )
+    try:
+        config, weights = (
+            try_to_load_from_cache(repo, name, revision=revision) for name in (CONFIG, WEIGHTS)
+        )
+    except HFValidationError:
+        return None
     return Path(weights).parent if isinstance(config, str) and isinstance(weights, str) else None
 
 
@@ -81,13 +88,13 @@ def reachable(timeout: float = 3.0) -> bool:
     answered = threading.Event()
 
     def ask() -> None:
-        request = urllib.request.Request(endpoint, method="HEAD")
         try:
+            request = urllib.request.Request(endpoint, method="HEAD")
             with urllib.request.urlopen(request, timeout=timeout):
                 answered.set()
         except urllib.error.HTTPError:
             answered.set()  # an error page is an answer
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):
             pass
 
     # A thread, because looking up a name has no timeout of its own.
@@ -98,6 +105,20 @@ def reachable(timeout: float = 3.0) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
+
+
+def _ask(repo: str, revision: str | None) -> None:
+    """One question, so that a failure is known at once: the client would try again for 20 s.
+
+    Raises:
+        HubError: the Hub cannot be reached, or does not give this repo's config.json.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repo, CONFIG, revision=revision), timeout=10)
+    except Exception as error:
+        raise _worded(error, repo, CONFIG, revision, offline=False) from error
 
 
 def _download(
@@ -129,6 +150,10 @@ def _worded(
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     login = "log in with `hf auth login`, or set HF_TOKEN"
+    if isinstance(error, errors.LocalEntryNotFoundError) and not offline:
+        cause = error.__cause__  # why the Hub was not asked
+        if isinstance(cause, Exception):
+            return _worded(cause, repo, name, revision, offline)
     if isinstance(error, errors.GatedRepoError):
         return hub_error("access has to be asked for", f"ask on the repo's page, then {login}")
     if isinstance(error, errors.RepositoryNotFoundError):

@@ -1,0 +1,118 @@
+"""The model card, read back by the Hub's own client."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from huggingface_hub import ModelCard
+
+from vitcli.checkpoints.card import model_card
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import ClassLabel, Preprocess, model_config
+
+
+class Table(NamedTuple):
+    """An evaluation."""
+
+    confusion: Any
+
+    @property
+    def count(self) -> int:
+        return int(self.confusion.sum())
+
+
+CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "cat | dog"))
+INFO = CheckpointInfo(
+    model_config("Ti/16", image_size=(128, 128), num_classes=3),
+    Preprocess(size=(128, 128), crop_mode="squash"),
+    CLASSES,
+    provenance={
+        "made_by": "vit finetune (vitcli 0.1.0, torch 2.13.0)",
+        "command": "vit finetune --data flowers --lr 0.003",
+        "data": 'my "flowers": 5 kinds',
+        "train_pictures": 3500,
+        "parent": "timm/vit_base",
+        "posemb_resize": {"method": "bilinear", "from": [14, 14]},
+        "seed": 3,
+        "steps": 500,
+        "seconds": 3725,
+        "figures": {"val_top1": 0.9375, "test_top1": 0.9, "val_loss": 0.3},
+    },
+)
+SHOWN = Table(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
+
+
+def test_the_front_matter_is_the_hubs() -> None:
+    card = ModelCard(model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0"))
+    data = card.data.to_dict()
+    assert data["library_name"] == "timm" and data["pipeline_tag"] == "image-classification"
+    assert data["license"] == "apache-2.0" and data["base_model"] == "timm/vit_base"
+    assert {"vit", "timm"} <= set(data["tags"])
+    results = card.data.eval_results
+    assert results is not None
+    assert [(r.metric_name, r.metric_value) for r in results] == [
+        ("top-1, validation part", 0.9375),
+        ("top-1, test part", 0.9),
+    ]
+    assert results[0].dataset_name == 'my "flowers": 5 kinds'
+    assert results[0].task_type == "image-classification"
+
+
+def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
+    text = model_card(INFO, SHOWN, name="me/flowers", pictures={"Confusion": "confusion.png"})
+    for line in (
+        "# me/flowers",
+        "| top-1, validation part | 93.8% |",
+        "| crane (n1) | 10 | 80.0% | crane (n2) |",
+        "| crane (n2) | 10 | 80.0% | crane (n1) |",
+        "| cat \\| dog | 10 | 100.0% | - |",
+        "Of 30 pictures:",
+        "![Confusion](confusion.png)",
+        "vit finetune --data flowers --lr 0.003",
+        "- Position embeddings resized: bilinear from 14 x 14",
+        "- Time: 1 h 2 min",
+        "- Seed: 3",
+        "vit predict cat.jpg --model me/flowers",
+        'model = timm.create_model("hf-hub:me/flowers", pretrained=True).eval()',
+        'pipeline("image-classification", "me/flowers")("cat.jpg")',
+    ):
+        assert f"{line}\n" in text, line
+    assert "5.5 million parameters" in text and "128 x 128 pixels, with 3 classes" in text
+    assert "mean 0.5" in text and "squash" in text
+
+
+def test_nothing_is_said_that_nobody_knows() -> None:
+    info = CheckpointInfo(model_config("S/16", num_classes=2), Preprocess())
+    text = model_card(info)
+    card = ModelCard(text)
+    assert card.data.eval_results is None and "license" not in card.data.to_dict()
+    assert "base_model" not in card.data.to_dict()
+    for heading in ("## Figures", "## How it was made"):
+        assert heading not in text
+    assert "None" not in text and 'local-dir:."' in text
+
+
+def test_a_local_parent_is_no_base_model() -> None:
+    for parent in ("./runs/a", "/tmp/x", "vit-ti16-tin", "runs/old/model.safetensors"):
+        info = CheckpointInfo(INFO.model, INFO.preprocess, provenance={"parent": parent})
+        assert "base_model" not in ModelCard(model_card(info)).data.to_dict()
+
+
+def test_of_many_classes_the_hardest_are_listed() -> None:
+    classes = tuple(ClassLabel(f"id{i}", f"name{i}") for i in range(200))
+    confusion = np.diag(np.full(200, 10))
+    confusion[7, 7], confusion[7, 8] = 1, 9
+    confusion[199] = 0  # no picture of it
+    info = CheckpointInfo(model_config("Ti/16", num_classes=200), Preprocess(), classes)
+    text = model_card(info, Table(confusion))
+    rows = [line for line in text.splitlines() if line.startswith("| name")]
+    assert len(rows) == 30 and rows[0] == "| name7 | 10 | 10.0% | name8 |"
+    assert "name199" not in text and "with 200 classes." in text
+
+
+def test_a_model_that_timm_cannot_hold_says_so() -> None:
+    info = CheckpointInfo(model_config("Ti/16", num_classes=2, pre_logits=192), Preprocess())
+    text = model_card(info)
+    assert "timm cannot hold this model (pre_logits of size 192)." in text
+    assert "create_model" not in text

@@ -1,0 +1,104 @@
+"""A model's folder is written by us and read by safetensors, timm's layout beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from vitcli.checkpoints.native import CheckpointInfo, read_header
+from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.save import SaveDtype, rewrite_info, save_checkpoint, write_config
+from vitcli.config import ClassLabel, ModelConfig, Preprocess
+from vitcli.errors import CheckpointError, OutputError
+from vitcli.models.vit import ViT
+
+MODEL = ModelConfig(16, 1, 2, 24, (8, 8), (16, 16), num_classes=2)
+INFO = CheckpointInfo(
+    MODEL, Preprocess(size=(16, 16)), (ClassLabel("n1", "a"), ClassLabel("n2", "ö"))
+)
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    model = ViT(MODEL)
+    model.init_weights(seed=0)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_stored_values_are_torchs_rounding(
+    tmp_path: Path, state: dict[str, torch.Tensor], dtype: SaveDtype
+) -> None:
+    save_checkpoint(tmp_path / "new" / "folder", state, INFO, dtype)
+    stored = load_file(tmp_path / "new" / "folder" / "model.safetensors")
+    assert set(stored) == set(state)
+    for name, tensor in state.items():
+        assert torch.equal(stored[name], tensor.to(getattr(torch, dtype))), name
+
+
+def test_tensors_may_be_of_any_kind(tmp_path: Path) -> None:
+    info = CheckpointInfo(MODEL, Preprocess(size=(16, 16)))
+    values = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
+    tensors = {
+        "torch": torch.from_numpy(values).T,
+        "gradient": torch.nn.Parameter(torch.from_numpy(values)),
+        "bf16": torch.from_numpy(values).bfloat16(),
+        "numpy": values.astype(ml_dtypes.bfloat16),
+        "count": torch.arange(3),
+    }
+    save_checkpoint(tmp_path, tensors, info, dtype=None)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(stored["torch"], torch.from_numpy(values.T.copy()))
+    assert torch.equal(stored["bf16"], stored["numpy"]) and stored["bf16"].dtype == torch.bfloat16
+    assert torch.equal(stored["gradient"], torch.from_numpy(values))
+    save_checkpoint(tmp_path, tensors, info, "float16")
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["count"].dtype == torch.int64 and stored["torch"].dtype == torch.float16
+
+
+def test_config_json_holds_timms_layout_ours_and_the_run(
+    tmp_path: Path, state: dict[str, torch.Tensor]
+) -> None:
+    save_checkpoint(tmp_path, state, INFO, train={"steps": 7})
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    assert config["architecture"].startswith("vit_") and config["label_names"] == ["a", "ö"]
+    assert CheckpointInfo.from_dict(config["vit"]) == INFO
+    assert config["vit"]["train"] == {"steps": 7}
+    assert "train" not in json.loads(read_header(tmp_path / "model.safetensors").metadata["vit"])
+    with safe_open(tmp_path / "model.safetensors", framework="np") as file:
+        assert file.metadata()["format"] == "pt"  # transformers asks for it
+
+
+def test_the_description_is_replaced_and_the_tensors_are_not(
+    tmp_path: Path, state: dict[str, torch.Tensor]
+) -> None:
+    save_checkpoint(tmp_path, state, INFO, "bfloat16")
+    before = load_file(tmp_path / "model.safetensors")
+    info = CheckpointInfo(
+        MODEL, Preprocess(size=(16, 16)), INFO.classes, provenance={"figures": {"val_top1": 0.9}}
+    )
+    rewrite_info(tmp_path, info, train={"steps": 8})
+    assert read_info(tmp_path)[0] == info
+    after = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert json.loads((tmp_path / "config.json").read_text())["vit"]["train"] == {"steps": 8}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    with pytest.raises(CheckpointError):
+        rewrite_info(tmp_path / "missing", info)
+
+
+def test_unwritable_folders_get_one_line(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OutputError, match="cannot be made") as caught:
+            save_checkpoint(folder, state, INFO)
+        assert caught.value.where == str(folder)
+    with pytest.raises(OutputError, match="cannot be written: No such file"):
+        write_config(tmp_path / "missing" / "config.json", INFO)
