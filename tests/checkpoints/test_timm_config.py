@@ -12,7 +12,6 @@ import pytest
 from checkpoints.golden_cases import CASES, GOLDEN
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_config import (
-    architectures,
     best_architecture,
     from_timm,
     model_from_args,
@@ -20,6 +19,7 @@ from vitcli.checkpoints.timm_config import (
     to_timm,
     unique_names,
 )
+from vitcli.checkpoints.timm_names import architectures
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, model_config
 from vitcli.errors import CheckpointError
 

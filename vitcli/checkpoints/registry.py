@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitcli.checkpoints import timm_config
+from vitcli.checkpoints import timm_config, timm_names
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, Size, nearest
 from vitcli.errors import CheckpointError, ModelNotFoundError
 
@@ -78,7 +78,7 @@ class RegistryEntry:
     @property
     def is_vit(self) -> bool:
         """Whether it is a plain ViT, which `model` describes; else a hybrid or a ResNet."""
-        return self.architecture in timm_config.architectures()
+        return self.architecture in timm_names.architectures()
 
     @property
     def model(self) -> ModelConfig:
