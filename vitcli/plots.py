@@ -1,101 +1,191 @@
-"""Arrays to pictures. Matplotlib is imported here and nowhere else, and draws without a screen."""
+"""Pictures of figures: a confusion matrix, the curves of a run. Arrays in, a file out.
+
+matplotlib is imported here and nowhere else, without pyplot: nothing opens a window. The ending of
+the file (.png, .pdf, .svg) decides its format.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitcli.checkpoints.atomic import whole_file
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+TRAINING, VALIDATION, NEUTRAL = "#0072b2", "#d55e00", "#555555"
+"""Told apart by colour-blind readers too (Okabe and Ito)."""
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
-MOST_NAMES = 40
-"""Classes from which a confusion matrix shows no names: they could not be read."""
-
-
-def training_curves(lines: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Loss, accuracy and learning rate against the step.
-
-    Args:
-        lines: of metrics.jsonl: "train" and "evaluation" events.
-        path: a .png; written whole or not at all.
-    """
-    trained = [line for line in lines if line["event"] == "train"]
-    evaluated = [line for line in lines if line["event"] == "evaluation"]
-    figure = _figure(11, 3.2)
-    loss, accuracy, rate = figure.subplots(1, 3)
-    steps = [line["step"] for line in trained]
-    at = [line["step"] for line in evaluated]
-    _curve(loss, steps, [line["loss"] for line in trained], BLUE, "training")
-    loss.plot(at, [line["val_loss"] for line in evaluated], "o-", color=ORANGE, ms=3)
-    _curve(accuracy, steps, [100 * line["accuracy"] for line in trained], BLUE, "training")
-    top1 = [100 * line["val_top1"] for line in evaluated]
-    accuracy.plot(at, top1, "o-", color=ORANGE, ms=3, label="validation")
-    rate.plot(steps, [line["lr"] for line in trained], color=GREY)
-    for axes, title in ((loss, "loss"), (accuracy, "accuracy, %"), (rate, "learning rate")):
-        axes.set_title(title, loc="left")
-        axes.set_xlabel("step")
-        axes.grid(alpha=0.25)
-    accuracy.legend(frameon=False)
-    _save(figure, path)
+NUMBERED, NAMED = 25, 100
+"""Up to so many classes, a confusion matrix shows counts in its cells; names on its axes."""
 
 
 def confusion_matrix(
-    counts: npt.NDArray[np.int64], names: Sequence[str], path: str | Path
+    confusion: npt.NDArray[np.integer[Any]], names: Sequence[str], path: str | Path
 ) -> None:
-    """How often pictures of each class (rows) were taken for each class (columns), in percent.
+    """Draws a confusion matrix.
 
     Args:
-        counts: (K, K) pictures by label and prediction.
+        confusion: (K, K) counts: row is the label, column the prediction. Colours show each row's
+            shares, so that classes of any size compare.
         names: of the K classes.
-        path: a .png; written whole or not at all.
+        path: the picture, written whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    k = len(names)
-    percent = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    side = float(np.clip(0.45 * k + 1.5, 4, 12))
-    figure = _figure(side + 1, side)
-    axes = figure.subplots()
-    shown = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("label")
-    if k <= MOST_NAMES:
-        axes.set_xticks(range(k), names, rotation=45, ha="right", rotation_mode="anchor")
-        axes.set_yticks(range(k), names)
-    if k <= 20:
-        for row, column in np.argwhere(counts > 0):
-            value = percent[row, column]
-            colour = "white" if value > 50 else "black"
-            text = f"{value:.0f}" if value >= 0.5 else "<1"
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
-    figure.colorbar(shown, label="% of the class", fraction=0.046, pad=0.03)
-    _save(figure, path)
+    counts = np.asarray(confusion)
+    k = len(counts)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = 2.4 + (0.42 * k if k <= NUMBERED else 0.14 * k if k <= NAMED else 5.0)
+    with mpl.rc_context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+        axes = figure.add_subplot()
+        # The square root lets a confusion of a few per cent be seen beside a full diagonal.
+        image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
+        axes.set(xlabel="prediction", ylabel="label")
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        if k <= NAMED:
+            size = 9 if k <= NUMBERED else 6
+            short = [name if len(name) <= 24 else name[:23] + "…" for name in names]
+            axes.set_xticks(range(k), short, rotation=90 if k > 6 else 30, fontsize=size)
+            if k <= 6:
+                for label in axes.get_xticklabels():
+                    label.set(ha="right", rotation_mode="anchor")
+            axes.set_yticks(range(k), short, fontsize=size)
+            axes.tick_params(length=0)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        if k <= NUMBERED:
+            _write_counts(axes, counts, shares)
+        bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
+        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
+        bar.set_label("share of the label's pictures")
+        bar.outline.set_visible(False)
+        _save(figure, path)
 
 
-def _curve(axes: Any, x: Sequence[float], y: Sequence[float], colour: str, label: str) -> None:
-    """A noisy curve: faint as measured, strong as a running mean over a fiftieth of it."""
-    width = max(1, len(y) // 50)
-    axes.plot(x, y, color=colour, alpha=0.25 if width > 1 else 1, lw=1)
-    if width > 1:
-        smooth = np.convolve(y, np.ones(width) / width, mode="valid")
-        axes.plot(x[width - 1 :], smooth, color=colour)
-    axes.plot([], [], color=colour, label=label)
+def _write_counts(
+    axes: Axes, counts: npt.NDArray[np.integer[Any]], shares: npt.NDArray[np.floating[Any]]
+) -> None:
+    widest = len(f"{int(counts.max(initial=0)):,}")
+    for row, column in np.argwhere(counts > 0):
+        axes.text(
+            column,
+            row,
+            f"{counts[row, column]:,}",
+            ha="center",
+            va="center",
+            fontsize=8 if widest <= 4 else 6,
+            color="white" if shares[row, column] > 0.4 else "#222222",
+        )
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
+def training_curves(metrics: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+    """Draws a run: loss, accuracy and learning rate against the step, one above the other.
 
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    Args:
+        metrics: lines of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
+            {"step", "val_loss", "val_top1"} of evaluations; accuracies in [0, 1].
+        path: the picture, written whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    lines = list(metrics)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 6.0), layout="constrained")
+        loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 1.6])
+        for axes, train, val in (
+            (loss, "loss", "val_loss"),
+            (accuracy, "accuracy", "val_top1"),
+        ):
+            _draw_noisy(axes, *_series(lines, train), "training")
+            steps, values = _series(lines, val)
+            few = len(steps) <= 30
+            axes.plot(
+                steps, values, color=VALIDATION, marker="o" if few else "", ms=3, label="validation"
+            )
+            if axes.has_data() and len(steps):
+                axes.legend(loc="best")
+        loss.set_ylabel("loss")
+        accuracy.set_ylabel("accuracy")
+        accuracy.yaxis.set_major_formatter(PercentFormatter(1))
+        steps, values = _series(lines, "lr")
+        rate.plot(steps, values, color=NEUTRAL)
+        rate.set(ylabel="learning rate", xlabel="step")
+        rate.set_ylim(bottom=0)
+        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+        rate.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axes in (loss, accuracy, rate):
+            axes.margins(x=0.01)
+        figure.align_ylabels()
+        _save(figure, path)
+
+
+def _series(
+    lines: Iterable[Mapping[str, Any]], key: str
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(steps, values) of the lines that have a value under `key`."""
+    points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
+    steps, values = np.array(points, np.float64).reshape(-1, 2).T
+    return steps, values
+
+
+def _draw_noisy(
+    axes: Axes,
+    steps: npt.NDArray[np.float64],
+    values: npt.NDArray[np.float64],
+    label: str,
+) -> None:
+    """A noisy curve: as it is, pale, and its running mean."""
+    window = len(values) // 30
+    if window < 2:
+        axes.plot(steps, values, color=TRAINING, label=label)
+        return
+    axes.plot(steps, values, color=TRAINING, alpha=0.25, linewidth=0.8)
+    # The mean of what is there of the window: no bend towards zero at the ends.
+    kernel = np.ones(2 * window + 1)
+    mean = np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
+    axes.plot(steps, mean, color=TRAINING, label=label)
 
 
 def _save(figure: Figure, path: str | Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    with whole_file(path) as file:
-        file.write(buffer.getvalue())
+    """Writes a figure beside its place and then puts it there."""
+    path = Path(path)
+    drawn = io.BytesIO()
+    # No date and no version: the same figures give the same file.
+    kind = path.suffix.lower().removeprefix(".") or "png"
+    stamps = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Producer")}
+    nothing = dict.fromkeys(stamps.get(kind, ()))
+    figure.savefig(drawn, format=kind, dpi=200, metadata=nothing)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(drawn.getvalue())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,185 @@
+"""`vit evaluate`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vitcli.cli import options, output
+from vitcli.config import DataConfig
+from vitcli.errors import OutputError
+from vitcli.predict import Predictor
+
+if TYPE_CHECKING:
+    from vitcli.evaluate import Report
+
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="A folder of class folders, a CSV (path,label), a parquet file or folder, or tar "
+        "shards.",
+        show_default=False,
+    ),
+]
+Part = Annotated[
+    Literal["auto", "train", "val", "test"],
+    typer.Option(
+        "--split",
+        help="auto: the test part, else the validation part (what the model's own run held out, on "
+        "the data it was trained on), else all pictures.",
+    ),
+]
+Classes = Annotated[
+    str | None,
+    typer.Option("--classes", metavar="FILE", help="The data's classes, one a line, in order."),
+]
+Plot = Annotated[
+    str | None,
+    typer.Option(
+        "--plot", metavar="FILE", help="Draw the confusion matrix there (.png, .pdf or .svg)."
+    ),
+]
+
+TABLE = 20
+"""Up to so many classes, the confusion matrix is printed."""
+DRAWN = 2000
+"""Up to so many, it can be drawn."""
+MISTAKES = 10
+"""With more, so many of the most frequent mistakes are."""
+
+
+def evaluate(
+    data: Data,
+    model: options.Model = "default",
+    split: Part = "auto",
+    classes: Classes = None,
+    plot: Plot = None,
+    batch_size: options.BatchSize = None,
+    json: options.Json = False,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure a model on labelled pictures: top-1, top-5, class by class, and its confusions.
+
+    The data's classes are matched to the model's by id, then by a name that is unique. A picture
+    that cannot be read is reported and not counted; the exit code is then 1.
+    """
+    with output.FetchDisplay(quiet) as fetching:
+        predictor = Predictor(model, device, precision, offline, fetching)
+    from vitcli import evaluate as library
+
+    with output.Meter("pictures", quiet=quiet) as meter:
+
+        def advance(done: int, total: int) -> None:
+            meter.total = total
+            meter.advance(done - meter.done)
+
+        report = library.evaluate(
+            predictor, DataConfig(data, classes=classes), split, batch_size, advance
+        )
+    for warning in report.warnings:
+        output.warning(warning)
+    for name, error in report.errors:
+        output.error(f"{name}: {error.what}")
+    if json:
+        output.json_line(as_object(report))
+    else:
+        show(report)
+    if plot is not None:
+        draw(report, plot)
+        output.note(f"the confusion matrix is in {plot}", quiet)
+    if report.errors:
+        output.note(f"{len(report.errors):,} pictures could not be read and are not counted")
+        raise typer.Exit(1)
+
+
+def as_object(report: Report) -> dict[str, Any]:
+    """The report as JSON has it; figures in [0, 1]."""
+    from vitcli.checkpoints.timm_config import unique_names
+
+    figures, names = report.evaluation, unique_names(report.classes)
+    return {
+        "model": report.model,
+        "data": report.data,
+        "part": report.part,
+        "pictures": figures.count,
+        "unreadable": len(report.errors),
+        "top1": figures.top1,
+        "top5": figures.top5,
+        "loss": figures.loss,
+        "classes": [
+            {
+                "index": row.index,
+                "id": report.classes[row.index].id,
+                "label": names[row.index],
+                "pictures": row.count,
+                "recall": row.recall,
+                "precision": row.precision,
+            }
+            for row in figures.by_class()
+        ],
+        "confusion": [
+            {"label": int(label), "prediction": int(prediction), "pictures": int(count)}
+            for label, prediction, count in zip(
+                figures.labels, figures.predictions, figures.counts, strict=True
+            )
+        ],
+    }
+
+
+def show(report: Report) -> None:
+    """The report for people."""
+    from vitcli.checkpoints.timm_config import unique_names
+
+    figures, names = report.evaluation, unique_names(report.classes)
+    output.line(f"{report.model} on {report.data}: {report.part}, {figures.count:,} pictures")
+    output.line(f"top-1 {figures.top1:.2%}   top-5 {figures.top5:.2%}   loss {figures.loss:.4f}")
+    output.line()
+    rows = [
+        [names[row.index], f"{row.count:,}", _percent(row.recall), _percent(row.precision)]
+        for row in figures.by_class()
+    ]
+    output.table(["class", "pictures", "recall", "precision"], rows, numbers=[1, 2, 3])
+    shown = _shown_classes(report)
+    output.line()
+    if len(shown) <= TABLE:
+        counts = figures.confusion_of(shown)
+        header = ["label \\ prediction", *(names[i] for i in shown)]
+        cells = [[names[i], *map(str, row)] for i, row in zip(shown, counts.tolist(), strict=True)]
+        output.table(header, cells, numbers=range(1, len(header)))
+    else:
+        mistakes = figures.mistakes(MISTAKES)
+        cells = [[names[a], names[b], f"{count:,}"] for a, b, count in mistakes]
+        output.table(["label", "taken for", "pictures"], cells, numbers=[2])
+
+
+def draw(report: Report, path: str) -> None:
+    """The confusion matrix as a picture."""
+    from vitcli import plots
+    from vitcli.checkpoints.timm_config import unique_names
+
+    names, shown = unique_names(report.classes), _shown_classes(report)
+    if len(shown) > DRAWN:
+        raise OutputError(
+            f"a confusion matrix of {len(shown):,} classes is too large to draw",
+            where=path,
+            hint="--json lists what was taken for what",
+        )
+    plots.confusion_matrix(report.evaluation.confusion_of(shown), [names[i] for i in shown], path)
+
+
+def _shown_classes(report: Report) -> list[int]:
+    """The classes of a confusion matrix: those that have pictures or were named."""
+    figures = report.evaluation
+    return sorted({*figures.labels.tolist(), *figures.predictions.tolist()})
+
+
+def _percent(part: float) -> str:
+    return "-" if math.isnan(part) else f"{part:.1%}"
