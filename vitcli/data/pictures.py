@@ -23,8 +23,10 @@ _ORIENTATION = 0x0112
 _MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Pillow refuses to open more than this (179 million), lest a small file fill the memory."""
 
-# From half of that on, Pillow warns on stderr and reads the picture; we read it without a word.
+# Pillow remarks on stderr that a picture is large (from half of that on) or its EXIF block damaged,
+# and reads it: no news for whoever classifies a folder.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", message="Corrupt EXIF data", category=UserWarning)
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 """How files of the common formats start."""

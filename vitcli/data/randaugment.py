@@ -88,7 +88,8 @@ def _solarize_add(image: Image.Image, level: float, _: np.random.Generator) -> I
 
 
 def _posterize(image: Image.Image, level: float, _: np.random.Generator) -> Image.Image:
-    return ImageOps.posterize(image, min(8, int(4 * level)))
+    mask = 256 - 2 ** max(0, 8 - int(4 * level))
+    return image.point([value & mask for value in range(256)] * 3)
 
 
 def _solarize(image: Image.Image, level: float, _: np.random.Generator) -> Image.Image:

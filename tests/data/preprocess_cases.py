@@ -1,0 +1,49 @@
+"""Evaluation transforms and pictures that the real timm and transformers were asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.config import Preprocess
+
+PICTURES = Path(__file__).parents[1] / "pictures"
+GOLDEN = Path(__file__).parents[1] / "golden" / "preprocess" / "preprocess.npz"
+
+NAMES = ("astronaut.jpg", "cat.jpg", "coffee.jpg", "rocket.jpg")
+
+TIMM = {
+    "center 0.9 bicubic 224": Preprocess((224, 224), crop_pct=0.9),
+    "center 0.95 bicubic 224": Preprocess((224, 224), crop_pct=0.95),
+    "center 0.875 bilinear 160": Preprocess((160, 160), crop_pct=0.875, interpolation="bilinear"),
+    "center 1.0 bicubic 384": Preprocess((384, 384)),
+    "center 1.0 lanczos 64": Preprocess((64, 64), interpolation="lanczos"),
+    "center 0.9 bicubic 192x320": Preprocess((192, 320), crop_pct=0.9),
+    "squash 1.0 bilinear 224": Preprocess((224, 224), crop_mode="squash", interpolation="bilinear"),
+    "squash 0.9 bicubic 128": Preprocess((128, 128), crop_mode="squash", crop_pct=0.9),
+    "border 1.0 bicubic 224": Preprocess(
+        (224, 224), crop_mode="border", mean=(0.485, 0.456, 0.406)
+    ),
+    "border 0.9 bicubic 160": Preprocess((160, 160), crop_mode="border", crop_pct=0.9),
+    "border 1.0 bilinear 96x160": Preprocess(
+        (96, 160), crop_mode="border", interpolation="bilinear"
+    ),
+}
+
+TRANSFORMERS = {"vit 224": Preprocess((224, 224), crop_mode="squash", interpolation="bilinear")}
+
+Array = npt.NDArray[np.float64]
+
+
+def parts(pixels: Array) -> dict[str, Array]:
+    """What is kept of pixels (3, H, W): corners, the centre and each channel's mean."""
+    top, left = (pixels.shape[1] - 12) // 2, (pixels.shape[2] - 12) // 2
+    return {
+        "topleft": pixels[:, :12, :12],
+        "topright": pixels[:, :12, -12:],
+        "centre": pixels[:, top : top + 12, left : left + 12],
+        "bottomright": pixels[:, -12:, -12:],
+        "mean": pixels.mean((1, 2)),
+    }

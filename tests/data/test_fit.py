@@ -1,0 +1,74 @@
+"""Evaluation pixels equal those of the real timm and transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.preprocess_cases import GOLDEN, NAMES, PICTURES, TIMM, TRANSFORMERS, parts
+from vitcli.config import Preprocess
+from vitcli.data.fit import Fit
+from vitcli.data.transforms import eval_transform, to_float
+
+
+def pixels(name: str, preprocess: Preprocess) -> np.ndarray:
+    # An open picture: bytes of a JPEG would be decoded at reduced scale for the small sizes.
+    with Image.open(PICTURES / name) as image:
+        return np.asarray(Fit(preprocess)(image)).transpose(2, 0, 1).astype(float)
+
+
+@pytest.mark.parametrize("case", TIMM)
+@pytest.mark.parametrize("name", NAMES)
+def test_timms_pixels_to_the_bit(name: str, case: str) -> None:
+    golden = np.load(GOLDEN)
+    for part, ours in parts(pixels(name, TIMM[case])).items():
+        theirs = golden[f"{name}|timm|{case}|{part}"]
+        assert np.abs(ours - theirs).max() <= (1e-4 if part == "mean" else 0), part
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_pixels_to_one_level(name: str, case: str) -> None:
+    golden = np.load(GOLDEN)
+    for part, ours in parts(pixels(name, TRANSFORMERS[case])).items():
+        theirs = golden[f"{name}|transformers|{case}|{part}"]
+        assert np.abs(ours - theirs).max() <= (0.01 if part == "mean" else 1.001), part
+
+
+def test_bytes_give_the_same_pixels_where_nothing_is_gained_by_reduced_scale() -> None:
+    fit = Fit(Preprocess((224, 224), crop_pct=0.9))
+    with Image.open(PICTURES / "cat.jpg") as image:
+        opened = np.asarray(fit(image))
+    assert np.array_equal(opened, np.asarray(fit((PICTURES / "cat.jpg").read_bytes())))
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3), (1, 2000), (37, 41)])
+def test_any_shape_fits(mode: str, size: tuple[int, int]) -> None:
+    preprocess = Preprocess((32, 48), crop_mode=mode, crop_pct=0.875)  # type: ignore[arg-type]
+    picture = Image.new("RGB", size, (10, 20, 30))
+    assert Fit(preprocess)(picture).size == (48, 32)
+
+
+def test_the_border_is_the_mean_colour() -> None:
+    preprocess = Preprocess((20, 20), crop_mode="border", mean=(0.2, 0.4, 0.6))
+    got = np.asarray(Fit(preprocess)(Image.new("RGB", (40, 20), "white")))
+    assert (got[0] == (51, 102, 153)).all()
+    assert (got[10] == 255).all()
+
+
+def test_normalised() -> None:
+    preprocess = Preprocess((8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
+    got = eval_transform(preprocess)(Image.new("RGB", (9, 9), (51, 102, 255)))
+    expected = torch.tensor([(0.2 - 0.1) / 0.5, (0.4 - 0.2) / 0.25, 0.7])
+    assert got.shape == (3, 8, 8)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got[:, 4, 4], expected)
+
+
+def test_normalising_leaves_its_input_alone() -> None:
+    images = torch.full((2, 3, 4, 4), 255.0)
+    to_float(images, Preprocess())
+    assert (images == 255).all()
