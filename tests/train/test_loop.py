@@ -112,6 +112,26 @@ def test_kill_9_and_resume_equal_an_unbroken_finetune(tiny_run, tmp_path, colour
     assert_same(load_file(whole / "model.safetensors"), load_file(broken / "model.safetensors"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, tmp_path, number):
+    """As a terminal's Ctrl-C and a scheduler's SIGTERM are sent: to the workers too."""
+    run = tiny_run(output=str(tmp_path / "run"), steps=100_000, workers=2)
+    command = [sys.executable, "-m", "vitcli", "pretrain", "--data", run.data.path]
+    command += ["--variant", "Ti/8", "--set", "depth=1", "--resolution", "16", "--batch-size", "8"]
+    command += ["--steps", "100000", "--workers", "2", "--device", "cpu", "-o", run.output]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = Path(run.output) / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    assert "go on with: vit pretrain --resume" in said and "Traceback" not in said
+    assert (Path(run.output) / "state.safetensors").exists()
+
+
 def test_accumulation_is_the_whole_batch(tiny_run, tmp_path):
     once = tiny_run(output=str(tmp_path / "once"), steps=3, accumulate=1)
     parts = tiny_run(output=str(tmp_path / "parts"), steps=3, accumulate=4)

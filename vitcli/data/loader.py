@@ -216,7 +216,7 @@ def _unchanged(chunk: object) -> object:
 
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)  # the processes are the parallelism
-    # Ctrl-C reaches the whole group and SIGTERM's handler was inherited: the main process alone
-    # decides how a run ends, and then stops its workers.
+    # Ctrl-C, and the SIGTERM of a scheduler, reach the whole group: the main process alone decides
+    # how a run ends. Its workers end with it (they watch an event, and whether it is alive).
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
