@@ -104,8 +104,7 @@ class ModelConfig:
             divisor = 2 if self.posemb == "learn2d" else 4
             if self.width % divisor:
                 raise ConfigError(
-                    f"posemb '{self.posemb}' needs a width divisible by {divisor}, "
-                    f"not {self.width}"
+                    f"posemb '{self.posemb}' needs a width divisible by {divisor}, not {self.width}"
                 )
         if self.swiglu and self.mlp_dim % 2:
             raise ConfigError(f"SwiGLU needs an even mlp_dim, not {self.mlp_dim}")

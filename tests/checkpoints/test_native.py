@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints.atomic import whole_file, write_text
+from vitcli.atomic import whole_file, write_text
 from vitcli.checkpoints.native import (
     CheckpointInfo,
     LazyTensor,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from vitcli.checkpoints.atomic import whole_file
+from vitcli.atomic import whole_file
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 

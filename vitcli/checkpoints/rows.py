@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vitcli.checkpoints.atomic import whole_file
+from vitcli.atomic import whole_file
 from vitcli.errors import OutputError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from vitcli.atomic import write_text
 from vitcli.checkpoints import native, timm_config
-from vitcli.checkpoints.atomic import write_text
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.errors import OutputError
 

@@ -85,7 +85,7 @@ def results_file(path: str | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    from vitcli.checkpoints.atomic import whole_file
+    from vitcli.atomic import whole_file
 
     with whole_file(path) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", "\n")

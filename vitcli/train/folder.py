@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vitcli.atomic import whole_file
 from vitcli.checkpoints import native
-from vitcli.checkpoints.atomic import whole_file
 from vitcli.config import TrainConfig
 from vitcli.errors import ConfigError, OutputError, RunError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitcli import plots
+from vitcli.atomic import write_text
 from vitcli.checkpoints import card
-from vitcli.checkpoints.atomic import write_text
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.evaluate import Evaluation, evaluate_model
