@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import ClassLabel, ModelConfig, Preprocess
+
+ROOT = Path(__file__).parent
+GOLDEN = ROOT / "golden" / "timm_vit_default"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -17,3 +29,44 @@ def pytest_runtest_makereport(
     if report.skipped and item.get_closest_marker("peers") and os.environ.get("CI"):
         report.outcome = "failed"
     return report
+
+
+CLASSES = (
+    ClassLabel("n02012849", "crane"),  # the bird
+    ClassLabel("n03126707", "crane"),  # the machine
+    *(ClassLabel(f"n{i:08}", name) for i, name in enumerate(("cat", "dog", "ship", "jay"))),
+    *(ClassLabel(name, name) for name in ("horse", "rocket", "coffee", "Grüne Mamba")),
+)
+"""Of the tiny checkpoint. Two share a name, as in ImageNet."""
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder: timm's golden ViT for pictures of 64 x 64, with ten classes. It takes
+    pictures of its size as they are, so that timm's logits for them must come out."""
+    model = ModelConfig(
+        width=48, depth=2, num_heads=3, mlp_dim=192, image_size=(64, 64), num_classes=10
+    )
+    info = CheckpointInfo(model, Preprocess(size=(64, 64)), CLASSES, provenance={"data": "none"})
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return save_checkpoint(folder, load_file(GOLDEN / "model.safetensors"), info)
+
+
+@pytest.fixture(scope="session")
+def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three pictures: the two that timm's logits are for, and the cat in a folder of its own;
+    beside them what is no picture."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for name, pixels in zip("ab", np.load(GOLDEN / "io.npz")["image_u8"], strict=True):
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    (folder / "deep").mkdir()
+    shutil.copy(ROOT / "pictures" / "cat.jpg", folder / "deep")
+    shutil.copy(ROOT / "pictures" / "cat.jpg", folder / ".hidden.jpg")
+    (folder / "notes.txt").write_text("no picture\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def timm_logits() -> np.ndarray:
+    """timm's logits, (2, 10), of the tiny checkpoint for a.png and b.png."""
+    return np.load(GOLDEN / "io.npz")["logits"]
