@@ -172,8 +172,8 @@ def fetch(url: str) -> bytes:
     import urllib.request
 
     escaped = urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]")
-    request = urllib.request.Request(escaped, headers={"User-Agent": "vitcli"})
     try:
+        request = urllib.request.Request(escaped, headers={"User-Agent": "vitcli"})
         with urllib.request.urlopen(request, timeout=URL_TIMEOUT) as answer:
             return _read_stream(answer, url, time.monotonic() + URL_DEADLINE)
     except urllib.error.HTTPError as error:
