@@ -40,7 +40,7 @@ def make_plan(
       on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
     - lr: sgd 0.01, adam and adamw 1e-3 (finetune: 1e-4).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
-    - evaluation: 20 times a run, but not more often than once an epoch... of ten batches.
+    - evaluation: 20 times a run, at least 10 steps apart.
     - micro-batches: as large as half of the free memory holds, at most 128 pictures.
     """
     pretrain = config.task == "pretrain"
