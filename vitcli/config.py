@@ -340,6 +340,8 @@ class TrainConfig:
     """What to learn."""
     output: str
     """The run's folder."""
+    command: str = ""
+    """How the user called it, for the model card."""
     task: Literal["pretrain", "finetune"] = "finetune"
     """Where the weights start and which defaults hold; the loop is one."""
     model: str | None = None

@@ -163,6 +163,11 @@ def test_a_wrong_call_is_typers(pictures):
         assert result.exit_code == 2 and said in result.stderr
 
 
+def test_a_run_is_resumed_as_it_was(tmp_path):
+    result = vit("finetune", "--resume", tmp_path, "--steps", "3")
+    assert result.exit_code == 2 and "leave out --steps" in result.stderr
+
+
 def test_resume_of_nothing(tmp_path):
     text = failure(vit("finetune", "--resume", tmp_path))
     assert "config.json: cannot be read" in text

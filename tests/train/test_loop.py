@@ -41,9 +41,9 @@ def interrupt_at(step: int):
 
 
 def test_a_run_learns_and_writes_its_folder(tiny_run):
-    run = tiny_run(steps=60)
+    run = tiny_run(steps=60, command="vit pretrain --data colours")
     events = []
-    outcome = train(run, command="vit pretrain --data colours", on_event=events.append)
+    outcome = train(run, on_event=events.append)
     folder = Path(run.output)
     assert outcome.stopped_by is None and outcome.figures["val_top1"] == 1.0
     names = {path.name for path in folder.iterdir()}

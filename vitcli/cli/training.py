@@ -262,6 +262,8 @@ SaveDtype = Annotated[
     _option("--save-dtype", help="Of the stored weights.", default=_RUN.save_dtype),
 ]
 
+_MAY_CHANGE = ("device", "workers")
+"""Options that a resumed run may be given: they do not change what it computes."""
 _NOT_CONFIG = ("config", "resume", "force", "offline", "json", "quiet", "debug")
 
 
@@ -332,9 +334,13 @@ def _preprocess_value(text: str) -> tuple[str, Any]:
         raise typer.BadParameter(
             f"'{text}' is not KEY=VALUE with a KEY of {', '.join(sorted(known))}"
         )
-    if key in ("mean", "std"):
-        return key, tuple(float(part) for part in value.split(","))
-    return key, float(value) if key == "crop_pct" else value
+    try:
+        if key in ("mean", "std"):
+            red, green, blue = (float(part) for part in value.split(","))
+            return key, (red, green, blue)
+        return key, float(value) if key == "crop_pct" else value
+    except ValueError as error:
+        raise typer.BadParameter(f"'{value}' is not a value of {key}") from error
 
 
 def _name_of(path: str) -> str:
@@ -348,9 +354,15 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
 
     resume, quiet = given["resume"], given["quiet"]
     if resume:
-        config = dataclasses.replace(read_train_config(resume), output=resume)
+        others = {k for k, v in given.items() if v is not None and k not in _NOT_CONFIG}
+        if others - set(_MAY_CHANGE):
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
+            raise typer.BadParameter(f"a run is resumed as it was; leave out {names}")
+        changes = {name: given[name] for name in others}
+        config = dataclasses.replace(read_train_config(resume), output=resume, **changes)
     else:
-        config = build_config(task, given)
+        command = shlex.join(["vit", *sys.argv[1:]])
+        config = dataclasses.replace(build_config(task, given), command=command)
     from vitcli.train.loop import train
 
     accuracy: float | None = None  # of the last evaluation
@@ -372,7 +384,6 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
 
         outcome = train(
             config,
-            command=shlex.join(["vit", *sys.argv[1:]]),
             resume=bool(resume),
             force=given["force"],
             offline=given["offline"],

@@ -52,7 +52,6 @@ class Outcome:
 def train(
     config: TrainConfig,
     *,
-    command: str = "",
     resume: bool = False,
     force: bool = False,
     offline: bool = False,
@@ -62,7 +61,6 @@ def train(
 
     Args:
         config: the run; what it leaves open is planned (`train/plan.py`).
-        command: how the user called it, for the model card.
         resume: go on from the folder's state; `config` is then the one that the run wrote.
         force: replace a run that the folder holds.
         offline: do not touch the network.
@@ -84,7 +82,7 @@ def train(
         progress = Progress()
         folder.start()
     folder.write_json(folder.split, run.split)
-    run.write_config(folder, command)
+    run.write_config(folder)
     for warning in progress.warnings:
         on_event({"event": "warning", "text": warning})
     on_event(run.plan_event(progress.step))
@@ -149,7 +147,7 @@ def train(
                 on_event(line)
                 if progress.best_accuracy is None or accuracy > progress.best_accuracy:
                     progress.best_accuracy, progress.best_step = accuracy, step
-                    run.write_model(folder, command, progress)
+                    run.write_model(folder, progress)
                 meter.skip_time()
             late = time.monotonic() - saved_at > SAVE_SECONDS
             if step % config.save_every == 0 if config.save_every else late:
@@ -160,8 +158,8 @@ def train(
                 return Outcome(config, folder, step, stopped_by=stop.signal)
     if run.val is None:
         progress.best_step = steps
-        run.write_model(folder, command, progress)
-    figures = report.finish(run, folder, command, progress)
+        run.write_model(folder, progress)
+    figures = report.finish(run, folder, progress)
     folder.state.unlink(missing_ok=True)
     return Outcome(config, folder, steps, figures=figures)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitcli.train.setup import Run
 
 
-def finish(run: Run, folder: RunFolder, command: str, progress: Progress) -> dict[str, float]:
+def finish(run: Run, folder: RunFolder, progress: Progress) -> dict[str, float]:
     """Evaluates the file as stored on what was not trained on, and writes what a reader wants.
 
     Returns:
@@ -32,7 +32,7 @@ def finish(run: Run, folder: RunFolder, command: str, progress: Progress) -> dic
         batch = min(run.config.batch_size or 64, 64)
         shown = evaluate_model(model, part, model.preprocess, batch, run.device, run.dtype)
         figures |= {f"{name}_top1": shown.top1, f"{name}_top5": shown.top5}
-    info = run.stored_info(command, progress, figures)
+    info = run.stored_info(progress, figures)
     rewrite_info(folder.path, info, train=config_to_json(run.config))
     plots.training_curves(folder.read_metrics(), folder.curves)
     pictures = {"Loss, accuracy and learning rate": folder.curves.name}

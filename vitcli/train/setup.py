@@ -63,14 +63,14 @@ class Run:
     def preprocess(self) -> Preprocess:
         return self.info.preprocess
 
-    def stored_info(self, command: str, progress: Progress, figures: dict[str, float]) -> Any:
+    def stored_info(self, progress: Progress, figures: dict[str, float]) -> CheckpointInfo:
         """The description that goes into the model's file."""
         model, preprocess = self.info.model, self.info.preprocess
         if self.config.save_patch_size:
             model = _at_patch_size(model, self.config.save_patch_size)
             preprocess = dataclasses.replace(preprocess, size=model.image_size)
         provenance = self.info.provenance | {
-            "command": command,
+            "command": self.config.command,
             "seed": self.config.seed,
             "steps": progress.best_step,
             "seconds": round(progress.seconds),
@@ -80,19 +80,14 @@ class Run:
             self.info, model=model, preprocess=preprocess, provenance=provenance
         )
 
-    def write_config(self, folder: RunFolder, command: str) -> None:
+    def write_config(self, folder: RunFolder) -> None:
         """config.json before there is a model: what --resume and --config read."""
-        info = self.stored_info(command, Progress(), {})
+        info = self.stored_info(Progress(), {})
         write_config(folder.config, info, config_to_json(self.config))
 
-    def write_model(
-        self,
-        folder: RunFolder,
-        command: str,
-        progress: Progress,
-    ) -> None:
+    def write_model(self, folder: RunFolder, progress: Progress) -> None:
         """The model as it is now, in the run's folder."""
-        info = self.stored_info(command, progress, {})
+        info = self.stored_info(progress, {})
         state = {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
         state = adapt(state, self.info.model, info.model, self.config.posemb_method)
         train = config_to_json(self.config)
