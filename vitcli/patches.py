@@ -26,7 +26,8 @@ def area_matrix(old: int, new: int) -> npt.NDArray[np.float64]:
     edges_new = np.arange(new + 1) / new
     left = np.maximum(edges_old[None, :-1], edges_new[:-1, None])
     right = np.minimum(edges_old[None, 1:], edges_new[1:, None])
-    return np.maximum(right - left, 0.0) * new
+    matrix: npt.NDArray[np.float64] = np.maximum(right - left, 0.0) * new
+    return matrix
 
 
 def resize_patches(weight: Any, size: Size) -> Any:

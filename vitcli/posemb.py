@@ -130,7 +130,7 @@ def _bicubic_clamped(old: int, new: int) -> Matrix:
     return matrix
 
 
-def _cubic(x: Matrix, a: float) -> Matrix:
+def _cubic(x: npt.NDArray[Any], a: float) -> Matrix:
     """Keys' cubic convolution kernel."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1

@@ -1,8 +1,4 @@
-"""What `vit pretrain` and `vit finetune` share: their options, and the run on the screen.
-
-Every option defaults to None, "not given": what is not given comes from --config, else from the
-defaults of the task in config.py, which is where the help texts take them from too.
-"""
+"""What `vit pretrain` and `vit finetune` share: from options to a run, a run on the screen."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -25,242 +21,6 @@ from vitcli.config import (
     Size,
     TrainConfig,
 )
-
-
-def parse_resolution(text: str) -> Size:
-    """ "384" or "192x320" as (height, width)."""
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
-    return int(parts[0]), int(parts[-1])
-
-
-def _parse_pair(text: str, kind: type) -> tuple[Any, Any]:
-    try:
-        first, second = (kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(f"'{text}' is not two numbers such as 2,10") from error
-    return first, second
-
-
-def _option(*names: str, help: str, default: object = None, **settings: Any) -> Any:
-    shown = f"  [default: {default}]" if default is not None else ""
-    return typer.Option(*names, help=help + shown, **settings)
-
-
-_RUN = TrainConfig(data=DataConfig(""), output="")
-_PICTURE = AugmentConfig()
-
-InitialModel = Annotated[
-    str | None,
-    _option(
-        "--model",
-        "-m",
-        metavar="NAME|PATH|REPO",
-        help="What to start from.",
-        default="vit-b16-i21k; offline, the model inside the package",
-    ),
-]
-ContinueModel = Annotated[
-    str | None,
-    _option(
-        "--model",
-        "-m",
-        metavar="NAME|PATH|REPO",
-        help="Go on from this model's weights instead of random ones.",
-    ),
-]
-Variant = Annotated[
-    str | None,
-    _option(
-        "--variant",
-        metavar="NAME/PATCH",
-        help="Ti, S, B, L or H, and the patch size.",
-        default=_RUN.variant,
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    _option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A size or choice of the architecture that departs from the variant (depth, width, "
-        "pool, posemb, layer_scale, ...).",
-    ),
-]
-Data = Annotated[
-    str | None,
-    _option(
-        "--data",
-        metavar="PATH",
-        help="A folder of class folders, a CSV (path,label), a parquet file or folder, or tar "
-        "shards ({00000..00009} counts).",
-    ),
-]
-Classes = Annotated[
-    str | None,
-    _option("--classes", metavar="FILE", help="Class names, one a line, in index order."),
-]
-ValFraction = Annotated[
-    float | None,
-    _option(
-        "--val-fraction",
-        help="The part held out where the data has no validation part.",
-        default=DataConfig.val_fraction,
-    ),
-]
-RunOutput = Annotated[
-    str | None, _option("--output", "-o", metavar="FOLDER", help="The run's folder.")
-]
-Config = Annotated[
-    str | None,
-    _option("--config", metavar="FILE", help="Run what a config.json describes; options override."),
-]
-Resume = Annotated[
-    str | None,
-    _option("--resume", metavar="FOLDER", help="Go on with the interrupted run in this folder."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace a run that the folder holds.")]
-Resolution = Annotated[
-    str | None,
-    _option("--resolution", metavar="N|HxW", help="Pixels.", default="the checkpoint's"),
-]
-PatchSize = Annotated[
-    int | None,
-    _option("--patch-size", min=1, help="Train at this patch size; the embedding is resampled."),
-]
-SavePatchSize = Annotated[
-    int | None,
-    _option(
-        "--save-patch-size",
-        min=1,
-        help="Store the model for larger pictures of the same grid, with patches of this size.",
-    ),
-]
-PosembMethod = Annotated[
-    Literal["bilinear", "bicubic", "bicubic-hf"] | None,
-    _option(
-        "--posemb-method",
-        help="How position embeddings are resized.",
-        default=_RUN.posemb_method,
-    ),
-]
-PreprocessOption = Annotated[
-    list[str] | None,
-    _option(
-        "--preprocess",
-        metavar="KEY=VALUE",
-        help="A field of the pre-processing (crop_mode, crop_pct, interpolation, mean, std).",
-    ),
-]
-Steps = Annotated[
-    int | None, _option("--steps", min=1, help="Optimizer steps.", default="auto rule")
-]
-Epochs = Annotated[
-    float | None, _option("--epochs", help="Instead of --steps: passes over the data.")
-]
-BatchSize = Annotated[
-    int | None,
-    _option("--batch-size", "-b", min=1, help="Pictures in a step.", default="auto rule"),
-]
-Accumulate = Annotated[
-    int | None,
-    _option("--accumulate", min=1, help="Parts that a batch is split into.", default="by memory"),
-]
-Optimizer = Annotated[
-    Literal["sgd", "adam", "adamw"] | None,
-    _option(
-        "--optimizer",
-        help="sgd (momentum 0.9), adam, or adamw.  [default: sgd to finetune, adamw to pretrain]",
-    ),
-]
-Lr = Annotated[float | None, _option("--lr", help="Peak learning rate.", default="auto rule")]
-WeightDecay = Annotated[
-    float | None,
-    _option("--weight-decay", help="Of matrices alone.  [default: 0 to finetune, 0.1 to pretrain]"),
-]
-Warmup = Annotated[
-    int | None,
-    _option("--warmup", min=0, help="Steps of linear warm-up.", default="auto rule"),
-]
-Schedule = Annotated[
-    Literal["cosine", "linear", "constant"] | None,
-    _option("--schedule", help="Decay after the warm-up.", default=_RUN.schedule),
-]
-ClipNorm = Annotated[
-    float | None,
-    _option("--clip-norm", help="Global gradient norm.", default=_RUN.clip_norm),
-]
-Loss = Annotated[
-    Literal["softmax", "sigmoid"] | None,
-    _option("--loss", help="Cross-entropy.", default=_RUN.loss),
-]
-LabelSmoothing = Annotated[
-    float | None,
-    _option("--label-smoothing", help="Spread over all classes.", default=_RUN.label_smoothing),
-]
-HeadBias = Annotated[
-    float | None,
-    _option("--head-bias", help="Initial bias of the head, as in -10.", default=_RUN.head_bias),
-]
-Dropout = Annotated[
-    float | None,
-    _option("--dropout", help="After each dense layer but q, k, v.", default=_RUN.dropout),
-]
-DropPath = Annotated[
-    float | None,
-    _option("--drop-path", help="Stochastic depth of the last block.", default=_RUN.drop_path),
-]
-CropArea = Annotated[
-    str | None,
-    _option(
-        "--crop-area",
-        metavar="MIN,MAX",
-        help="Inception crop: part of the area kept.",
-        default="{},{:g}".format(*_PICTURE.crop_area),
-    ),
-]
-Flip = Annotated[
-    bool | None,
-    typer.Option("--flip/--no-flip", help="Mirror half of the pictures.  [default: flip]"),
-]
-RandAugment = Annotated[
-    str | None, _option("--randaugment", metavar="N,M", help="Layers and magnitude, as in 2,10.")
-]
-Erasing = Annotated[
-    float | None,
-    _option("--erasing", help="Probability of random erasing.", default=_PICTURE.erasing),
-]
-Mixup = Annotated[float | None, _option("--mixup", help="Alpha of mixup.", default=_PICTURE.mixup)]
-Cutmix = Annotated[
-    float | None, _option("--cutmix", help="Alpha of cutmix.", default=_PICTURE.cutmix)
-]
-Seed = Annotated[int | None, _option("--seed", help="Decides all randomness.", default=_RUN.seed)]
-TrainDevice = Annotated[
-    str | None,
-    _option(
-        "--device", metavar="auto|cpu|cuda[:N]|mps", help="What computes.", default=_RUN.device
-    ),
-]
-TrainPrecision = Annotated[
-    Literal["auto", "fp32", "bf16", "fp16"] | None,
-    _option("--precision", help="Of activations.", default=_RUN.precision),
-]
-Workers = Annotated[
-    int | None, _option("--workers", min=0, help="Processes that decode.", default="by device")
-]
-EvalEvery = Annotated[
-    int | None,
-    _option("--eval-every", min=1, help="Steps between evaluations.", default="auto rule"),
-]
-SaveEvery = Annotated[
-    int | None,
-    _option("--save-every", min=1, help="Steps between states.", default="one a minute"),
-]
-SaveDtype = Annotated[
-    Literal["float32", "float16", "bfloat16"] | None,
-    _option("--save-dtype", help="Of the stored weights.", default=_RUN.save_dtype),
-]
 
 _MAY_CHANGE = ("device", "workers")
 """Options that a resumed run may be given: they do not change what it computes."""
@@ -410,7 +170,8 @@ def plan_text(event: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"model      {event['model']}, {event['parameters']:,} parameters, "
-            f"{size[0]} x {size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a picture",
+            f"{size[0]} x {size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a "
+            "picture",
             f"data       {event['train_pictures']:,} pictures to train on, "
             f"{event['val_pictures']:,} to validate, {event['classes']:,} classes",
             f"plan       {event['steps']:,} steps of {event['batch_size']}{parts} "
@@ -420,3 +181,19 @@ def plan_text(event: Mapping[str, Any]) -> str:
             f"{output.duration(event['estimated_seconds'])}",
         ]
     )
+
+
+def parse_resolution(text: str) -> Size:
+    """ "384" or "192x320" as (height, width)."""
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
+    return int(parts[0]), int(parts[-1])
+
+
+def _parse_pair(text: str, kind: type) -> tuple[Any, Any]:
+    try:
+        first, second = (kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"'{text}' is not two numbers such as 2,10") from error
+    return first, second

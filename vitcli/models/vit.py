@@ -316,7 +316,7 @@ class ViT(nn.Module):
                 nn.init.xavier_uniform_(p, generator=generator)
         if self.config.posemb == "sincos2d":
             table = posemb.sincos2d(self.config.grid, self.config.width)
-            self.pos_embed.copy_(torch.from_numpy(table))
+            self.get_buffer("pos_embed").copy_(torch.from_numpy(table))
 
 
 def _zero_linear(features: int, classes: int, device: torch.device) -> nn.Module:

@@ -128,7 +128,8 @@ def read_train_config(path: str | Path) -> TrainConfig:
     path = path / "config.json" if path.is_dir() else path
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return native.from_json(TrainConfig, data["vit"]["train"])
+        config: TrainConfig = native.from_json(TrainConfig, data["vit"]["train"])
+        return config
     except OSError as error:
         raise RunError(
             f"cannot be read: {error.strerror}",

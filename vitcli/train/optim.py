@@ -13,7 +13,8 @@ from vitcli.config import TrainConfig
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of a run. Weight decay acts on matrices and kernels alone: biases, norms,
     tokens and position embeddings are left out (as in big_vision's `.*/kernel` masks)."""
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (decayed if is_decayed(name, parameter) else kept).append(parameter)

@@ -223,7 +223,7 @@ def _at_patch_size(model: ModelConfig, patch: int) -> ModelConfig:
 def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Preprocess:
     """The checkpoint's at the run's size; fine-tuning squashes and does not crop, as the paper's
     authors do (vit_jax/input_pipeline.py)."""
-    whole = {"crop_mode": "squash", "crop_pct": 1.0} if config.task == "finetune" else {}
+    whole: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if config.task == "finetune" else {}
     fields = whole | config.preprocess
     unknown = set(fields) - {field.name for field in dataclasses.fields(Preprocess)}
     if unknown:
@@ -239,7 +239,7 @@ def _fill(
     keep_head: bool,
 ) -> None:
     """Copies a checkpoint's weights in, resampled; the head stays zero unless it is kept."""
-    dropped = () if keep_head else ("head.", "head_dist.")
+    dropped: tuple[str, ...] = () if keep_head else ("head.", "head_dist.")
     if not model.config.pre_logits:
         dropped += ("pre_logits.",)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
