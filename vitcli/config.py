@@ -61,7 +61,7 @@ class ModelConfig:
     """Which tokens the position embeddings are added to: prefix tokens and patches, class token
     and patches (registers without), or patches alone."""
     pool: Pool = "token"
-    """What the head reads: the class token, the mean of the patch tokens, or one attention query."""
+    """What the head reads: the class token, the mean of the patches, or one attention query."""
     pre_norm: bool = False
     """A LayerNorm before the first block (CLIP)."""
     final_norm: bool = True
@@ -301,7 +301,7 @@ class DataConfig:
     path: str
     """A folder of class folders, a CSV, a parquet file or folder, or tar shards."""
     classes: str | None = None
-    """A file with one class a line (id, or id TAB name), for data that does not name its classes."""
+    """A file with one class a line (id, or id TAB name), for data without class names."""
     val_fraction: float = 0.1
     """The part held out for validation, by class, where the data has no validation part."""
     split_seed: int = 0
@@ -389,7 +389,8 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """Betas of adam and adamw."""
     weight_decay: float = 0.0
-    """w -= lr * weight_decay * w for adamw; added to the gradient for sgd and adam. Matrices only."""
+    """w -= lr * weight_decay * w with adamw; added to the gradient with sgd and adam. Acts on
+    matrices alone."""
     warmup: int | None = None
     """Steps over which the learning rate rises from 0."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

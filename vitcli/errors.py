@@ -17,7 +17,7 @@ prints it in one or two lines and exits with 1; nothing else in the package word
 
 
 class VitError(Exception):
-    """Base class: `what` is wrong, `where` (a file, a folder, a repo), and a `hint` on what to do."""
+    """Base class: `what` is wrong, `where` (a file, a folder, a repo), a `hint` on what to do."""
 
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         super().__init__(what)
@@ -68,5 +68,5 @@ class MissingExtraError(VitError):
     def __init__(self, module: str, extra: str, purpose: str) -> None:
         super().__init__(
             f"{purpose} needs the package '{module}'",
-            hint=f"install it with: pip install 'vitcli[{extra}]'   (pipx: pipx inject vitcli {module})",
+            hint=f"pip install 'vitcli[{extra}]', or with pipx: pipx inject vitcli {module}",
         )

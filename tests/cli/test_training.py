@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from vitcli.checkpoints import hub
 from vitcli.cli.main import app
 
-SIZES = "depth=1 width=24 num_heads=2 mlp_dim=32".split()
+SIZES = ["depth=1", "width=24", "num_heads=2", "mlp_dim=32"]
 TINY = ["--variant", "Ti/8", "--resolution", "16", "--device", "cpu", "--precision", "fp32"]
 TINY += [word for size in SIZES for word in ("--set", size)]
 SHORT = ["--steps", "4", "--batch-size", "8", "--workers", "0"]

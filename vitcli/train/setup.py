@@ -182,14 +182,12 @@ def _initial_model(offline: bool, report: Report) -> str:
     entry = registry.entries()[BEST_MODEL]
     if hub.cached(entry.repo, entry.revision) or (not offline and hub.reachable(timeout=3.0)):
         return BEST_MODEL
-    report(
-        {
-            "event": "warning",
-            "text": f"the Hub cannot be reached: starting from {registry.aliases()[SHIPPED_MODEL]}, "
-            f"the small model inside the package; for a much better one, run `vit pull "
-            f"{BEST_MODEL}` where there is a network, or give --model",
-        }
+    ours = registry.aliases()[SHIPPED_MODEL]
+    text = (
+        f"the Hub cannot be reached: starting from {ours}, the small model inside the package; "
+        f"where the Hub can be reached, the same command starts from the much better {BEST_MODEL}"
     )
+    report({"event": "warning", "text": text})
     return SHIPPED_MODEL
 
 
@@ -223,7 +221,9 @@ def _at_patch_size(model: ModelConfig, patch: int) -> ModelConfig:
 def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Preprocess:
     """The checkpoint's at the run's size; fine-tuning squashes and does not crop, as the paper's
     authors do (vit_jax/input_pipeline.py)."""
-    whole: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if config.task == "finetune" else {}
+    whole: dict[str, Any] = (
+        {"crop_mode": "squash", "crop_pct": 1.0} if config.task == "finetune" else {}
+    )
     fields = whole | config.preprocess
     unknown = set(fields) - {field.name for field in dataclasses.fields(Preprocess)}
     if unknown:
