@@ -41,6 +41,9 @@ COMMANDS = {
     "finetune": Command("vitcli.cli.finetune:finetune", "Teach a pre-trained model your classes."),
     "pretrain": Command("vitcli.cli.pretrain:pretrain", "Train a model from scratch."),
     "evaluate": Command("vitcli.cli.evaluate:evaluate", "Measure a model on labelled pictures."),
+    "resize-posemb": Command(
+        "vitcli.cli.resize_posemb:resize_posemb", "Make a model take pictures of another size."
+    ),
     "info": Command("vitcli.cli.info:info", "Describe a model, and count what a run costs."),
 }
 

@@ -57,6 +57,8 @@ Output = Annotated[
     ),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 Debug = Annotated[
     bool,

@@ -75,6 +75,7 @@ ValFraction = Annotated[
     float | None,
     _option(
         "--val-fraction",
+        metavar="X",
         help="The part held out where the data has no validation part.",
         default=DataConfig.val_fraction,
     ),
@@ -97,12 +98,18 @@ Resolution = Annotated[
 ]
 PatchSize = Annotated[
     int | None,
-    _option("--patch-size", min=1, help="Train at this patch size; the embedding is resampled."),
+    _option(
+        "--patch-size",
+        metavar="N",
+        min=1,
+        help="Train at this patch size; the embedding is resampled.",
+    ),
 ]
 SavePatchSize = Annotated[
     int | None,
     _option(
         "--save-patch-size",
+        metavar="N",
         min=1,
         help="Store the model for larger pictures of the same grid, with patches of this size.",
     ),
@@ -124,18 +131,26 @@ PreprocessOption = Annotated[
     ),
 ]
 Steps = Annotated[
-    int | None, _option("--steps", min=1, help="Optimizer steps.", default="auto rule")
+    int | None, _option("--steps", metavar="N", min=1, help="Optimizer steps.", default="auto rule")
 ]
 Epochs = Annotated[
-    float | None, _option("--epochs", help="Instead of --steps: passes over the data.")
+    float | None, _option("--epochs", metavar="X", help="Instead of --steps: passes over the data.")
 ]
 BatchSize = Annotated[
     int | None,
-    _option("--batch-size", "-b", min=1, help="Pictures in a step.", default="auto rule"),
+    _option(
+        "--batch-size", "-b", metavar="N", min=1, help="Pictures in a step.", default="auto rule"
+    ),
 ]
 Accumulate = Annotated[
     int | None,
-    _option("--accumulate", min=1, help="Parts that a batch is split into.", default="by memory"),
+    _option(
+        "--accumulate",
+        metavar="N",
+        min=1,
+        help="Parts that a batch is split into.",
+        default="by memory",
+    ),
 ]
 Optimizer = Annotated[
     Literal["sgd", "adam", "adamw"] | None,
@@ -144,14 +159,20 @@ Optimizer = Annotated[
         help="sgd (momentum 0.9), adam, or adamw.  [default: sgd to finetune, adamw to pretrain]",
     ),
 ]
-Lr = Annotated[float | None, _option("--lr", help="Peak learning rate.", default="auto rule")]
+Lr = Annotated[
+    float | None, _option("--lr", metavar="X", help="Peak learning rate.", default="auto rule")
+]
 WeightDecay = Annotated[
     float | None,
-    _option("--weight-decay", help="Of matrices alone.  [default: 0 to finetune, 0.1 to pretrain]"),
+    _option(
+        "--weight-decay",
+        metavar="X",
+        help="Of matrices alone.  [default: 0 to finetune, 0.1 to pretrain]",
+    ),
 ]
 Warmup = Annotated[
     int | None,
-    _option("--warmup", min=0, help="Steps of linear warm-up.", default="auto rule"),
+    _option("--warmup", metavar="N", min=0, help="Steps of linear warm-up.", default="auto rule"),
 ]
 Schedule = Annotated[
     Literal["cosine", "linear", "constant"] | None,
@@ -159,7 +180,7 @@ Schedule = Annotated[
 ]
 ClipNorm = Annotated[
     float | None,
-    _option("--clip-norm", help="Global gradient norm.", default=_RUN.clip_norm),
+    _option("--clip-norm", metavar="X", help="Global gradient norm.", default=_RUN.clip_norm),
 ]
 Loss = Annotated[
     Literal["softmax", "sigmoid"] | None,
@@ -167,19 +188,36 @@ Loss = Annotated[
 ]
 LabelSmoothing = Annotated[
     float | None,
-    _option("--label-smoothing", help="Spread over all classes.", default=_RUN.label_smoothing),
+    _option(
+        "--label-smoothing",
+        metavar="X",
+        help="Spread over all classes.",
+        default=_RUN.label_smoothing,
+    ),
 ]
 HeadBias = Annotated[
     float | None,
-    _option("--head-bias", help="Initial bias of the head, as in -10.", default=_RUN.head_bias),
+    _option(
+        "--head-bias",
+        metavar="X",
+        help="Initial bias of the head, as in -10.",
+        default=_RUN.head_bias,
+    ),
 ]
 Dropout = Annotated[
     float | None,
-    _option("--dropout", help="After each dense layer but q, k, v.", default=_RUN.dropout),
+    _option(
+        "--dropout", metavar="X", help="After each dense layer but q, k, v.", default=_RUN.dropout
+    ),
 ]
 DropPath = Annotated[
     float | None,
-    _option("--drop-path", help="Stochastic depth of the last block.", default=_RUN.drop_path),
+    _option(
+        "--drop-path",
+        metavar="X",
+        help="Stochastic depth of the last block.",
+        default=_RUN.drop_path,
+    ),
 ]
 CropArea = Annotated[
     str | None,
@@ -199,13 +237,19 @@ RandAugment = Annotated[
 ]
 Erasing = Annotated[
     float | None,
-    _option("--erasing", help="Probability of random erasing.", default=_PICTURE.erasing),
+    _option(
+        "--erasing", metavar="X", help="Probability of random erasing.", default=_PICTURE.erasing
+    ),
 ]
-Mixup = Annotated[float | None, _option("--mixup", help="Alpha of mixup.", default=_PICTURE.mixup)]
+Mixup = Annotated[
+    float | None, _option("--mixup", metavar="X", help="Alpha of mixup.", default=_PICTURE.mixup)
+]
 Cutmix = Annotated[
-    float | None, _option("--cutmix", help="Alpha of cutmix.", default=_PICTURE.cutmix)
+    float | None, _option("--cutmix", metavar="X", help="Alpha of cutmix.", default=_PICTURE.cutmix)
 ]
-Seed = Annotated[int | None, _option("--seed", help="Decides all randomness.", default=_RUN.seed)]
+Seed = Annotated[
+    int | None, _option("--seed", metavar="N", help="Decides all randomness.", default=_RUN.seed)
+]
 TrainDevice = Annotated[
     str | None,
     _option(
@@ -217,15 +261,20 @@ TrainPrecision = Annotated[
     _option("--precision", help="Of activations.", default=_RUN.precision),
 ]
 Workers = Annotated[
-    int | None, _option("--workers", min=0, help="Processes that decode.", default="by device")
+    int | None,
+    _option("--workers", metavar="N", min=0, help="Processes that decode.", default="by device"),
 ]
 EvalEvery = Annotated[
     int | None,
-    _option("--eval-every", min=1, help="Steps between evaluations.", default="auto rule"),
+    _option(
+        "--eval-every", metavar="N", min=1, help="Steps between evaluations.", default="auto rule"
+    ),
 ]
 SaveEvery = Annotated[
     int | None,
-    _option("--save-every", min=1, help="Steps between states.", default="one a minute"),
+    _option(
+        "--save-every", metavar="N", min=1, help="Steps between states.", default="one a minute"
+    ),
 ]
 SaveDtype = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,

@@ -160,6 +160,7 @@ def prepare(
     info = CheckpointInfo(
         target, preprocess, classes, config.loss, _provenance(config, start, splits.train)
     )
+    # Crops are enlarged as well as shrunk, and a box filter would show their pixels as squares.
     interpolation = "bicubic" if preprocess.interpolation == "box" else preprocess.interpolation
     return Run(
         config=config,
