@@ -173,6 +173,25 @@ def _draw_noisy(
     axes.plot(steps, mean, color=TRAINING, label=label)
 
 
+def position_similarity(
+    tables: Sequence[tuple[str, npt.NDArray[np.float64]]], path: str | Path
+) -> None:
+    """Draws cosine similarities of position embeddings side by side, one title and one square of
+    tiles each: a tile shows one position's similarity with all others (the paper's Figure 7).
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with mpl.rc_context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(4.2 * len(tables) + 0.6, 4.2), layout="constrained")
+        grid = figure.subplots(1, len(tables), squeeze=False)
+        for axes, (title, tiles) in zip(grid[0], tables, strict=True):
+            image = axes.imshow(tiles, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+            axes.set(title=title, xticks=[], yticks=[], xlabel="column", ylabel="row")
+        figure.colorbar(image, ax=grid[0].tolist(), label="cosine similarity", shrink=0.8)
+        _save(figure, path)
+
+
 def _save(figure: Figure, path: str | Path) -> None:
     """Writes a figure beside its place and then puts it there."""
     path = Path(path)

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vitcli.config import ModelConfig, PosembMethod
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.patches import resize_patches
 from vitcli.posemb import resize, sincos2d
+
+
+def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> CheckpointInfo:
+    """A checkpoint's description for pictures of another size, and how it got there.
+
+    Raises:
+        ConfigError: the size is not a multiple of the patch size.
+    """
+    old = info.model
+    new = old.at(size)
+    resized = {"method": method, "from": list(old.grid), "to": list(new.grid)}
+    return dataclasses.replace(
+        info,
+        model=new,
+        preprocess=dataclasses.replace(info.preprocess, size=size),
+        provenance={**info.provenance, "posemb_resize": resized},
+    )
 
 
 def adapt(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitcli.checkpoints import hub, read
-from vitcli.checkpoints.adapt import adapt
+from vitcli.checkpoints.adapt import adapt, at_size
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import ClassLabel, PosembMethod, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
@@ -113,18 +112,11 @@ def at_resolution(weights: Weights, size: Size, method: PosembMethod) -> Weights
     Raises:
         ConfigError: the size is not a multiple of the patch size.
     """
-    info, old = weights.info, weights.info.model
+    old = weights.info.model
     if size == old.image_size:
         return weights
-    new = old.at(size)
-    resized = {"method": method, "from": list(old.grid), "to": list(new.grid)}
-    info = dataclasses.replace(
-        info,
-        model=new,
-        preprocess=dataclasses.replace(info.preprocess, size=size),
-        provenance={**info.provenance, "posemb_resize": resized},
-    )
-    return Weights(info, adapt(weights.tensors, old, new, method))
+    info = at_size(weights.info, size, method)
+    return Weights(info, adapt(weights.tensors, old, info.model, method))
 
 
 def build(

@@ -234,6 +234,16 @@ def write(
         dtype, shape = names[_dtype_name(tensors[name])], list(tensors[name].shape)
         start, end = end, end + math.prod(shape) * ITEM_SIZES[dtype]
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    start_of_file = header_bytes(entries, path)
+    with whole_file(path) as file:
+        file.write(start_of_file)
+        for name in order:
+            file.write(tensor_bytes(tensors[name]))
+
+
+def header_bytes(entries: Mapping[str, Any], path: str | Path) -> bytes:
+    """The start of a file: the length of the header and the header. Raises OutputError where no
+    reader would take it."""
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
@@ -242,17 +252,14 @@ def write(
             f"at {MAX_HEADER:,}",
             where=path,
         )
-    with whole_file(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            file.write(_bytes(tensors[name]))
+    return len(text).to_bytes(8, "little") + text
 
 
 def _dtype_name(tensor: np.ndarray | LazyTensor) -> str:
     return tensor.dtype if isinstance(tensor, LazyTensor) else tensor.dtype.name
 
 
-def _bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
+def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
     """The bytes of a tensor as they stand in the file: C order, little-endian."""
     import numpy as np
 

@@ -14,7 +14,7 @@ from vitcli.checkpoints.native import CheckpointInfo, Header, check_keys, read_h
 from vitcli.checkpoints.registry import HubRepo, RegistryEntry
 from vitcli.checkpoints.shapes import infer_model, tensor_shapes
 from vitcli.checkpoints.timm_config import from_timm
-from vitcli.config import ClassLabel, Preprocess, Score
+from vitcli.config import ClassLabel, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
 
 
@@ -94,12 +94,15 @@ def read_info(
     return info, file
 
 
-def describe(file: Path, entry: RegistryEntry | None = None) -> tuple[CheckpointInfo, Header]:
-    """What a safetensors file says of itself (see `read_info`), and its header."""
+def describe(
+    file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
+) -> tuple[CheckpointInfo, Header]:
+    """What a safetensors file says of itself (see `read_info`), and its header; `grid`: the rows
+    and columns of its position embeddings, where nothing says."""
     header = read_header(file)
     info = CheckpointInfo.from_metadata(header.metadata, where=file)
     if info is None:
-        info = _from_config(file) or _from_shapes(header, file)
+        info = _from_config(file) or _from_shapes(header, file, grid)
         info = _with_known_classes(info, entry)
     if info.model.depth > len(header.tensors):  # before so many names are made
         raise CheckpointError(
@@ -129,8 +132,8 @@ def _from_config(file: Path) -> CheckpointInfo | None:
     return from_timm(config, where=path)
 
 
-def _from_shapes(header: Header, file: Path) -> CheckpointInfo:
-    model, assumed = infer_model(header.shapes, where=file)
+def _from_shapes(header: Header, file: Path, grid: Size | None) -> CheckpointInfo:
+    model, assumed = infer_model(header.shapes, file, grid)
     preprocess = Preprocess(size=model.image_size)
     assumed.append("pixels scaled to [-1, 1], bicubic resize, centre crop")
     return CheckpointInfo(model, preprocess, provenance={"assumed": assumed})

@@ -75,8 +75,13 @@ def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def infer_model(shapes: Shapes, where: object = None) -> tuple[ModelConfig, list[str]]:
+def infer_model(
+    shapes: Shapes, where: object = None, grid: Size | None = None
+) -> tuple[ModelConfig, list[str]]:
     """The model that these tensors make, and what had to be assumed because no shape says it.
+
+    Args:
+        grid: rows and columns of the position embeddings; by default a square.
 
     Raises:
         CheckpointError: they are not the tensors of a ViT under timm's names.
@@ -105,7 +110,9 @@ def infer_model(shapes: Shapes, where: object = None) -> tuple[ModelConfig, list
         "exact GELU",
         f"LayerNorm epsilon {1e-5 if pre_norm else 1e-6}",
     ]
-    fields: dict[str, Any] = _posemb_fields(shapes, prefix, (patch[2], patch[3]), assumed, where)
+    fields: dict[str, Any] = _posemb_fields(
+        shapes, prefix, (patch[2], patch[3]), assumed, where, grid
+    )
     if not pooled_by_map and has_class:
         fields["pool"] = "gap" if has_fc_norm else "token"
         assumed.append("the mean of the patch tokens" if has_fc_norm else "the class token's head")
@@ -138,7 +145,12 @@ def infer_model(shapes: Shapes, where: object = None) -> tuple[ModelConfig, list
 
 
 def _posemb_fields(
-    shapes: Shapes, prefix: int, patch: Size, assumed: list[str], where: object
+    shapes: Shapes,
+    prefix: int,
+    patch: Size,
+    assumed: list[str],
+    where: object,
+    grid: Size | None,
 ) -> dict[str, Any]:
     """Fields of ModelConfig that the position embeddings tell: their kind and the grid."""
     if "pos_embed_row" in shapes and "pos_embed_column" in shapes:
@@ -147,17 +159,22 @@ def _posemb_fields(
     elif len(shapes.get("pos_embed", ())) == 3:
         tokens, covered = shapes["pos_embed"][1], None
         for covered, name in ((prefix, "all"), (0, "patches"), (1, "class")):  # the likely first
-            rows = columns = math.isqrt(max(tokens - covered, 0))
+            side = math.isqrt(max(tokens - covered, 0))
+            rows, columns = grid or (side, side)
             if rows and rows * columns == tokens - covered:
                 fields = {"posemb_tokens": name}
                 break
         else:
             raise CheckpointError(
-                f"{tokens} position embeddings are not a square grid with {prefix} prefix tokens",
+                f"{tokens} position embeddings are not a "
+                + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
+                + f" with {prefix} prefix tokens",
                 where=where,
-                hint="a config.json beside the file can tell the image size",
+                hint="a config.json beside the file can tell the image size; "
+                "`vit resize-posemb` takes --old-grid ROWSxCOLUMNS",
             )
-        assumed.append(f"a square grid of {rows} x {columns} patches")
+        if grid is None:
+            assumed.append(f"a square grid of {rows} x {columns} patches")
     else:
         rows, columns = max(224 // patch[0], 1), max(224 // patch[1], 1)
         fields = {"posemb": "none"}

@@ -1,0 +1,234 @@
+"""Position embeddings resized on disk: timm's numbers, and nothing else touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from scipy.ndimage import zoom
+
+from vitcli.checkpoints import native, read
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.resize import plan_resize, resize_posemb, similarity
+from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.config import ModelConfig, Preprocess, Size
+from vitcli.errors import CheckpointError, ConfigError, OutputError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SMALL = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), num_classes=3)
+
+
+def tensors_of(config: ModelConfig, dtype: object = np.float32) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {n: draw.normal(size=s).astype(dtype) for n, s in tensor_shapes(config).items()}
+
+
+def written(path: Path, config: ModelConfig = SMALL, dtype: object = np.float32) -> Path:
+    info = CheckpointInfo(config, Preprocess(size=config.image_size), provenance={"seed": 1})
+    native.write(path, tensors_of(config, dtype), {**info.to_metadata(), "note": "kept"})
+    return path
+
+
+def tensors_in(path: Path) -> dict[str, np.ndarray]:
+    header = native.read_header(path)
+    return {name: native.read_tensor(path, header, name) for name in header.tensors}
+
+
+def resize(spec: Path, **options: object) -> Path:
+    job = plan_resize(spec, **options)  # type: ignore[arg-type]
+    resize_posemb(job)
+    return job.file
+
+
+@pytest.mark.parametrize("name", ["timm_vit_default", "timm_vit_reg4_dinov2", "timm_deit3"])
+def test_timm_has_the_same_table_at_its_larger_size(name: str, tmp_path: Path) -> None:
+    px = json.loads((GOLDEN / name / "case.json").read_text())["hires_px"]
+    file = resize(GOLDEN / name, resolution=(px, px), method="bicubic", output=tmp_path / "out")
+    expected = np.load(GOLDEN / name / "io.npz")["hires_pos_embed"]
+    np.testing.assert_allclose(tensors_in(file)["pos_embed"], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("grid", [(6, 6), (3, 9), (1, 2)])
+def test_the_default_is_scipys_zoom(tmp_path: Path, dtype: type, grid: Size) -> None:
+    source = written(tmp_path / "a.safetensors", dtype=dtype)
+    file = resize(source, grid=grid)
+    assert file == tmp_path / f"a-{grid[0]}x{grid[1]}.safetensors"
+    before, after = tensors_in(source), tensors_in(file)
+    old = before["pos_embed"].astype(np.float64)
+    scale = (grid[0] / 4, grid[1] / 4, 1)
+    expected = zoom(old[0, 1:].reshape(4, 4, -1), scale, order=1).reshape(-1, 16).astype(dtype)
+    found = after["pos_embed"]
+    assert found.dtype == dtype and found.shape == (1, 1 + grid[0] * grid[1], 16)
+    assert (found[0, 0] == before["pos_embed"][0, 0]).all()
+    tolerance = 1e-6 if dtype is np.float32 else 2e-2
+    np.testing.assert_allclose(
+        found[0, 1:].astype(float), expected.astype(float), rtol=0, atol=tolerance
+    )
+
+
+def test_everything_else_stays_to_the_bit(tmp_path: Path) -> None:
+    source = written(tmp_path / "a.safetensors")
+    file = resize(source, grid=(10, 20), method="bicubic-hf")
+    before, after = tensors_in(source), tensors_in(file)
+    assert list(before) == list(after)
+    changed = [n for n in before if before[n].tobytes() != after[n].tobytes()]
+    assert changed == ["pos_embed"]
+    header = native.read_header(file)
+    assert header.metadata["note"] == "kept" and header.metadata["format"] == "pt"
+    info, _ = read.read_info(file)
+    assert info.model == SMALL.at((80, 160)) and info.preprocess.size == (80, 160)
+    assert info.provenance == {
+        "seed": 1,
+        "posemb_resize": {"method": "bicubic-hf", "from": [4, 4], "to": [10, 20]},
+    }
+
+
+def test_tensors_that_lie_in_another_order_keep_it(tmp_path: Path) -> None:
+    tensors = tensors_of(SMALL)
+    first = {name: tensors[name].astype(np.float16) for name in ("head.bias", "head.weight")}
+    order = {**first, **{n: t for n, t in sorted(tensors.items()) if n not in first}}
+    entries, end = {}, 0
+    for name, tensor in order.items():
+        dtype = {2: "F16", 4: "F32"}[tensor.itemsize]
+        offsets = [end, end := end + tensor.nbytes]
+        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+    path = tmp_path / "a.safetensors"
+    start = native.header_bytes(entries, path)
+    path.write_bytes(start + b"".join(tensor.tobytes() for tensor in order.values()))
+    header = native.read_header(resize(path, grid=(2, 2)))
+    starts = [spec.start for spec in header.tensors.values()]
+    assert list(header.tensors) == list(order) and starts == sorted(starts)
+    assert header.tensors["head.weight"].dtype == "F16"
+
+
+@pytest.mark.parametrize("options", [{"grid": (4, 4)}, {"resolution": (32, 32)}])
+def test_the_same_grid_is_a_copy(tmp_path: Path, options: dict[str, Size]) -> None:
+    source = written(tmp_path / "a.safetensors")
+    assert resize(source, **options).read_bytes() == source.read_bytes()
+    folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "model")
+    out = resize(folder, grid=(4, 4)).parent
+    for path in (folder / "config.json", folder / "model.safetensors"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_folder_goes_beside_with_its_files_and_its_config(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "model")
+    (folder / "README.md").write_text("# A card\n")
+    file = resize(folder, grid=(3, 5))
+    assert file == tmp_path / "model-3x5" / "model.safetensors"
+    assert (file.parent / "README.md").read_text() == "# A card\n"
+    old = json.loads((folder / "config.json").read_text())
+    new = json.loads((file.parent / "config.json").read_text())
+    assert new["pretrained_cfg"].pop("input_size") == [3, 48, 80]
+    assert new["model_args"].pop("img_size") == [48, 80]
+    del old["pretrained_cfg"]["input_size"], old["model_args"]["img_size"]
+    assert new == old
+    by_config = shutil.copytree(file.parent, tmp_path / "bare")
+    bare = {n: np.array(t) for n, t in tensors_in(file).items()}
+    native.write(by_config / "model.safetensors", bare, {})  # nothing but timm's config.json
+    assert read.read_info(by_config)[0].model == read.read_info(file)[0].model
+
+
+def test_in_place_replaces_the_folder_whole(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "model")
+    resize(folder, grid=(2, 2), in_place=True)
+    assert read.read_info(folder)[0].model.grid == (2, 2)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_args"]["img_size"] == [32, 32]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        p.name for p in (GOLDEN / "timm_vit_default").iterdir()
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"posemb": "learn2d", "posemb_tokens": "patches"},
+        {"posemb": "sincos2d", "posemb_tokens": "patches"},
+        {"num_registers": 4, "posemb_tokens": "class"},
+        {"num_registers": 2},
+        {"class_token": False, "pool": "gap"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_prefix_and_table(tmp_path: Path, fields: dict[str, object]) -> None:
+    config = ModelConfig(
+        16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), num_classes=3, **fields
+    )  # type: ignore[arg-type]
+    file = resize(written(tmp_path / "a.safetensors", config), grid=(2, 6))
+    info, header = read.describe(file)
+    assert info.model.grid == (2, 6)
+    tables = {n: t for n, t in tensors_in(file).items() if n.startswith("pos_embed")}
+    assert similarity(tables, info.model).shape == (4, 36)
+    assert np.diag(similarity(tables, info.model)[:2, :6])[0] == pytest.approx(1)
+
+
+def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    native.write(path, tensors_of(SMALL.at((16, 56))), {})
+    with pytest.raises(CheckpointError, match="15 position embeddings are not a square grid") as e:
+        plan_resize(path, grid=(4, 4))
+    assert e.value.hint is not None and "--old-grid" in e.value.hint
+    with pytest.raises(CheckpointError, match="15 position embeddings are not a grid of 3 x 6"):
+        plan_resize(path, grid=(4, 4), old_grid=(3, 6))
+    assert read.read_info(resize(path, grid=(4, 4), old_grid=(2, 7)))[0].model.grid == (4, 4)
+
+
+def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = written(tmp_path / "a.safetensors")
+    with pytest.raises(ConfigError, match="33 is not a multiple"):
+        plan_resize(source, resolution=(33, 32))
+    none = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), posemb="none")
+    with pytest.raises(CheckpointError, match="no position embeddings"):
+        plan_resize(written(tmp_path / "none.safetensors", none), grid=(2, 2))
+    resize(source, grid=(2, 2))
+    with pytest.raises(OutputError, match="exists already"):
+        resize(source, grid=(2, 2))
+    with pytest.raises(ConfigError, match="contradict"):
+        plan_resize(source, grid=(2, 2), in_place=True, output="x")
+    monkeypatch.setattr(read, "locate", lambda *_: read.Located(source, None))
+    with pytest.raises(OutputError, match="-o OUT"):
+        plan_resize("org/name", grid=(2, 2))
+
+
+def test_the_way_there_and_back_is_measured(tmp_path: Path) -> None:
+    source = written(tmp_path / "a.safetensors")
+    assert plan_resize(source, grid=(4, 4)).loss() == 0
+    assert plan_resize(source, grid=(7, 7)).loss() == pytest.approx(0, abs=1e-6)  # 7 = 2 * 3 + 1
+    assert plan_resize(source, grid=(2, 2)).loss() > 0.3
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """A file of 100 MB costs no more than one of 0.1 MB, and torch is not imported."""
+    large = ModelConfig(512, 8, 8, 2048, patch_size=(16, 16), num_classes=0)
+    paths = [
+        written(tmp_path / "small.safetensors"),
+        written(tmp_path / "large.safetensors", large),
+    ]
+    program = (
+        "import sys, resource; from vitcli.checkpoints.resize import *; "
+        "resize_posemb(plan_resize(sys.argv[1], grid=(24, 24))); "
+        "assert not {'torch', 'matplotlib', 'PIL'} & set(sys.modules); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for path in paths:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        peaks.append(int(done.stdout) * 1024)
+    size = paths[1].stat().st_size
+    assert size > 100e6
+    assert peaks[1] - peaks[0] < 40e6

@@ -1,0 +1,53 @@
+"""`vit resize-posemb` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Vit = Callable[..., Result]
+
+
+@pytest.fixture
+def file(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(tiny_checkpoint / "model.safetensors", tmp_path / "ckpt.safetensors"))
+
+
+def test_as_typed_it_writes_beside_the_input(vit: Vit, file: Path) -> None:
+    result = vit("resize-posemb", file, "--grid", "24")
+    assert result.exit_code == 0, result.output
+    new = file.with_name("ckpt-24x24.safetensors")
+    assert new.is_file() and str(new) in result.stdout and "4 x 4 (bilinear)" in result.stdout
+    assert "accuracy drops until the model is fine-tuned" in result.stderr
+    again = vit("resize-posemb", file, "--grid", "24")
+    assert again.exit_code == 1 and "exists already\n--force replaces it" in again.stderr
+    assert vit("resize-posemb", file, "--grid", "24", "--force", "-q").stderr == ""
+
+
+def test_json_and_a_dry_run(vit: Vit, file: Path) -> None:
+    result = vit("resize-posemb", file, "--resolution", "32x96", "--dry-run", "--json")
+    told = json.loads(result.stdout)
+    assert told["from"] == [4, 4] and told["to"] == [2, 6] and told["written"] is False
+    assert 0 < told["loss"] < 1
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_picture_of_both(vit: Vit, file: Path) -> None:
+    plot = file.with_name("posemb.png")
+    assert vit("resize-posemb", file, "--grid", "6x3", "--plot", plot).exit_code == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_grid_says_so(vit: Vit, file: Path) -> None:
+    result = vit("resize-posemb", file, "--grid", "4", "--in-place")
+    assert "a copy: the grid is 4 x 4 already" in result.stdout and result.stderr == ""
+
+
+@pytest.mark.parametrize("words", [[], ["--grid", "0"], ["--grid", "2", "--resolution", "32"]])
+def test_wrong_calls(vit: Vit, file: Path, words: list[str]) -> None:
+    assert vit("resize-posemb", file, *words).exit_code == 2

@@ -1,0 +1,142 @@
+"""`vit resize-posemb`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitcli.cli import options, output
+from vitcli.cli.training import parse_resolution
+from vitcli.config import PosembMethod
+
+if TYPE_CHECKING:
+    from vitcli.checkpoints.resize import Resize
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT",
+        help="A safetensors file, a model's folder, a name or a Hub repo.",
+        show_default=False,
+        autocompletion=options.complete_model,
+    ),
+]
+Grid = Annotated[
+    str | None,
+    typer.Option("--grid", metavar="N|RxC", help="Rows and columns of patches, as in 24 or 10x20."),
+]
+Resolution = Annotated[
+    str | None,
+    typer.Option("--resolution", metavar="N|HxW", help="Or the size of the pictures."),
+]
+Method = Annotated[
+    PosembMethod,
+    typer.Option("--method", help="The paper's, timm's (bicubic) or transformers' (bicubic-hf)."),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="OUT",
+        help="A .safetensors file or a folder.  [default: beside the input, named by the grid]",
+    ),
+]
+OldGrid = Annotated[
+    str | None,
+    typer.Option("--old-grid", metavar="RxC", help="Today's grid, where the file does not say."),
+]
+Plot = Annotated[
+    str | None,
+    typer.Option(
+        "--plot", metavar="FILE", help="Draw the similarity of the embeddings before and after."
+    ),
+]
+
+
+def resize_posemb(
+    checkpoint: Checkpoint,
+    grid: Grid = None,
+    resolution: Resolution = None,
+    method: Method = "bilinear",
+    out: Out = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace the input, whole or not at all.")
+    ] = False,
+    old_grid: OldGrid = None,
+    plot: Plot = None,
+    dry_run: options.DryRun = False,
+    force: options.Force = False,
+    json: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Resize a checkpoint's position embeddings, for pictures of another size.
+
+    One tensor changes and the rest is copied, bit for bit. Accuracy drops until the model is
+    fine-tuned at the new size.
+    """
+    if (grid is None) == (resolution is None):
+        raise typer.BadParameter("give either --grid or --resolution")
+    from vitcli.checkpoints import resize
+
+    with output.FetchDisplay(quiet) as fetching:
+        job = resize.plan_resize(
+            checkpoint,
+            grid=parse_resolution(grid) if grid else None,
+            resolution=parse_resolution(resolution) if resolution else None,
+            method=method,
+            output=out,
+            in_place=in_place,
+            old_grid=parse_resolution(old_grid) if old_grid else None,
+            offline=offline,
+            on_progress=fetching,
+        )
+    old, new = job.old.model, job.info.model
+    for name, table in job.tables.items():
+        if not (table == table).all():
+            output.warning(f"{job.source}: {name} holds values that are not numbers (NaN)")
+    told = {
+        "source": str(job.source),
+        "output": str(job.output),
+        "from": old.grid,
+        "to": new.grid,
+        "method": method,
+        "loss": job.loss(),
+    }
+    if not dry_run:
+        resize.resize_posemb(job, force)
+    if plot:
+        from vitcli import plots
+
+        before, after = job.tables, {**job.tables, **job.resized}
+        plots.position_similarity(
+            [
+                (f"{c.grid[0]} x {c.grid[1]}", resize.similarity(t, c))
+                for t, c in ((before, old), (after, new))
+            ],
+            plot,
+        )
+    if json:
+        output.json_line({**told, "written": not dry_run})
+        return
+    output.line(output.printable(_sentence(job, method, dry_run)))
+    if job.resized and not quiet:
+        output.note(
+            f"there and back changes the embeddings by {told['loss']:.2%}; "
+            "accuracy drops until the model is fine-tuned at this size"
+        )
+
+
+def _sentence(job: Resize, method: str, dry_run: bool) -> str:
+    verb = "would be" if dry_run else "is"
+    rows, columns = job.old.model.grid
+    if not job.resized:
+        return f"{job.output} {verb} a copy: the grid is {rows} x {columns} already"
+    new_rows, new_columns = job.info.model.grid
+    return (
+        f"{job.output} {verb} {job.source} with position embeddings for "
+        f"{new_rows} x {new_columns} patches, from {rows} x {columns} ({method})"
+    )
