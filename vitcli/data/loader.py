@@ -6,14 +6,16 @@ Batches travel in chunks, so that the first comes soon and shared memory holds l
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,9 @@ from vitcli.errors import DataError, PictureError, VitError
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,))."""
+
+Chunk = tuple[torch.Tensor, Ints, Ints, bool]
+"""A part of a batch: images, labels, indices, and whether it is the last."""
 
 _CHUNK_BYTES = 4 << 20
 _CHUNK_PICTURES = 256
@@ -101,7 +106,7 @@ def eval_batches(
     return _load(_Pictures(source, transform, 0), batches, amounts, workers)
 
 
-class _Pictures(Dataset[tuple[torch.Tensor, Ints, Ints, bool] | VitError]):
+class _Pictures(Dataset[Chunk | VitError]):
     """Makes chunks; lives in the worker processes."""
 
     def __init__(
@@ -111,7 +116,7 @@ class _Pictures(Dataset[tuple[torch.Tensor, Ints, Ints, bool] | VitError]):
         self.transform = transform
         self.seed = seed
 
-    def __getitem__(self, order: _Order) -> tuple[torch.Tensor, Ints, Ints, bool] | VitError:
+    def __getitem__(self, order: _Order) -> Chunk | VitError:
         try:
             pictures = [self._picture(order, place) for place in range(len(order.indices))]
         except VitError as error:
@@ -140,21 +145,31 @@ def _load(
 ) -> Iterator[Batch]:
     chunk_size, prefetch = amounts
     orders = _chunks(batches, chunk_size)
-    chunks = (
-        _in_processes(pictures, orders, workers, prefetch)
-        if workers
-        else map(pictures.__getitem__, orders)
-    )
-    gathered: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    for chunk in chunks:
-        if isinstance(chunk, VitError):
-            raise chunk
-        images, labels, indices, last = chunk
-        gathered.append((images, torch.from_numpy(labels), torch.from_numpy(indices)))
-        if last:
-            one = len(gathered) == 1
-            yield gathered[0] if one else tuple(map(torch.cat, zip(*gathered, strict=True)))  # type: ignore[misc]
-            gathered = []
+    if workers:
+        chunks = _in_processes(pictures, orders, workers, prefetch)
+    else:
+        chunks = (pictures[order] for order in orders)
+    # A program that ends with batches left over would wait for the workers for ever (they ignore
+    # SIGTERM), so they are told to end before Python waits for them.
+    atexit.register(chunks.close)
+    gathered: list[Batch] = []
+    try:
+        for chunk in chunks:
+            if isinstance(chunk, VitError):
+                raise chunk
+            images, labels, indices, last = chunk
+            gathered.append((images, torch.from_numpy(labels), torch.from_numpy(indices)))
+            if last:
+                yield gathered[0] if len(gathered) == 1 else _joined(gathered)
+                gathered = []
+    finally:
+        chunks.close()
+        atexit.unregister(chunks.close)
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    images, labels, indices = zip(*parts, strict=True)
+    return torch.cat(images), torch.cat(labels), torch.cat(indices)
 
 
 def _chunks(batches: Iterable[tuple[Ints, Ints | None]], size: int) -> Iterator[_Order]:
@@ -184,7 +199,7 @@ def _amounts(size: Size, batch_size: int, workers: int) -> tuple[int, int]:
 
 def _in_processes(
     pictures: _Pictures, orders: Iterable[_Order], workers: int, prefetch: int
-) -> Iterator[tuple[torch.Tensor, Ints, Ints, bool] | VitError]:
+) -> Generator[Chunk | VitError]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
@@ -199,8 +214,9 @@ def _in_processes(
             multiprocessing_context="fork" if sys.platform == "linux" else None,
             generator=torch.Generator(),  # else it draws from the generator that dropout uses
         )
+        chunks: Any = iter(loader)
     try:
-        yield from loader
+        yield from chunks
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -208,6 +224,8 @@ def _in_processes(
             "a process that decodes pictures was killed, perhaps for want of memory",
             hint="use fewer with --workers",
         ) from error
+    finally:
+        chunks._shutdown_workers()  # now, not when the last traceback lets go of them
 
 
 def _unchanged(chunk: object) -> object:

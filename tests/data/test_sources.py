@@ -1,0 +1,128 @@
+"""The validation split: deterministic, stratified, written down and re-used."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.conftest import MakeFolder, jpeg
+from vitcli.config import ClassLabel, DataConfig
+from vitcli.data.records import FileReader, Names, Source, new_source
+from vitcli.data.sources import open_data, open_part, stratified
+
+
+def labelled(counts: list[int]) -> Source:
+    labels = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
+    names = Names.pack(f"{i}.jpg" for i in range(len(labels)))
+    classes = tuple(ClassLabel(str(i), str(i)) for i in range(len(counts)))
+    return new_source(classes, labels, names, FileReader(Path("."), names), Path("."))
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.99])
+def test_every_class_gives_its_share(fraction: float) -> None:
+    counts = [1, 2, 3, 10, 105, 1000]
+    source = labelled(counts)
+    held = stratified(source, fraction, seed=3)
+    assert np.array_equal(held, np.unique(held))
+    of_each = np.bincount(source.labels[held], minlength=6)
+    assert of_each[0] == 0
+    for count, n in zip(counts[1:], of_each[1:], strict=True):
+        assert 1 <= n < count
+        assert n == pytest.approx(fraction * count, abs=1)
+
+
+def test_the_split_depends_on_its_seed_alone() -> None:
+    source = labelled([50, 60])
+    assert np.array_equal(stratified(source, 0.2, 1), stratified(source, 0.2, 1))
+    assert not np.array_equal(stratified(source, 0.2, 1), stratified(source, 0.2, 2))
+
+
+def test_the_split_is_written_down_and_re_used(make_folder: MakeFolder) -> None:
+    root = make_folder({"cat": 20, "dog": 30})
+    config = DataConfig(str(root), val_fraction=0.2)
+    first = open_data(config)
+    assert first.val is not None
+    record = json.loads(json.dumps(first.record))
+    for number in range(5):  # sorted before the others: another split, were it drawn anew
+        (root / "cat" / f"+{number}.jpg").write_bytes(jpeg(900 + number))
+    again = open_data(config, record=record)
+    assert again.val is not None
+    assert set(again.val.names) == set(first.val.names)
+    assert len(again.train) == len(first.train) + 5
+    assert any("has changed" in warning for warning in again.warnings)
+    source, words, _ = open_part(config, "auto", record=record)
+    assert set(source.names) == set(first.val.names)
+    assert words == "pictures held out of training"
+    gone = root / first.val.names[0]
+    gone.unlink()
+    fewer = open_data(config, record=record)
+    assert fewer.val is not None
+    assert len(fewer.val) == len(first.val) - 1
+    assert any("are gone" in warning for warning in fewer.warnings)
+
+
+def test_an_unchanged_data_set_says_nothing(make_folder: MakeFolder) -> None:
+    config = DataConfig(str(make_folder({"cat": 20, "dog": 30})))
+    first = open_data(config)
+    again = open_data(config, record=first.record)
+    assert again.warnings == first.warnings == ()
+    assert again.record == first.record
+    assert list(again.train.names) == list(first.train.names)
+
+
+def test_no_validation(make_folder: MakeFolder) -> None:
+    splits = open_data(DataConfig(str(make_folder({"cat": 2, "dog": 3})), val_fraction=0))
+    assert splits.val is None
+    assert len(splits.train) == 5
+    assert splits.record["kind"] == "none"
+
+
+def test_classes_of_a_model_reach_every_part(make_folder: MakeFolder) -> None:
+    root = make_folder({"train/cat": 4, "train/dog": 4, "val/dog": 2, "test/cat": 2})
+    model = tuple(ClassLabel(id, id) for id in ("bird", "dog", "cat"))
+    splits = open_data(DataConfig(str(root)), classes=model)
+    assert splits.val is not None
+    assert splits.test is not None
+    assert splits.classes == splits.val.classes == splits.test.classes == model
+    assert list(splits.train.counts()) == [0, 4, 4]
+    assert set(splits.val.labels) == {1}
+    assert set(splits.test.labels) == {2}
+
+
+def test_names_are_packed_strings() -> None:
+    strings = ["a", "", "äöü/猫.jpg", "bad\udcff.jpg", "z" * 300]
+    names = Names.pack(strings)
+    assert list(names) == strings
+    assert names[-1] == strings[-1]
+    assert list(names[1:3]) == strings[1:3]
+    assert list(names.select(np.array([4, 0])).select(np.array([1]))) == ["a"]
+    assert list(Names(*names.arrays())) == strings
+    assert list(Names(*names.select(np.array([2, 1])).arrays())) == [strings[2], strings[1]]
+    assert list(Names.join([names, Names.pack([]), names[:1]])) == [*strings, "a"]
+    with pytest.raises(IndexError):
+        names[5]
+
+
+def test_a_source_can_be_pickled(make_folder: MakeFolder) -> None:
+    source = open_data(DataConfig(str(make_folder({"cat": 5, "dog": 5})))).train
+    copy = pickle.loads(pickle.dumps(source))
+    assert [copy.read(i) for i in range(len(copy))] == [source.read(i) for i in range(len(source))]
+    assert copy.fingerprint() == source.fingerprint()
+
+
+def test_a_fingerprint_sees_names_labels_and_classes() -> None:
+    source = labelled([3, 4])
+    assert source.fingerprint() == labelled([3, 4]).fingerprint()
+    others = [labelled([4, 3]), labelled([3, 5]), source.select(np.array([1, 0, 2, 3, 4, 5, 6]))]
+    assert len({source.fingerprint(), *(other.fingerprint() for other in others)}) == 4
+
+
+def test_a_million_names_take_little_memory() -> None:
+    names = Names.pack(f"n0{i % 1000:07}/picture_{i}.JPEG" for i in range(100_000))
+    text, ends = names.arrays()
+    assert (text.nbytes + ends.nbytes) / len(names) < 40
+    assert names[99_999] == "n00000999/picture_99999.JPEG"
