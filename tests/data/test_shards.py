@@ -186,11 +186,15 @@ def cached() -> list[str]:
 def test_shards_are_unpacked_and_indexed_once(
     shard_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = open_data(DataConfig(str(shard_folder))).train
+    said: list[str] = []
+    first = open_data(DataConfig(str(shard_folder)), report=said.append).train
+    assert len(said) == 1
+    assert said[0].startswith("unpacking 1 compressed shards (0 MB) into ")
     assert cached() == [".npz"] * 4 + [".tar"]
     for name in ("_unpack", "_read_index"):
         monkeypatch.setattr(shards, name, None)
-    again = open_data(DataConfig(str(shard_folder))).train
+    again = open_data(DataConfig(str(shard_folder)), report=said.append).train
+    assert len(said) == 1
     assert again.fingerprint() == first.fingerprint()
     assert again.read(7) == first.read(7)
 
@@ -209,12 +213,12 @@ def test_what_a_killed_process_left_is_removed_after_a_day(shard_folder: Path) -
     open_data(DataConfig(str(shard_folder)))
     spool = next(shards.cache_folder().glob("*.tar"))
     for age, name in ((0, "young"), (2 * 24 * 3600, "old")):
-        part = spool.with_name(f"{spool.name}.{name}.part")
+        part = spool.with_name(f".{spool.name}.{name}.tmp")
         part.write_bytes(b"half")
         os.utime(part, (os.path.getmtime(part) - age,) * 2)
     spool.with_suffix(".npz").unlink()
     open_data(DataConfig(str(shard_folder)))
-    assert [p.name.split(".")[-2] for p in shards.cache_folder().glob("*.part")] == ["young"]
+    assert [p.name.split(".")[-2] for p in shards.cache_folder().glob(".*.tmp")] == ["young"]
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

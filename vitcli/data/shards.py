@@ -15,7 +15,6 @@ import lzma
 import os
 import re
 import tarfile
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from vitcli.atomic import whole_file
 from vitcli.config import ClassLabel
 from vitcli.data.labels import listed, name_labels, read_classes
 from vitcli.data.records import (
@@ -86,13 +86,23 @@ class ShardIndex:
     size: Ints
 
 
-def open_shards(path: Path, classes_file: Path | None) -> Parts:
+def open_shards(
+    path: Path, classes_file: Path | None, report: Callable[[str], None] = lambda text: None
+) -> Parts:
     """The parts of a shard folder, of a pattern such as train-{00000..00009}.tar, or of one shard.
 
     Parts are told by words in the names: train-*, val-*, test-*, or folders of these names.
-    Names that say nothing are the training part.
+    Names that say nothing are the training part. `report` is called with a line before shards
+    are unpacked, which takes its time, but once only.
     """
     shards = find_shards(path)
+    packed = [shard for shard in shards if not _kept(shard).whole and _kept(shard).opener]
+    if packed:
+        size = sum(shard.stat().st_size for shard in packed) / 1e6
+        report(
+            f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {cache_folder()}, "
+            "once"
+        )
     grouped = group_by_part(shards, path)
     folder = path if path.is_dir() else shards[0].parent
     if classes_file is None and (folder / "classes.txt").is_file():
@@ -165,12 +175,24 @@ def cache_folder() -> Path:
     return Path(base) / "vit" / "shards"
 
 
-def index_shard(shard: Path) -> ShardIndex:
-    """The samples of a shard, from the cache folder or by one pass over it.
+@dataclass(frozen=True)
+class Kept:
+    """Where a shard's index and its unpacked copy are kept. The names hold the shard's path, size
+    and time of change: a changed shard is read anew."""
 
-    What is kept is named by the shard's path, size and time of change, so that a changed shard
-    is read anew; what was kept of the old one is removed.
-    """
+    place: str
+    state: str
+    file: Path  # the tar to read: the shard itself, or the copy
+    index: Path
+    opener: Callable[..., Any] | None  # of a compressed shard
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left to be done."""
+        return self.index.is_file() and self.file.is_file()
+
+
+def _kept(shard: Path) -> Kept:
     try:
         status = shard.stat()
         with shard.open("rb") as content:
@@ -179,29 +201,39 @@ def index_shard(shard: Path) -> ShardIndex:
         raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
     place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
     state = hashlib.sha256(f"v1 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
-    kept = cache_folder() / f"{place}-{state}"
+    stem = cache_folder() / f"{place}-{state}"
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
-    file = kept.with_suffix(".tar") if opener else shard
-    if kept.with_suffix(".npz").is_file() and file.is_file():
-        with np.load(kept.with_suffix(".npz"), allow_pickle=False) as arrays:
+    file = stem.with_suffix(".tar") if opener else shard
+    return Kept(place, state, file, stem.with_suffix(".npz"), opener)
+
+
+def index_shard(shard: Path) -> ShardIndex:
+    """The samples of a shard, from the cache folder or by one pass over it."""
+    kept = _kept(shard)
+    cache = kept.index.parent
+    if kept.whole:
+        with np.load(kept.index, allow_pickle=False) as arrays:
             names = Names(arrays["text"], arrays["ends"])
-            return ShardIndex(file, names, arrays["labels"], arrays["offset"], arrays["size"])
-    if opener and not file.is_file():
+            labels, offset, size = arrays["labels"], arrays["offset"], arrays["size"]
+            return ShardIndex(kept.file, names, labels, offset, size)
+    if kept.opener and not kept.file.is_file():
         try:
-            _clean(kept.parent, place, state)
-            with _whole_file(file) as target:
-                _unpack(shard, opener, target)
-        except OSError as error:
+            _clean(cache, kept)
+            with whole_file(kept.file) as target:
+                _unpack(shard, kept.opener, target)
+        except (OSError, OutputError) as error:
+            reason = error.what if isinstance(error, OutputError) else error.strerror
             raise OutputError(
-                f"a compressed shard cannot be unpacked here: {error.strerror}",
-                where=kept.parent,
+                f"a compressed shard cannot be unpacked here: {reason}",
+                where=cache,
                 hint="set VIT_CACHE to a folder with more room, or give uncompressed .tar shards",
             ) from error
-    index = _read_index(shard, file)
+    index = _read_index(shard, kept.file)
     text, ends = index.keys.arrays()
-    with contextlib.suppress(OSError):  # without a cache, the next run reads the headers again
-        _clean(kept.parent, place, state)
-        with _whole_file(kept.with_suffix(".npz")) as target:
+    # Without a cache, the next run reads the headers again.
+    with contextlib.suppress(OSError, OutputError):
+        _clean(cache, kept)
+        with whole_file(kept.index) as target:
             np.savez(
                 target,
                 text=text,
@@ -213,27 +245,14 @@ def index_shard(shard: Path) -> ShardIndex:
     return index
 
 
-def _clean(cache: Path, place: str, state: str) -> None:
+def _clean(cache: Path, kept: Kept) -> None:
     """Makes the cache folder and removes what it keeps of an older state of the shard, and what
     was left by a process that was killed while it wrote."""
     cache.mkdir(parents=True, exist_ok=True)
-    for file in cache.glob(f"{place}-*"):
-        abandoned = file.suffix == ".part" and time.time() - file.stat().st_mtime > 24 * 3600
-        if state not in file.name or abandoned:
+    for file in cache.glob(f"*{kept.place}-*"):
+        abandoned = file.suffix == ".tmp" and time.time() - file.stat().st_mtime > 24 * 3600
+        if kept.state not in file.name or abandoned:
             file.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete, or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _unpack(shard: Path, opener: Callable[..., Any], target: IO[bytes]) -> None:

@@ -52,6 +52,7 @@ def open_data(
     config: DataConfig,
     classes: tuple[ClassLabel, ...] | None = None,
     record: Mapping[str, Any] | None = None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Splits:
     """Opens a data set for training.
 
@@ -60,12 +61,13 @@ def open_data(
         classes: of a model; labels become indices into them, matched by id, then by unique name.
         record: a split that was written down (`Splits.record`): the same pictures are held out,
             whatever was added to the data since.
+        report: called with a line before something that may take minutes (once for each data set).
 
     Raises:
         DataError: it is not there, of no known kind, damaged, empty, or has a single class.
         MissingExtraError: the library that reads it is not installed.
     """
-    parts = open_parts(config)
+    parts = open_parts(config, report)
     train, val = parts.train, parts.val
     if train is None:
         raise DataError(
@@ -87,7 +89,8 @@ def open_data(
     fingerprint = train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
         warnings.append(f"{config.path} has changed since its split was written down")
-    written: dict[str, Any] = {"data": config.path, "fingerprint": fingerprint}
+    place = str(Path(config.path).expanduser().resolve())
+    written: dict[str, Any] = {"data": place, "fingerprint": fingerprint}
     if val is not None:
         note = f"validation: the data's own part, {len(val):,} pictures"
         written["kind"] = "given"
@@ -114,6 +117,7 @@ def open_part(
     part: Part = "auto",
     classes: tuple[ClassLabel, ...] | None = None,
     record: Mapping[str, Any] | None = None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> tuple[Source, str, tuple[str, ...]]:
     """Opens one part of a data set, to evaluate on.
 
@@ -123,6 +127,7 @@ def open_part(
         classes: of a model; labels become indices into them, matched by id, then by unique name.
         record: the split of a run on this data: "val" (and "auto", where the data has no parts)
             is then what that run held out.
+        report: as in `open_data`.
 
     Returns:
         (the pictures, which part this is in words, warnings)
@@ -130,7 +135,7 @@ def open_part(
     Raises:
         DataError: as `open_data`; there is no such part; a class that the model does not have.
     """
-    parts = open_parts(config)
+    parts = open_parts(config, report)
     named = {"test": parts.test, "val": parts.val, "train": parts.train}
     there = {name: source for name, source in named.items() if source is not None}
     chosen = next(iter(there)) if part == "auto" else part
@@ -151,12 +156,12 @@ def open_part(
     return _aligned(source, classes, config.path), words, tuple(warnings)
 
 
-def open_parts(config: DataConfig) -> Parts:
+def open_parts(config: DataConfig, report: Callable[[str], None] = lambda text: None) -> Parts:
     """The parts of a data set as they lie on disk, whatever its kind."""
     path = Path(config.path).expanduser()
     classes_file = Path(config.classes).expanduser() if config.classes else None
     if "{" in config.path and not path.exists():
-        return shards.open_shards(path, classes_file)
+        return shards.open_shards(path, classes_file, report)
     if not path.exists():
         raise DataError(
             "there is no such file or folder",
@@ -167,12 +172,12 @@ def open_parts(config: DataConfig) -> Parts:
         # An archive may lie beside the class folders that came out of it.
         if not _holds(path, lambda p: p.parent != path and is_picture(p.name)):
             if _holds(path, shards.is_shard):
-                return shards.open_shards(path, classes_file)
+                return shards.open_shards(path, classes_file, report)
             if _holds(path, parquet.is_parquet):
                 return parquet.open_parquet(path, classes_file)
         return folder.open_folder(path, classes_file)
     if shards.is_shard(path):
-        return shards.open_shards(path, classes_file)
+        return shards.open_shards(path, classes_file, report)
     if parquet.is_parquet(path):
         return parquet.open_parquet(path, classes_file)
     if path.suffix.lower() in (".csv", ".tsv"):

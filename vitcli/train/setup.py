@@ -132,7 +132,11 @@ def prepare(
         config = dataclasses.replace(config, model=_initial_model(offline, report))
     start, tensors = _initial_weights(config, offline)
     shape = _trained_shape(start.model, config)  # impossible sizes fail before data is read
-    splits = open_data(config.data, record=folder.read_split() if resume else None)
+    splits = open_data(
+        config.data,
+        record=folder.read_split() if resume else None,
+        report=lambda text: report({"event": "note", "text": text}),
+    )
     for warning in splits.warnings:
         report({"event": "warning", "text": warning})
     report({"event": "note", "text": splits.split_note})
