@@ -1,0 +1,234 @@
+"""The command itself: help, wrong calls, the error boundary, pipes, signals, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+import vitcli
+from vitcli.cli import main
+from vitcli.cli.main import COMMANDS, Command
+from vitcli.errors import ConfigError
+
+VIT = [sys.executable, "-m", "vitcli"]
+
+
+def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [*VIT, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+
+
+# ---------------------------------------------------------------------------------------------
+# Help and wrong calls
+
+
+def test_help_lists_every_command_with_its_line(vit):
+    result = vit("--help")
+    assert result.exit_code == 0 and result.stderr == ""
+    listed = result.stdout.partition("Commands:\n")[2]
+    assert [line.split()[0] for line in listed.splitlines()] == list(COMMANDS)
+    for command in COMMANDS.values():
+        assert command.help in listed
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(vit, name):
+    for flag in ("--help", "-h"):
+        result = vit(name, flag)
+        assert result.exit_code == 0
+        assert result.stdout.startswith(f"Usage: vit {name} ")
+        assert "--quiet" in result.stdout and "--debug" in result.stdout
+
+
+def test_version(vit):
+    assert vit("--version").stdout == f"vit {vitcli.__version__}\n"
+
+
+def test_a_mistyped_command(vit):
+    result = vit("predcit", "cat.jpg")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert "No such command 'predcit'. Did you mean 'predict'?" in result.stderr
+
+
+def test_wrong_calls_have_the_plain_form(vit):
+    result = vit("predict")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == "Error: Missing argument 'IMAGES...'."
+    result = vit("predict", "cat.jpg", "--top-k", "0")
+    assert result.exit_code == 2 and "Invalid value for '--top-k'" in result.stderr
+    result = vit("info", "B/16", "--resolution", "big")
+    assert result.exit_code == 2 and "'big' is not a size such as 384 or 192x320" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------
+# The error boundary
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes a command `fail` that raises what it is given."""
+
+    def make(error: BaseException) -> None:
+        def fail(debug: main.output.Any = False) -> None:
+            raise error
+
+        def command(debug: bool = typer.Option(False, callback=remember)) -> None:
+            fail()
+
+        monkeypatch.setattr(main.importlib, "import_module", lambda name: Here)
+        Here.fail = staticmethod(command)
+        monkeypatch.setitem(COMMANDS, "fail", Command("here:fail", "Fail."))
+
+    from vitcli.cli.options import _remember_debug as remember
+
+    class Here:
+        pass
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConfigError("no", where="x.toml", hint="yes"), "error: x.toml: no\nyes\n"),
+        (ConfigError("no"), "error: no\n"),
+        (ConfigError("\x1b[2J", where="\x07"), "error: \\x07: \\x1b[2J\n"),
+        (FileNotFoundError(2, "No such file", "a.txt"), "error: a.txt: No such file\n"),
+        (
+            MemoryError(),
+            "error: out of memory\nA smaller --batch-size or --resolution needs less.\n",
+        ),
+        (
+            KeyError("x"),
+            "error: this should not have happened: KeyError: 'x'\n"
+            "Please report it with what --debug prints.\n",
+        ),
+    ],
+)
+def test_errors_are_a_line_or_two(vit, failing, error, told):
+    failing(error)
+    result = vit("fail")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", told)
+    assert vit("fail", "--debug").exception is error
+
+
+def test_ctrl_c_says_nothing(vit, failing):
+    failing(KeyboardInterrupt())
+    result = vit("fail")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_debug_prints_the_traceback():
+    result = run("info", "no-such-model", "--debug")
+    assert result.returncode == 1
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "ModelNotFoundError" in result.stderr
+    result = run("info", "no-such-model")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_results_that_cannot_be_printed():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*VIT, "info", "B/16"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 1
+    assert result.stderr == "error: No space left on device\n"
+
+
+# ---------------------------------------------------------------------------------------------
+# Processes
+
+
+def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, picture_folder, tmp_path):
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{picture_folder / 'a.png'}\n" * 3000)
+    done = subprocess.Popen(
+        [*VIT, "predict", f"@{listed}", "-m", str(tiny_checkpoint), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout and done.stderr
+    assert "a.png" in done.stdout.readline()
+    done.stdout.close()
+    assert done.stderr.read() == ""
+    assert done.wait(60) in (1, 141)
+    done.stderr.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_leave_no_half_file(tiny_checkpoint, picture_folder, tmp_path, number, code):
+    """The first lines of a long list, then a silence: the command waits, and is stopped."""
+    command = [*VIT, "predict", "@-", "-m", str(tiny_checkpoint), "-o", str(tmp_path / "out.txt")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stderr
+        process.stdin.write(f"{picture_folder}/a.png\n".encode())
+        process.stdin.flush()
+        until = time.monotonic() + 60
+        while not list(tmp_path.iterdir()) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert list(tmp_path.iterdir()), "the output was not begun"
+        time.sleep(0.3)
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert process.stderr.read() == b""
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_starts_in_a_quarter_of_the_time_of_torch():
+    def seconds(*command: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - start
+
+    pairs = [(seconds("-m", "vitcli", "--help"), seconds("-c", "import torch")) for _ in range(3)]
+    assert statistics.median(ours / theirs for ours, theirs in pairs) <= 0.25
+
+
+# ---------------------------------------------------------------------------------------------
+# Completion
+
+
+def complete(*words: str) -> list[str]:
+    environment = {
+        **os.environ,
+        "_VIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("vit", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    result = run(env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+def test_the_shell_completes_commands_options_and_models():
+    assert complete("pre") == ["predict", "pretrain"]
+    assert complete("predict", "--top") == ["--top-k"]
+    assert complete("predict", "--precision", "b") == ["bf16"]
+    assert {"default", "default-pretrained"} <= set(complete("predict", "--model", "def"))
+    assert "vit-b16-i21k" in complete("info", "vit-b16-")
+
+
+def test_the_completion_script_is_bashs():
+    result = run(env={**os.environ, "_VIT_COMPLETE": "source_bash"})
+    assert result.returncode == 0 and "complete -o default -F" in result.stdout
+    assert re.search(r"_VIT_COMPLETE=complete_bash", result.stdout)
+
+
+def test_the_entry_point_is_the_one_that_is_packaged():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    assert f'vit = "{main.__name__}:{main.main.__name__}"' in text
