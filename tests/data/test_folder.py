@@ -211,6 +211,12 @@ def test_a_class_with_one_picture_is_trained_on(make_folder: MakeFolder) -> None
     assert any("only one picture of 'dog'" in warning for warning in splits.warnings)
 
 
+def test_no_class_has_two_pictures(make_folder: MakeFolder) -> None:
+    splits = open_data(DataConfig(str(make_folder({"cat": 1, "dog": 1}))))
+    assert splits.val is None
+    assert splits.split_note == "validation: none, as no class has two pictures"
+
+
 def test_an_empty_class_folder_is_left_out_and_said(make_folder: MakeFolder) -> None:
     root = make_folder({"cat": 3, "dog": 3, "empty": 0})
     (root / "loose.jpg").write_bytes(jpeg(0))

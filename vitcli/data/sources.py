@@ -223,6 +223,8 @@ def _hold_out(
         warnings.append(
             f"{config.path}: only one picture of {listed(single)}: trained on, not validated"
         )
+    if not len(held):
+        return held, "validation: none, as no class has two pictures"
     note = (
         f"validation: {len(held):,} of {len(train):,} pictures held out, "
         f"{config.val_fraction:.0%} of each class (split seed {config.split_seed})"
