@@ -24,11 +24,11 @@ PACKAGE = ROOT / "vitcli"
 
 # Rooms from the foundation upwards: a room may import its own level and those before it.
 LEVELS = [
-    {"errors", "atomic", "config", "posemb", "patches"},
+    {"errors", "atomic", "resnets", "architectures", "config", "posemb", "patches"},
     {"models", "data", "devices"},
     {"checkpoints"},
     {"predict"},
-    {"evaluate", "fewshot", "inspection"},
+    {"evaluate", "features", "fewshot", "inspection"},
     {"train"},
     {"cli"},
 ]

@@ -1,0 +1,332 @@
+"""The architectures: Vision Transformers, hybrids, BiT ResNets, by size and by name.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from vitcli.errors import ConfigError
+from vitcli.resnets import DEPTHS, BiTConfig, ResNetConfig, Size, bit_resnet
+
+Pool = Literal["token", "gap", "map", "token+gap"]
+Posemb = Literal["learn", "learn2d", "sincos2d", "none"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture of a Vision Transformer, or of a hybrid, whose patches are cut from a
+    ResNet's feature map: what its checkpoint stores and nothing else.
+
+    Names of sizes are the paper's (arXiv 2010.11929, section 3.1 and Table 1).
+    """
+
+    width: int
+    """D, the size of a token."""
+    depth: int
+    """Number of Transformer blocks."""
+    num_heads: int
+    """Attention heads; each has width / num_heads channels."""
+    mlp_dim: int
+    """Hidden size of a block's MLP (with SwiGLU: gate and value together)."""
+    patch_size: Size = (16, 16)
+    """Height and width in pixels of what one token stands for."""
+    image_size: Size = (224, 224)
+    """Height and width of the pictures that the position embeddings are made for."""
+    num_classes: int = 0
+    """Outputs of the head; 0 means no head, and `model(images)` gives features."""
+    class_token: bool = True
+    """A learned token in front of the patches."""
+    distill_token: bool = False
+    """DeiT's second token with a head of its own; the logits are the mean of both heads."""
+    num_registers: int = 0
+    """Learned tokens between the class token and the patches that nothing reads."""
+    posemb: Posemb = "learn"
+    """learn: one vector per token; learn2d: D/2 for the row and D/2 for the column (paper D.4);
+    sincos2d: fixed, big_vision's; none."""
+    posemb_tokens: Literal["all", "class", "patches"] = "all"
+    """Which tokens the position embeddings are added to: prefix tokens and patches, class token
+    and patches (registers without), or patches alone."""
+    pool: Pool = "token"
+    """What the head reads: class token, mean of the patches, both, or one attention query."""
+    pre_norm: bool = False
+    """A LayerNorm before the first block (CLIP)."""
+    final_norm: bool = True
+    """A LayerNorm over the tokens after the last block."""
+    fc_norm: bool = False
+    """A LayerNorm after pooling."""
+    pre_logits: int = 0
+    """Size of the tanh layer before the head (the paper's pre-training head); 0 means none."""
+    layer_scale: bool = False
+    """A learned factor per channel on each branch of a block."""
+    qkv_bias: bool = True
+    """Biases of the query, key and value projections."""
+    patch_bias: bool = True
+    """Bias of the patch embedding."""
+    activation: Activation = "gelu"
+    """gelu: exact (timm, transformers); gelu_tanh: the authors' flax code; quick_gelu: CLIP."""
+    swiglu: bool = False
+    """SiLU-gated MLP, gate first, in one matrix (DINOv2 giant)."""
+    norm_eps: float = 1e-6
+    """Epsilon of every LayerNorm."""
+    stem: ResNetConfig | None = None
+    """A hybrid's ResNet, between the picture and the patch embedding."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "num_heads", "mlp_dim"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.width % self.num_heads:
+            raise ConfigError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        for axis, size, patch in zip(
+            ("height", "width"), self.image_size, self.patch_size, strict=True
+        ):
+            if patch < 1 or size < patch:  # not `size % patch`: SigLIP has patches of 14 at 384
+                raise ConfigError(f"{axis} {size} does not hold a patch of {patch}")
+        if self.stem and any(patch % self.stem.stride for patch in self.patch_size):
+            raise ConfigError(
+                f"a patch of {self.patch_size[0]} x {self.patch_size[1]} pixels is not made of "
+                f"whole cells of a stem of stride {self.stem.stride}"
+            )
+        if self.num_classes < 0 or self.num_registers < 0 or self.pre_logits < 0:
+            raise ConfigError("num_classes, num_registers and pre_logits cannot be negative")
+        if "token" in self.pool and not self.class_token:
+            raise ConfigError(f"pool '{self.pool}' needs a class token; use pool 'gap' or 'map'")
+        if self.pool == "token+gap" and (self.pre_logits or self.fc_norm or self.distill_token):
+            raise ConfigError("pool 'token+gap' has nothing but a linear head behind it")
+        if self.posemb in ("learn2d", "sincos2d"):
+            if self.posemb_tokens != "patches" and self.num_prefix_tokens:
+                raise ConfigError(f"posemb '{self.posemb}' needs posemb_tokens='patches'")
+            divisor = 2 if self.posemb == "learn2d" else 4
+            if self.width % divisor:
+                raise ConfigError(
+                    f"posemb '{self.posemb}' needs a width divisible by {divisor}, not {self.width}"
+                )
+        if self.swiglu and self.mlp_dim % 2:
+            raise ConfigError(f"SwiGLU needs an even mlp_dim, not {self.mlp_dim}")
+
+    @property
+    def grid(self) -> Size:
+        """Rows and columns of patches."""
+        rows, columns = self.image_size if not self.stem else self.stem.feature_map(self.image_size)
+        return rows // self.patch_kernel[0], columns // self.patch_kernel[1]
+
+    @property
+    def patch_kernel(self) -> Size:
+        """Height and width of the patch embedding's kernel: of a patch, in pixels or in cells of
+        the stem's feature map."""
+        stride = self.stem.stride if self.stem else 1
+        return self.patch_size[0] // stride, self.patch_size[1] // stride
+
+    @property
+    def patch_channels(self) -> int:
+        """Channels that the patch embedding reads: colours, or those of the stem."""
+        return self.stem.channels if self.stem else 3
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens in front of the patches: class, distillation, registers, in this order."""
+        return int(self.class_token) + int(self.distill_token) + self.num_registers
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence that the blocks see."""
+        return self.num_prefix_tokens + self.grid[0] * self.grid[1]
+
+    @property
+    def posemb_prefix(self) -> int:
+        """Prefix tokens that have a position embedding of their own."""
+        if self.posemb == "none" or self.posemb_tokens == "patches":
+            return 0
+        return int(self.class_token) if self.posemb_tokens == "class" else self.num_prefix_tokens
+
+    @property
+    def feature_dim(self) -> int:
+        """Size of what `features` returns: the input of the head."""
+        return self.pre_logits or self.width * (2 if self.pool == "token+gap" else 1)
+
+    def at(self, image_size: Size) -> ModelConfig:
+        """The same model for pictures of another size.
+
+        Raises:
+            ConfigError: the new size is not a multiple of the patch size.
+        """
+        _check_whole_patches(image_size, self.patch_size)
+        return dataclasses.replace(self, image_size=image_size)
+
+    def with_classes(self, num_classes: int) -> ModelConfig:
+        """The same model with another number of classes."""
+        return dataclasses.replace(self, num_classes=num_classes)
+
+    def macs(self) -> int:
+        """Multiply-accumulates of one picture's forward pass: convolutions and matrix products,
+        the head excluded (FLOPs = 2 x MACs; one training step = 3 x forward)."""
+        n, d = self.num_tokens, self.width
+        patches = self.grid[0] * self.grid[1]
+        embed = patches * self.patch_channels * math.prod(self.patch_kernel) * d
+        embed += self.stem.macs(self.image_size) if self.stem else 0
+        attention = 4 * n * d * d + 2 * n * n * d
+        mlp = n * d * self.mlp_dim + n * (self.mlp_dim // 2 if self.swiglu else self.mlp_dim) * d
+        pool = 0
+        if self.pool == "map":
+            pool = 2 * n * d * d + 2 * d * d + 2 * n * d + 2 * d * self.mlp_dim
+        return embed + self.depth * (attention + mlp) + pool + d * self.pre_logits
+
+    def num_params(self) -> int:
+        """Number of learned values, the head included."""
+        d, m = self.width, self.mlp_dim
+        norm = 2 * d
+        embed = self.patch_channels * math.prod(self.patch_kernel) * d + d * self.patch_bias
+        embed += self.stem.num_params() if self.stem else 0
+        embed += self.num_prefix_tokens * d
+        if self.posemb == "learn":
+            embed += (self.posemb_prefix + self.grid[0] * self.grid[1]) * d
+        elif self.posemb == "learn2d":
+            embed += sum(self.grid) * d // 2
+        mlp = d * m + m + (m // 2 if self.swiglu else m) * d + d
+        block = 2 * norm + 3 * d * d + 3 * d * self.qkv_bias + d * d + d + mlp
+        block += 2 * d * self.layer_scale
+        pool = 0
+        if self.pool == "map":
+            pool = d + 4 * (d * d + d) + norm + d * m + m + m * d + d
+        norms = norm * (self.pre_norm + self.final_norm + self.fc_norm)
+        head = (d + 1) * self.pre_logits
+        head += (self.feature_dim + 1) * self.num_classes * (2 if self.distill_token else 1)
+        return embed + self.depth * block + norms + pool + head
+
+
+def _check_whole_patches(image_size: Size, patch_size: Size) -> None:
+    """For sizes that someone asks for: what hangs over the last whole patch is never looked at."""
+    for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
+        if patch > 0 and size % patch:
+            sizes = {size // patch * patch, -(-size // patch) * patch} - {0}
+            raise ConfigError(
+                f"{axis} {size} is not a multiple of the patch size {patch}",
+                hint=f"take a resolution of {' or '.join(map(str, sorted(sizes)))}",
+            )
+
+
+Architecture = ModelConfig | BiTConfig
+"""Any model that we have."""
+
+
+class Variant(NamedTuple):
+    """A row of Table 1 of the paper; Ti and S are of the later papers (DeiT, AugReg)."""
+
+    depth: int
+    width: int
+    mlp_dim: int
+    num_heads: int
+
+
+VARIANTS = {
+    "Ti": Variant(12, 192, 768, 3),
+    "S": Variant(12, 384, 1536, 6),
+    "B": Variant(12, 768, 3072, 12),
+    "L": Variant(24, 1024, 4096, 16),
+    "H": Variant(32, 1280, 5120, 16),
+}
+
+
+def model_config(variant: str, **overrides: Any) -> ModelConfig:
+    """The configuration of a ViT such as "B/16" or a hybrid such as "R50+B/16", with any field
+    overridden. A hybrid's number is its stride: at 16 the layers of stage 4 are in stage 3 (section
+    3.1), and a root alone, "R+Ti/16", has the patches of the released one: 8 x 8 cells of 4 pixels.
+
+    Raises:
+        ConfigError: there is no such variant.
+    """
+    match = re.fullmatch(r"(?:R(\d*)\+)?([A-Za-z]+)/(\d+)", variant, re.IGNORECASE)
+    name = {known.lower(): known for known in VARIANTS}.get(match[2].lower()) if match else None
+    if match is None or name is None:
+        raise _no_variant(variant)
+    patch, stem = int(match[3]), None
+    if match[1] is not None:
+        stem = _stem(match[1], patch, variant)
+        patch = ROOT_PATCH if (match[1], patch) == ("", 16) else patch
+    sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
+    config = ModelConfig(**(sizes | overrides))
+    _check_whole_patches(config.image_size, config.patch_size)
+    return config
+
+
+ROOT_PATCH = 32
+"""Pixels of a patch of R+Ti/16, whose name says 16 and whose stride is 32."""
+
+
+def _stem(depth: str, stride: int, variant: str) -> ResNetConfig:
+    if not depth:
+        return ResNetConfig(())
+    depths = DEPTHS.get(int(depth), ())
+    if not depths or stride not in (16, 32):
+        raise _no_variant(variant)
+    return ResNetConfig(depths if stride == 32 else (*depths[:2], depths[2] + depths[3]))
+
+
+def bit_config(variant: str, **overrides: Any) -> BiTConfig:
+    """The configuration of a BiT ResNet such as "R50x1", as timm computes it.
+
+    Raises:
+        ConfigError: there is no such variant.
+    """
+    match = re.fullmatch(r"R(\d+)x(\d+)", variant, re.IGNORECASE)
+    if match is None or int(match[1]) not in DEPTHS or not int(match[2]):
+        raise _no_variant(variant)
+    return BiTConfig(bit_resnet(DEPTHS[int(match[1])], float(match[2])), **overrides)
+
+
+def architecture(variant: str, **overrides: Any) -> Architecture:
+    """What any variant's name means: "B/16", "R50+B/16", "R50x1".
+
+    Raises:
+        ConfigError: there is no such variant, or it has no such field.
+    """
+    make = model_config if "/" in variant else bit_config
+    try:
+        return make(variant, **overrides)
+    except TypeError as error:
+        raise ConfigError(f"{variant}: {str(error).partition(') ')[2]}") from error
+
+
+def _no_variant(variant: str) -> ConfigError:
+    resnets = ", ".join(f"R{depth}" for depth in DEPTHS)
+    return ConfigError(
+        f"there is no variant '{variant}'",
+        hint=f"write one of {', '.join(VARIANTS)}, a slash and the patch size, as in B/16; with "
+        f"one of {resnets} in front, as in R50+B/16; or a BiT ResNet, as in R50x1",
+    )
+
+
+def variant_name(config: Architecture) -> str:
+    """The short name of an architecture, "B/16"; sizes that no variant has are spelt out."""
+    if isinstance(config, BiTConfig):
+        return f"{_resnet_name(config.resnet.depths)}x{config.resnet.width_factor:g}"
+    sizes = Variant(config.depth, config.width, config.mlp_dim, config.num_heads)
+    rows, columns = config.patch_size
+    patch = str(rows) if rows == columns else f"{rows}x{columns}"
+    stem = ""
+    if config.stem:
+        factor = config.stem.width_factor
+        stem = _resnet_name(config.stem.depths) + (f"x{factor:g}" if factor != 1 else "") + "+"
+        if not config.stem.depths and config.patch_size == (ROOT_PATCH, ROOT_PATCH):
+            patch = "16"
+    for name, variant in VARIANTS.items():
+        if sizes == variant:
+            return f"{stem}{name}/{patch}"
+        if sizes == variant._replace(depth=config.depth):
+            return f"{stem}{name}/{patch} with {config.depth} blocks"
+    return f"{stem}width {config.width}, depth {config.depth}, patch {patch}"
+
+
+def _resnet_name(depths: tuple[int, ...]) -> str:
+    """ "R50" for its stages, also where those of stage 4 are in stage 3; "R" for a root alone."""
+    for name, stages in DEPTHS.items():
+        if depths in (stages, (*stages[:2], stages[2] + stages[3])):
+            return f"R{name}"
+    return f"R({'-'.join(map(str, depths))})" if depths else "R"
