@@ -40,7 +40,10 @@ Classes = Annotated[
 Plot = Annotated[
     str | None,
     typer.Option(
-        "--plot", metavar="FILE", help="Draw the confusion matrix there (.png, .pdf or .svg)."
+        "--plot",
+        metavar="FILE",
+        help="Draw the confusion matrix there (.png, .pdf or .svg).",
+        callback=options.drawable,
     ),
 ]
 

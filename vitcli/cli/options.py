@@ -21,6 +21,13 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
 
 
+def drawable(path: str | None) -> str | None:
+    """Refuses, before the work, a picture of a kind that cannot be drawn."""
+    if path is not None and not path.lower().endswith((".png", ".pdf", ".svg")):
+        raise typer.BadParameter(f"'{path}' does not end in .png, .pdf or .svg")
+    return path
+
+
 Model = Annotated[
     str,
     typer.Option(

@@ -1,0 +1,120 @@
+"""`vit info`: what is printed, the paper's costs of training, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vitcli.checkpoints.save import save_checkpoint
+
+
+def test_lines_for_people(vit, tiny_checkpoint):
+    result = vit("info", tiny_checkpoint)
+    assert result.exit_code == 0 and result.stderr == ""
+    lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    file = tiny_checkpoint / "model.safetensors"
+    size = file.stat().st_size / 1e6
+    assert lines == {
+        "model": str(tiny_checkpoint),
+        "file": f"{file} ({size:,.1f} MB, float32)",
+        "architecture": "width 48, depth 2, patch 16: 2 blocks, width 48, 3 heads, MLP 192",
+        "parameters": "94,906",
+        "pictures": "64 x 64 px, patches of 16 x 16: a grid of 4 x 4, 17 tokens",
+        "forward": "pass   0.00 GFLOPs a picture",
+        "pre-processing": "64 x 64, bicubic, centre crop, mean (0.5, 0.5, 0.5), "
+        "std (0.5, 0.5, 0.5)",
+        "classes": "10 (softmax): crane (n02012849), crane (n03126707), cat, dog, ship, jay, "
+        "horse, rocket, coffee, Grüne Mamba",
+        "data": "none",
+    }
+
+
+def test_json(vit, tiny_checkpoint):
+    told = json.loads(vit("info", tiny_checkpoint, "--json").stdout)
+    assert set(told) == {
+        *("model", "file", "architecture", "config", "parameters", "flops", "grid", "tokens"),
+        *("preprocess", "score", "classes", "provenance", "dtypes", "bytes"),
+    }
+    assert told["parameters"] == 94_906  # as the golden manifest counts timm's model
+    assert told["config"]["mlp_dim"] == 192 and told["grid"] == [4, 4]
+    assert told["classes"][1] == {"id": "n03126707", "name": "crane"}
+    assert told["preprocess"]["interpolation"] == "bicubic"
+    assert told["dtypes"] == ["float32"]
+
+
+# exaFLOPs of the paper's pre-training runs (Table 6; 303 million pictures an epoch), which it
+# gives as whole numbers.
+PAPER = [
+    ("B/32", 7, 55),
+    ("B/16", 7, 224),
+    ("L/32", 7, 196),
+    ("L/16", 7, 783),
+    ("L/16", 14, 1567),
+    ("H/14", 14, 4262),
+]
+
+
+@pytest.mark.parametrize(("variant", "epochs", "exaflops"), PAPER)
+def test_costs_of_the_papers_runs(vit, variant, epochs, exaflops):
+    words = ("info", variant, "--images", "303e6", "--epochs", epochs)
+    told = json.loads(vit(*words, "--json").stdout)["training"]
+    assert abs(told["exaflops"] - exaflops) <= 0.02 * exaflops + 0.5
+    assert (told["images"], told["epochs"]) == (303e6, epochs)
+    line = vit(*words).stdout.splitlines()[-1]
+    assert line.startswith("training ")
+    assert line.endswith(f" exaFLOPs for {epochs} epochs of 303,000,000 pictures")
+
+
+def test_another_resolution(vit):
+    told = json.loads(vit("info", "b/16", "--resolution", "384x192", "--json").stdout)
+    assert told["grid"] == [24, 12] and told["tokens"] == 289
+
+
+def test_a_file_of_nothing_but_tensors_says_what_was_assumed(vit, tiny_checkpoint, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    save_file(load_file(tiny_checkpoint / "model.safetensors"), tmp_path / "bare.safetensors")
+    result = vit("info", tmp_path / "bare.safetensors")
+    assert result.exit_code == 0
+    assert "without names" in result.stdout and "\nassumed " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["X/16"],
+            "error: there is no variant 'X/16'\n"
+            "write one of Ti, S, B, L, H, a slash and the patch size, as in B/16",
+        ),
+        (
+            ["B/16", "--resolution", "225"],
+            "error: height 225 is not a multiple of the patch size 16\n"
+            "take a resolution of 224 or 240\n",
+        ),
+        (["./nowhere"], "error: ./nowhere: there is no such file or folder\n"),
+    ],
+)
+def test_what_is_refused(vit, words, told):
+    result = vit("info", *words)
+    assert (result.exit_code, result.stdout) == (1, "") and result.stderr.startswith(told)
+
+
+def test_a_checkpoint_cut_by_one_byte(vit, tiny_checkpoint, tmp_path):
+    data = (tiny_checkpoint / "model.safetensors").read_bytes()
+    (tmp_path / "short.safetensors").write_bytes(data[:-1])
+    result = vit("info", tmp_path / "short.safetensors")
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith(f"error: {tmp_path / 'short.safetensors'}: ")
+
+
+def test_stored_types_are_listed(vit, tiny_checkpoint, tmp_path):
+    from safetensors.numpy import load_file
+
+    from vitcli.checkpoints.read import read_info
+
+    info, _ = read_info(tiny_checkpoint)
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    folder = save_checkpoint(tmp_path / "half", tensors, info, "float16")
+    assert json.loads(vit("info", folder, "--json").stdout)["dtypes"] == ["float16"]

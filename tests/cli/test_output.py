@@ -1,0 +1,164 @@
+"""What is printed where: JSON, tables, notes, bars on a terminal and lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from vitcli.cli import output
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """`terminal("stderr")` makes a stream a terminal that shows colours. To be called in the test:
+    pytest changes the streams between a fixture and its test."""
+
+    def make(name: str) -> Terminal:
+        stream = Terminal()
+        monkeypatch.setattr(sys, name, stream)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        return stream
+
+    return make
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets; bars do not look at it."""
+    now = [1000.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_json_is_valid_whatever_it_holds(capsys):
+    value = {"file": "caf\udce9 ü.jpg", "score": float("nan"), "n": [float("inf"), 1.5]}
+    output.json_line(value)
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    assert json.loads(text) == {"file": "caf\udce9 ü.jpg", "score": None, "n": [None, 1.5]}
+    output.json_line({"label": "Grüne Mamba"})
+    assert capsys.readouterr().out == '{"label": "Grüne Mamba"}\n'
+
+
+def test_notes_and_errors_go_to_stderr(capsys):
+    output.note("a note")
+    output.note("unheard", quiet=True)
+    output.warning("careful")
+    output.error("x: broken\nmend it")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "a note\nwarning: careful\nerror: x: broken\nmend it\n"
+
+
+def test_colours_only_where_they_belong(terminal, monkeypatch):
+    screen = terminal("stderr")
+    output.error("red")
+    assert screen.getvalue() == "\x1b[1;31merror\x1b[0m: red\n"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert output.paint("red", "31", screen) == "red"
+
+
+def test_names_cannot_command_a_terminal():
+    assert output.printable("a\x1b[2Jb\rc\nd\x9b") == "a\\x1b[2Jb\\x0dc\nd\\x9b"
+
+
+def test_plain_tables_have_columns(capsys):
+    output.table(["name", "n"], [["a", "1,000"], ["long one", "2"]], numbers=[1])
+    assert capsys.readouterr().out == "name          n\na         1,000\nlong one      2\n"
+
+
+def test_tables_on_a_terminal_show_what_stands_there(terminal):
+    screen = terminal("stdout")
+    output.table(["name", "n"], [["[red]a[/red]", "1"], ["b\x1b[31m", "2"]], numbers=[1])
+    assert "[red]a[/red]" in screen.getvalue() and "b\\x1b[31m" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_durations(seconds, text):
+    assert output.duration(seconds) == text
+
+
+def test_a_meter_says_a_line_now_and_then(capsys, clock):
+    with output.Meter("pictures", 100) as meter:
+        for _ in range(6):
+            clock[0] += 4
+            meter.advance(5)
+    assert capsys.readouterr().err.splitlines() == [
+        "pictures: 15 of 100, 1.25/s, 1 min 8 s left",
+        "pictures: 30 of 100, 1.25/s, 56 s left",
+    ]
+
+
+def test_a_meter_without_an_end_counts(capsys, clock):
+    with output.Meter("pictures") as meter:
+        clock[0] += 10
+        meter.advance(5000)
+    assert capsys.readouterr().err == "pictures: 5,000, 500/s\n"
+
+
+def test_quiet_meters_and_short_jobs_say_nothing(capsys, clock):
+    with output.Meter("pictures", 10, quiet=True) as meter:
+        clock[0] += 60
+        meter.advance(5)
+    with output.Meter("pictures", 10) as meter:
+        clock[0] += 0.5
+        meter.advance(10)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_meter_draws_a_bar_on_a_terminal(terminal, clock, capsys):
+    screen = terminal("stderr")
+    with output.Meter("pictures", 100) as meter:
+        clock[0] += 10
+        meter.advance(50)
+        output.line("a result")
+    assert "pictures" in screen.getvalue() and "50 of 100, 5/s, 10 s left" in screen.getvalue()
+    assert capsys.readouterr().out == "a result\n"  # not swallowed by the display
+
+
+def test_downloads(capsys, clock):
+    with output.FetchDisplay() as fetching:
+        fetching("model.safetensors", 0, 400_000_000)
+        clock[0] += 10
+        fetching("model.safetensors", 100_000_000, 400_000_000)
+    line = "fetching model.safetensors: 100 of 400 MB, 10 MB/s, 30 s left\n"
+    assert capsys.readouterr().err == line
+
+
+def test_training_says_the_first_and_the_last_step_and_some_between(capsys, clock):
+    with output.TrainingDisplay() as display:
+        for step in range(1, 31):
+            clock[0] += 1
+            event = {"step": step, "steps": 30, "loss": 1 / step, "lr": 3e-3, "accuracy": 0.5}
+            display(event | {"images_per_second": 123.4, "eta": 30.0 - step})
+            if step == 15:
+                display.note("step 15: 61.2% on validation")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == (
+        "step 1 of 30: loss 1.0000, accuracy 50.0%, lr 0.003, 123 images/s, 29 s left"
+    )
+    starts = [line.partition(":")[0] for line in lines]
+    assert starts == ["step 1 of 30", "step 11 of 30", "step 15", "step 21 of 30", "step 30 of 30"]
+
+
+def test_training_draws_a_bar_on_a_terminal(terminal):
+    screen = terminal("stderr")
+    with output.TrainingDisplay() as display:
+        display({"step": 3, "steps": 10, "loss": 0.5, "eta": 70})
+        display.note("saved")
+    shown = screen.getvalue()
+    assert "step 3 of 10" in shown and "loss 0.5000, 1 min 10 s left" in shown and "saved" in shown
