@@ -6,6 +6,7 @@ the file (.png, .pdf, .svg) decides its format.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -173,6 +174,33 @@ def _draw_noisy(
     axes.plot(steps, mean, color=TRAINING, label=label)
 
 
+def accuracy_by_shots(
+    shots: Sequence[int], accuracies: Sequence[Sequence[float]], path: str | Path
+) -> None:
+    """Draws few-shot accuracy: a dot for each seed, a line through the means.
+
+    Args:
+        shots: training pictures of each class, drawn on a logarithmic axis.
+        accuracies: for each number of shots, those of the seeds, in [0, 1].
+        path: the picture, written whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for count, values in zip(shots, accuracies, strict=True):
+            axes.plot([count] * len(values), values, "o", color=TRAINING, alpha=0.4, ms=4)
+        axes.plot(shots, [float(np.mean(values)) for values in accuracies], color=TRAINING)
+        axes.set_xscale("log")
+        axes.set_xticks(shots, [str(count) for count in shots])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set(xlabel="training pictures of each class", ylabel="accuracy")
+        _save(figure, path)
+
+
 def position_similarity(
     tables: Sequence[tuple[str, npt.NDArray[np.float64]]], path: str | Path
 ) -> None:
@@ -205,6 +233,7 @@ def _save(figure: Figure, path: str | Path) -> None:
     try:
         temporary.write_bytes(drawn.getvalue())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from error

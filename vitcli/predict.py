@@ -136,6 +136,7 @@ class Predictor:
         )
         self.offline = offline
         self._wanted = device, precision
+        self.precision = precision
         self._model: LoadedModel | None = None
 
     def predict(

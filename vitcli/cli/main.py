@@ -40,6 +40,9 @@ COMMANDS = {
     "predict": Command("vitcli.cli.predict:predict", "Say what is in pictures."),
     "finetune": Command("vitcli.cli.finetune:finetune", "Teach a pre-trained model your classes."),
     "pretrain": Command("vitcli.cli.pretrain:pretrain", "Train a model from scratch."),
+    "fewshot": Command(
+        "vitcli.cli.fewshot:fewshot", "Measure a model by a few pictures of each class."
+    ),
     "evaluate": Command("vitcli.cli.evaluate:evaluate", "Measure a model on labelled pictures."),
     "resize-posemb": Command(
         "vitcli.cli.resize_posemb:resize_posemb", "Make a model take pictures of another size."
