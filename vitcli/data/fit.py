@@ -19,6 +19,9 @@ FILTERS = {
 }
 """Pillow's filters by the names of `Preprocess.interpolation`."""
 
+LARGEST = 1 << 25
+"""Pixels of a picture that is resized whole."""
+
 
 class Fit:
     """Resize and crop of a model's pre-processing: the pixels of timm's evaluation transform.
@@ -47,13 +50,18 @@ class Fit:
         image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width))
         # Resized whole, then cropped: resizing the crop alone would save a little time and differ
         # from timm by one level here and there.
-        image = image.resize((width, height), self.filter)
         (top, rows), (left, columns) = (
             _centre(whole, part)
             for whole, part in zip((height, width), self.preprocess.size, strict=True)
         )
-        if (rows, columns) != (height, width):
-            image = image.crop((left, top, left + columns, top + rows))
+        if height * width > LARGEST:  # a picture of one line would become gigabytes
+            across, down = image.width / width, image.height / height
+            box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+            image = image.resize((columns, rows), self.filter, box=box)
+        else:
+            image = image.resize((width, height), self.filter)
+            if (rows, columns) != (height, width):
+                image = image.crop((left, top, left + columns, top + rows))
         if (rows, columns) == self.preprocess.size:
             return image
         page = Image.new("RGB", self.preprocess.size[::-1], self.fill)
