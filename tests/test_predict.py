@@ -1,0 +1,194 @@
+"""Prediction from Python: timm's numbers, order, bounded memory, pictures of every kind."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.special import softmax
+
+import vitcli
+from vitcli import predict as module
+from vitcli.config import Preprocess
+from vitcli.data.inputs import Picture
+from vitcli.errors import ModelNotFoundError, PictureError
+from vitcli.predict import Decoder, Predictor
+
+FP32 = {"device": "cpu", "precision": "fp32"}
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_checkpoint) -> Predictor:
+    return Predictor(tiny_checkpoint, **FP32)
+
+
+def scores(result: vitcli.predict.Result) -> list[float]:
+    """In the order of the classes."""
+    return [p.score for p in sorted(result.predictions, key=lambda p: p.index)]
+
+
+def test_pictures_of_every_kind_give_timms_numbers(tiny_checkpoint, picture_folder, timm_logits):
+    expected = softmax(timm_logits.astype(float), axis=1)
+    path = picture_folder / "a.png"
+    image = Image.open(picture_folder / "b.png")
+    pictures = [path, str(path), path.read_bytes(), image.copy(), image]
+    results = list(vitcli.predict(tiny_checkpoint, pictures, top_k=99, **FP32))
+    assert [r.file for r in results] == [
+        str(path),
+        str(path),
+        "<bytes>",
+        "<Image>",
+        str(picture_folder / "b.png"),
+    ]
+    for result, row in zip(results, [0, 0, 0, 1, 1], strict=True):
+        assert scores(result) == pytest.approx(expected[row].tolist(), abs=1e-6)
+    for one in (path, str(path), path.read_bytes()):
+        (result,) = vitcli.predict(tiny_checkpoint, one, top_k=99, **FP32)
+        assert scores(result) == pytest.approx(expected[0].tolist(), abs=1e-6)
+
+
+def test_a_folder_in_batches_of_any_size(predictor, picture_folder):
+    whole = list(predictor.predict(str(picture_folder), top_k=10))
+    assert [Path(r.file).name for r in whole] == ["a.png", "b.png", "cat.jpg"]
+    for size in (1, 2, 50):
+        parts = list(predictor.predict(str(picture_folder), top_k=10, batch_size=size))
+        for one, other in zip(whole, parts, strict=True):
+            assert one.file == other.file
+            assert scores(one) == pytest.approx(scores(other), abs=1e-6)
+
+
+def test_bf16_names_the_same_class(tiny_checkpoint, picture_folder, timm_logits):
+    results = list(
+        vitcli.predict(tiny_checkpoint, picture_folder, device="cpu", precision="bf16", top_k=10)
+    )
+    for result, row in zip(results, timm_logits, strict=False):
+        assert result.predictions[0].index == row.argmax()
+        assert scores(result) == pytest.approx(softmax(row).tolist(), abs=0.02)
+
+
+def test_embeddings(predictor, picture_folder):
+    path = Path(__file__).parent / "golden" / "timm_vit_default" / "io.npz"
+    found = list(predictor.embed([picture_folder / "a.png", "gone.jpg", picture_folder / "b.png"]))
+    features = [e.features for e in found if e.features is not None]
+    np.testing.assert_allclose(np.stack(features), np.load(path)["pre_logits"], atol=2e-5)
+    assert found[1].features is None and found[1].error is not None
+    assert found[1].error.what == "there is no such file"
+
+
+def test_errors_keep_their_places(predictor, picture_folder):
+    good, pictures = picture_folder / "a.png", ["x.jpg", "y.jpg", "z.jpg"]
+    results = list(predictor.predict([*pictures, good, "x.jpg"], batch_size=3))
+    assert [r.error is None for r in results] == [False, False, False, True, False]
+    assert all(bool(r.predictions) is (r.error is None) for r in results)
+
+
+def test_no_pictures_no_answers(predictor, tmp_path):
+    assert list(predictor.predict([])) == []
+
+
+def test_an_unknown_model_is_told_at_once():
+    with pytest.raises(ModelNotFoundError):
+        vitcli.predict("./no-such-model", [])
+
+
+# ---------------------------------------------------------------------------------------------
+# Ahead of the model
+
+
+@pytest.fixture(scope="module")
+def encoded() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[Picture]:
+    """Pictures that note when they are asked for; every fifth is slow, every seventh broken."""
+
+    def read(i: int) -> bytes:
+        time.sleep(0.005 if i % 5 == 0 else 0)
+        return b"broken" if i % 7 == 0 else encoded
+
+    for i in range(count):
+        drawn.append(i)
+        yield Picture(str(i), partial(read, i))
+
+
+def test_order_is_kept_and_what_waits_is_bounded(encoded):
+    drawn: list[int] = []
+    most, seen = 0, []
+    with Decoder(numbered(encoded, drawn, 700), Preprocess(size=(8, 8)), batch=8) as decoder:
+        while taken := decoder.take(8):
+            seen += taken
+            most = max(most, len(drawn) - len(seen))
+    assert [name for name, _ in seen] == [str(i) for i in range(700)]
+    assert most <= 256
+    for i, (_, got) in enumerate(seen):
+        if i % 7 == 0:
+            assert isinstance(got, PictureError)
+        else:
+            assert got.shape == (8, 8, 3) and tuple(got[0, 0]) == (255, 0, 0)
+
+
+def test_large_pictures_wait_in_bounded_memory(encoded):
+    drawn: list[int] = []
+    size = (2048, 2048)
+    with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1):
+        assert len(drawn) == 16  # 16 x 12 MB, and no more
+
+
+def test_decoding_happens_in_threads(encoded):
+    names = set()
+
+    def read() -> bytes:
+        names.add(threading.current_thread().name.partition("_")[0])
+        return encoded
+
+    with Decoder(iter([Picture("x", read)]), Preprocess(size=(8, 8)), 1) as decoder:
+        decoder.take(1)
+    assert names == {"decode"}
+
+
+def test_an_answer_comes_before_the_last_picture_is_asked_for(predictor, picture_folder):
+    drawn: list[int] = []
+    data = (picture_folder / "a.png").read_bytes()
+    answers = predictor.predict(numbered(data, drawn, 5000))
+    next(answers)
+    assert len(drawn) < 1000
+    answers.close()
+
+
+def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_folder, monkeypatch):
+    predictor = Predictor(tiny_checkpoint, **FP32)
+    whole = [scores(r) for r in predictor.predict([picture_folder / "a.png"] * 10, top_k=10)]
+    sizes: list[int] = []
+
+    def small(model: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        sizes.append(len(inputs[0]))
+        if len(inputs[0]) > 2:
+            raise torch.OutOfMemoryError("too much")
+
+    predictor.model.register_forward_pre_hook(small)
+    halved = [scores(r) for r in predictor.predict([picture_folder / "a.png"] * 10, top_k=10)]
+    assert np.allclose(whole, halved, atol=1e-6)
+    assert sizes == [8, 4, 2, 2, 4, 2, 2, 2]  # and the last two at the size that was found
+
+
+def test_importing_the_module_imports_nothing_heavy():
+    code = "import sys, vitcli.predict; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    heavy = {"torch", "numpy", "PIL", "rich", "huggingface_hub", "typer"}
+    assert not heavy & set(loaded.stdout.split())
+    assert module.__name__ == "vitcli.predict"
