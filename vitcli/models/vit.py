@@ -1,6 +1,6 @@
 """The Vision Transformer of arXiv 2010.11929, and its released relatives by configuration.
 
-    images (B, 3, H, W)
+    images (B, 3, H, W) [-> a hybrid's ResNet]
       -> patches embedded (B, P, D), position embeddings added, prefix tokens in front (B, N, D)
       -> depth x [ x + attention(norm(x)); x + mlp(norm(x)) ]
       -> norm, pooled (B, D), pre_logits -> features (B, F)
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from vitcli import posemb
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
+from vitcli.models.drop_path import DropPath
+from vitcli.models.resnet import build_stem, init_layer
 
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:
@@ -91,20 +93,6 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
-class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): leaves a branch out for some samples of a batch."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0.0:
-            return x
-        keep = torch.empty((x.shape[0], 1, 1), dtype=x.dtype, device=x.device)
-        return x * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
-
-
 class Block(nn.Module):
     """A pre-norm encoder block (equations 2 and 3)."""
 
@@ -152,16 +140,19 @@ class AttentionPool(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Equation 1's E: every patch through one matrix, as a strided convolution."""
+    """Equation 1's E: every patch through one matrix, as a strided convolution; the patches of a
+    hybrid are those of its stem's feature map (section 3.1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        kernel = config.patch_kernel
+        self.backbone = build_stem(config.stem) if config.stem else nn.Identity()
         self.proj = nn.Conv2d(
-            3, config.width, config.patch_size, config.patch_size, bias=config.patch_bias
+            config.patch_channels, config.width, kernel, kernel, bias=config.patch_bias
         )
 
     def forward(self, images: Tensor) -> Tensor:  # (B, 3, H, W) -> (B, rows * columns, D)
-        return self.proj(images).flatten(2).transpose(1, 2)
+        return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)
 
 
 class PreLogits(nn.Module):
@@ -279,8 +270,10 @@ class ViT(nn.Module):
         """Tokens (B, N, D) to features (B, feature_dim)."""
         if self.attn_pool is not None:
             x = self.attn_pool(tokens[:, self.config.num_prefix_tokens :])
-        elif self.config.pool == "gap":
+        elif self.config.pool in ("gap", "token+gap"):
             x = tokens[:, self.config.num_prefix_tokens :].mean(dim=1)
+            if self.config.pool == "token+gap":
+                x = torch.cat([tokens[:, 0], x], dim=1)
         elif self.config.distill_token:
             x = (tokens[:, 0] + tokens[:, 1]) / 2
         else:
@@ -296,6 +289,8 @@ class ViT(nn.Module):
         for name, p in self.named_parameters():
             if name.startswith("head"):
                 p.fill_(head_bias if name.endswith("bias") else 0.0)
+            elif name.startswith("patch_embed.backbone"):
+                init_layer(name, p, generator, zero_last=True)
             elif name.endswith("gamma"):
                 p.fill_(1e-5)
             elif "norm" in name:

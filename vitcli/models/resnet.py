@@ -1,0 +1,252 @@
+"""ResNets with GroupNorm and weight-standardised convolutions: BiT, and the stem of the hybrids.
+
+    images (B, 3, H, W)
+      -> root: 7 x 7 convolution (H/2, W/2), [norm, ReLU], 3 x 3 max-pool (H/4, W/4)
+      -> stages of bottlenecks; each stage but the first halves rows and columns
+      -> BiT: norm, ReLU, mean -> features (B, C) -> head -> logits (B, num_classes)
+
+BiT (arXiv 1912.11370) is pre-activation: x + conv(relu(norm(...))). The stem of a hybrid is
+post-activation (vit_jax/models_resnet.py): relu(x + norm(conv(...))). Parameter names are timm's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitcli.models.drop_path import DropPath
+from vitcli.resnets import EXPANSION, GROUPS, BiTConfig, ResNetConfig
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """What TensorFlow's SAME puts before and behind one axis: ceil(size / stride) outputs, and
+    where the padding is odd, the odd one behind."""
+    total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def pad(x: Tensor, kernel: int, stride: int, config: ResNetConfig, value: float = 0.0) -> Tensor:
+    """Images (B, C, H, W) with a border of `value`, for a window of that kernel and stride."""
+    if config.padding == "symmetric":
+        top = bottom = left = right = kernel // 2
+    else:
+        top, bottom = same_padding(x.shape[2], kernel, stride)
+        left, right = same_padding(x.shape[3], kernel, stride)
+    return F.pad(x, (left, right, top, bottom), value=value) if kernel > 1 else x
+
+
+class StdConv(nn.Conv2d):
+    """A convolution whose weights have mean 0 and variance 1 per output channel (arXiv 1903.10520),
+    in float32 at least."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, config: ResNetConfig, stride: int = 1
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride, bias=False)
+        self.config = config
+
+    def standardized(self) -> Tensor:
+        """The weights as they are used, (out, in, k, k)."""
+        w = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        variance, mean = torch.var_mean(w, dim=(1, 2, 3), correction=0, keepdim=True)
+        eps = self.config.std_eps
+        if self.config.std_eps_in == "variance":
+            scale = (variance + eps).rsqrt()
+        else:
+            scale = 1 / (variance.sqrt() + eps)
+        return ((w - mean) * scale).to(self.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        return F.conv2d(pad(x, kernel, stride, self.config), self.standardized(), stride=stride)
+
+
+def group_norm(channels: int, config: ResNetConfig) -> nn.GroupNorm:
+    return nn.GroupNorm(GROUPS, channels, eps=config.norm_eps)
+
+
+class Root(nn.Module):
+    """The first convolution and the max-pool; the norm and the ReLU between are post-activation's.
+    Alone, it is the stem of R+Ti/16."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv = StdConv(3, config.width, 7, config, stride=2)
+        self.norm = None if config.preact else group_norm(config.width, config)
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, 3, H, W) -> (B, C, H / 4, W / 4)
+        x = self.conv(images)
+        if self.norm is not None:
+            x = F.relu(self.norm(x))
+        border = 0.0 if self.config.pool_padding == "zeros" else -math.inf
+        return F.max_pool2d(pad(x, 3, 2, self.config, border), 3, 2)
+
+
+class Downsample(nn.Module):
+    """The shortcut of a stage's first block: to its channels and its stride."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, config: ResNetConfig) -> None:
+        super().__init__()
+        self.conv = StdConv(inputs, outputs, 1, config, stride)
+        self.norm = None if config.preact else group_norm(outputs, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return x if self.norm is None else self.norm(x)
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the 3 x 3 one has the stride."""
+
+    def __init__(
+        self,
+        inputs: int,
+        inner: int,
+        stride: int,
+        first: bool,
+        config: ResNetConfig,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        outputs = inner * EXPANSION
+        self.preact = config.preact
+        self.downsample = Downsample(inputs, outputs, stride, config) if first else None
+        self.norm1 = group_norm(inputs if config.preact else inner, config)
+        self.conv1 = StdConv(inputs, inner, 1, config)
+        self.norm2 = group_norm(inner, config)
+        self.conv2 = StdConv(inner, inner, 3, config, stride)
+        self.norm3 = group_norm(inner if config.preact else outputs, config)
+        self.conv3 = StdConv(inner, outputs, 1, config)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, inputs, h, w) -> (B, outputs, h / s, w / s)
+        if self.preact:
+            y = F.relu(self.norm1(x))
+            shortcut = x if self.downsample is None else self.downsample(y)
+            y = self.conv2(F.relu(self.norm2(self.conv1(y))))
+            return shortcut + self.drop_path(self.conv3(F.relu(self.norm3(y))))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
+        return F.relu(shortcut + self.drop_path(self.norm3(self.conv3(y))))
+
+
+class Stage(nn.Module):
+    """Bottlenecks at one resolution."""
+
+    def __init__(self, stage: int, config: ResNetConfig, rates: list[float]) -> None:
+        super().__init__()
+        inner = config.width << stage
+        outputs = inner * EXPANSION
+        before = outputs // 2 if stage else config.width
+        stride = 2 if stage else 1
+        self.blocks = nn.Sequential(
+            Bottleneck(before, inner, stride, True, config, rates[0]),
+            *(Bottleneck(outputs, inner, 1, False, config, rate) for rate in rates[1:]),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+class ResNet(nn.Module):
+    """Root and stages: images (B, 3, H, W) to a feature map (B, C, H / stride, W / stride)."""
+
+    def __init__(self, config: ResNetConfig, drop_path: float = 0.0) -> None:
+        super().__init__()
+        blocks = sum(config.depths)
+        rates = [drop_path * i / max(blocks - 1, 1) for i in range(blocks)]
+        ends = [sum(config.depths[: i + 1]) for i in range(len(config.depths))]
+        self.stem = Root(config)
+        self.stages = nn.Sequential(
+            *(
+                Stage(i, config, rates[end - depth : end])
+                for i, (depth, end) in enumerate(zip(config.depths, ends, strict=True))
+            )
+        )
+        self.norm = group_norm(config.channels, config) if config.preact else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.feature_map(images)
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """The last feature map, after the last ReLU."""
+        x = self.stages(self.stem(images))
+        return x if self.norm is None else F.relu(self.norm(x))
+
+
+def build_stem(config: ResNetConfig) -> nn.Module:
+    """A hybrid's stem; timm's is the root itself where there are no stages."""
+    return ResNet(config) if config.depths else Root(config)
+
+
+class ConvHead(nn.Module):
+    """The linear head, kept as a 1 x 1 convolution, as timm does; starts at zero."""
+
+    def __init__(self, features: int, num_classes: int, device: torch.device) -> None:
+        super().__init__()
+        self.fc = nn.Conv2d(features, num_classes, 1, device="meta").to_empty(device=device)
+        nn.init.zeros_(self.fc.weight)
+        if self.fc.bias is not None:
+            nn.init.zeros_(self.fc.bias)
+
+    def forward(self, features: Tensor) -> Tensor:  # (B, C) -> (B, num_classes)
+        return self.fc(features[:, :, None, None]).flatten(1)
+
+
+class BiT(ResNet):
+    """A BiT ResNet as a classifier, for pictures of any size.
+
+    Args:
+        config: the architecture.
+        dropout: of the features; training only.
+        drop_path: stochastic depth of the last block, rising linearly from 0; training only.
+
+    Parameters are left as torch makes them: load a checkpoint or call `init_weights`.
+    """
+
+    def __init__(self, config: BiTConfig, dropout: float = 0.0, drop_path: float = 0.0) -> None:
+        super().__init__(config.resnet, drop_path)
+        self.config = config
+        self.drop = nn.Dropout(dropout)
+        self.reset_head(config.num_classes)
+
+    def reset_head(self, num_classes: int) -> None:
+        """Puts a new linear head of zeros in place; 0 classes: none."""
+        self.config = self.config.with_classes(num_classes)
+        device = self.stem.conv.weight.device
+        self.head = (
+            ConvHead(self.config.feature_dim, num_classes, device) if num_classes else nn.Identity()
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, 3, H, W); without a head, the features."""
+        return self.head(self.drop(self.features(images)))
+
+    def features(self, images: Tensor) -> Tensor:
+        """The input of the head: the mean of the last feature map, (B, feature_dim)."""
+        return self.feature_map(images).mean(dim=(2, 3))
+
+    @torch.no_grad()
+    def init_weights(self, seed: int, head_bias: float = 0.0) -> None:
+        """Fills every parameter: convolutions LeCun-normal, norms 1 and 0, the head 0."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, p in self.named_parameters():
+            if name.startswith("head"):
+                p.fill_(head_bias if name.endswith("bias") else 0.0)
+            else:
+                init_layer(name, p, generator)
+
+
+def init_layer(name: str, p: Tensor, generator: torch.Generator, zero_last: bool = False) -> None:
+    """Fills a parameter of a ResNet as flax does; `zero_last`: every branch starts at zero, as in
+    the stems of vit_jax/models_resnet.py."""
+    if p.ndim == 4:
+        p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()), generator=generator)
+    elif name.endswith("weight"):
+        p.fill_(0.0 if zero_last and name.endswith("norm3.weight") else 1.0)
+    else:
+        p.zero_()
