@@ -169,8 +169,8 @@ def test_a_billion_blocks(model: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("model.npz", b"PK\x03\x04" + bytes(40), "is a zip archive"),
-        ("model.pth", b"\x80\x02" + bytes(40), "is a pickle"),
+        ("model.npz", b"PK\x03\x04" + bytes(40), "is not a zip file"),
+        ("model.pth", b"\x80\x02" + bytes(40), "is a damaged pickle"),
         ("model.bin", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git lfs"),
         ("model.jpg", b"\xff\xd8\xff\xe0" + bytes(40), "claims a header of"),
         ("empty", b"", "has 0 bytes"),
@@ -185,8 +185,8 @@ def test_other_files_are_told_apart(tmp_path: Path, name: str, content: bytes, s
 def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no model\.safetensors but nothing"):
         read_info(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"but pytorch_model\.bin"):
+    (tmp_path / "notes.txt").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"but notes\.txt"):
         read_info(tmp_path)
     with pytest.raises(ModelNotFoundError):
         read_info(tmp_path / "missing")

@@ -102,8 +102,13 @@ def load_weights(
         VitError: as `load`.
     """
     located = read.locate(spec, offline, on_progress)
-    info, header = read.describe(located.file, located.entry)
-    return Weights(info, _map_tensors(located.file, list(header.tensors)))
+    opened = read.open_checkpoint(located.file, located.entry)
+    if opened.layout == "vit":
+        return Weights(opened.info, _map_tensors(located.file, list(opened.tensors)))
+    from vitcli.checkpoints.pickles import from_numpy
+
+    tensors = {name: from_numpy(tensor.read()) for name, tensor in opened.tensors.items()}
+    return Weights(opened.info, tensors)
 
 
 def at_resolution(weights: Weights, size: Size, method: PosembMethod) -> Weights:

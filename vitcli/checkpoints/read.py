@@ -6,11 +6,12 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitcli.checkpoints import hub, registry
-from vitcli.checkpoints.native import CheckpointInfo, Header, check_keys, read_header
+from vitcli.checkpoints import hub, registry, stores
+from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor, check_keys, read_header
 from vitcli.checkpoints.registry import HubRepo, RegistryEntry
 from vitcli.checkpoints.shapes import infer_model, tensor_shapes
 from vitcli.checkpoints.timm_config import from_timm
@@ -22,7 +23,7 @@ class Located(NamedTuple):
     """Where a checkpoint's tensors lie."""
 
     file: Path
-    """A safetensors file."""
+    """A safetensors file, or one of another kind that `stores` reads."""
     entry: RegistryEntry | None
     """The released model that it is, where the registry knows."""
 
@@ -47,29 +48,37 @@ def locate(
 
 
 def _weights_file(path: Path) -> Path:
-    """The safetensors file that a path means. Raises CheckpointError."""
+    """The file that a path means: a folder's standard one, or its only one of a kind."""
     if path.is_dir():
-        files = sorted(path.glob("*.safetensors"))
-        standard = path / "model.safetensors"
-        if standard in files or len(files) == 1:
-            return standard if standard in files else files[0]
+        for pattern in _STANDARD:
+            files = sorted(path.glob(pattern))
+            if len(files) == 1:
+                return files[0]
+            if files:
+                break
+        else:
+            files = []
         found = ", ".join(file.name for file in files) or _some(p.name for p in path.iterdir())
         raise CheckpointError(
             f"holds no model.safetensors but {found or 'nothing'}",
             where=path,
             hint="name one of its files" if files else None,
         )
-    with open(path, "rb") as file:
-        start = file.read(16)
-    kinds = {
-        b"PK\x03\x04": "a zip archive (.npz, or a PyTorch pickle)",
-        b"\x80": "a pickle",
-        b"version https://": "a pointer of git lfs: the file itself was never fetched",
-    }
-    for magic, kind in kinds.items():
-        if start.startswith(magic) and path.suffix != ".safetensors":
-            raise CheckpointError(f"is {kind}; only safetensors files load", where=path)
     return path
+
+
+_STANDARD = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "*.safetensors",
+    "pytorch_model.bin",
+    "*.npz",
+    "*.bin",
+    "*.pt[h]",
+    "*.pth.tar",
+    "*.pt",
+)
+"""What a folder's weights are called, the best first."""
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
@@ -90,8 +99,53 @@ def read_info(
             or holds other tensors than the model that it describes.
     """
     file, entry = locate(spec, offline, on_progress)
-    info, _ = describe(file, entry)
-    return info, file
+    return open_checkpoint(file, entry).info, file
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that was opened: what it says, and its tensors, each read when it is asked for."""
+
+    file: Path
+    info: CheckpointInfo
+    tensors: dict[str, LazyTensor]
+    """Under our names."""
+    layout: str = "vit"
+    """"vit" (which is timm's), or one of `layouts`."""
+    dropped: tuple[str, ...] = ()
+    """Names in the file that are no part of the model."""
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our name -> the names in the file, where they differ."""
+
+
+def open_checkpoint(
+    file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
+) -> Checkpoint:
+    """A file of any layout that we know.
+
+    Raises:
+        CheckpointError: it is damaged, of an unknown layout, or holds another model.
+    """
+    if stores.kind_of(file) == "safetensors" and not _is_foreign(read_header(file)):
+        info, _ = describe(file, entry, grid)
+        return Checkpoint(file, info, stores.open_store(file).tensors)
+    from vitcli.checkpoints.layouts import read_layout
+
+    reading = read_layout(stores.open_store(file), grid)
+    return Checkpoint(
+        file, reading.info, reading.tensors, reading.layout, reading.dropped, reading.sources
+    )
+
+
+_FOREIGN = re.compile(
+    r"(.*\.)?embeddings\.patch_embedding|(.*/)?embedding/kernel$|conv_proj\.weight$|"
+    r"(.+\.)patch_embed\.proj\.weight$|register_tokens$|mask_token$|blocks\.0\.mlp\.w12\.weight$"
+)
+"""Names that no file of timm's or ours has."""
+
+
+def _is_foreign(header: Header) -> bool:
+    return "vit" not in header.metadata and any(map(_FOREIGN.match, header.tensors))
 
 
 def describe(

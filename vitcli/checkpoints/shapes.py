@@ -118,6 +118,8 @@ def infer_model(
         assumed.append("the mean of the patch tokens" if has_fc_norm else "the class token's head")
     else:
         fields["pool"] = "map" if pooled_by_map else "gap"
+    if size("head.weight", 1) == 2 * width and "pre_logits.fc.weight" not in shapes:
+        fields["pool"] = "token+gap"
     try:
         return ModelConfig(
             width=width,

@@ -184,7 +184,7 @@ def to_timm(info: CheckpointInfo) -> dict[str, Any]:
     if not not_in_timm(model):
         name, args = best_architecture(model)
         config = {"architecture": name, "model_args": args}
-    names = {"token": "token", "gap": "avg", "map": "map"}
+    names = {"token": "token", "gap": "avg", "map": "map", "token+gap": "token"}
     config |= {
         "num_classes": model.num_classes,
         "num_features": model.feature_dim,
@@ -223,6 +223,7 @@ def not_in_timm(model: ModelConfig) -> list[str]:
     prefix = model.num_prefix_tokens
     checks = {
         f"pre_logits of size {model.pre_logits}": model.pre_logits > 0,
+        "the class token and the mean side by side": model.pool == "token+gap",
         "2-D learned position embeddings": model.posemb == "learn2d",
         "position embeddings on some prefix tokens": (
             model.posemb != "none" and model.posemb_prefix not in (0, prefix)

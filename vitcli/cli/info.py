@@ -6,11 +6,12 @@ import dataclasses
 import json as json_format
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vitcli.checkpoints import native
+from vitcli.checkpoints import stores
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.timm_config import unique_names
@@ -73,7 +74,7 @@ def info(
     config = config.at(size) if size else config
     told |= describe_model(config)
     if checkpoint is not None:
-        told |= describe_checkpoint(checkpoint) | describe_storage(told["file"])
+        told |= describe_checkpoint(checkpoint) | describe_storage(Path(told["file"]))
     if images is not None:
         flops = training_flops(config, images, epochs)
         told["training"] = {"images": images, "epochs": epochs, "exaflops": flops / 1e18}
@@ -121,9 +122,9 @@ def describe_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
     }
 
 
-def describe_storage(file: str) -> dict[str, Any]:
+def describe_storage(file: Path) -> dict[str, Any]:
     """How a checkpoint is stored, as JSON has it."""
-    dtypes = {native.DTYPES[spec.dtype] for spec in native.read_header(file).tensors.values()}
+    dtypes = {tensor.dtype for tensor in stores.open_store(file).tensors.values()}
     return {"dtypes": sorted(dtypes), "bytes": os.stat(file).st_size}
 
 

@@ -1,0 +1,215 @@
+"""Checkpoints of vit_jax, big_vision and transformers compute here what they compute there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from checkpoints.golden_cases import GOLDEN, Case
+from vitcli.checkpoints.load import LoadedModel, load
+from vitcli.checkpoints.read import open_checkpoint, read_info
+from vitcli.config import ClassLabel
+from vitcli.errors import CheckpointError
+
+CASES = {
+    f"{folder.name}/{file.name}": (
+        Case(folder, json.loads((folder / "case.json").read_text())),
+        file,
+    )
+    for pattern in ("vit_jax_*", "big_vision_*", "hf_*")
+    for folder in sorted(GOLDEN.glob(pattern))
+    for file in sorted([*folder.glob("checkpoint*.npz"), *folder.glob("model.safetensors")])
+}
+METHODS = {"vit_jax": "bilinear", "big_vision": "bilinear", "hf": "bicubic-hf"}
+METHODS["hf_dinov2_registers"] = "bicubic"  # this one of transformers' is antialiased
+
+
+def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
+    """Everything that a golden case holds, under its names."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> object:
+        return lambda module, inputs, output: seen.__setitem__(name, output)
+
+    last = f"hidden_{model.config.depth:02d}"
+    for index, block in enumerate(model.blocks):
+        block.register_forward_hook(keep(f"block_{index:02d}"))
+        block.register_forward_pre_hook(
+            lambda module, inputs, i=index: seen.__setitem__(f"hidden_{i:02d}", inputs[0])
+        )
+    model.blocks.register_forward_hook(keep(last))
+    with torch.inference_mode():
+        tokens = model.encode(images)
+        seen["encoder_norm"] = seen["encoded"] = tokens
+        seen["last_hidden_state"] = seen[last] if model.config.pre_norm else tokens
+        seen["logits"] = model(images)
+        seen["pre_logits"] = seen["pooler_output"] = model.features(images)
+        if model.head_dist is not None:
+            seen["cls_logits"] = model.head(tokens[:, 0])
+            seen["distillation_logits"] = model.head_dist(tokens[:, 1])
+    return seen
+
+
+def compare(case: Case, found: dict[str, Tensor], prefix: str = "") -> set[str]:
+    arrays, compared = case.arrays, set()
+    for name, tensor in found.items():
+        if prefix + name not in arrays.files:
+            continue
+        difference = np.abs(tensor.numpy() - arrays[prefix + name]).max()
+        assert difference <= case.tolerance(prefix + name), f"{prefix}{name}: {difference}"
+        compared.add(name)
+    return compared
+
+
+def test_every_golden_case_is_here() -> None:
+    assert len(CASES) == 18
+
+
+@pytest.mark.parametrize(("case", "file"), CASES.values(), ids=CASES)
+def test_blocks_features_and_logits_are_the_sources(case: Case, file: Path) -> None:
+    pixels = case.arrays["input"]
+    pixels = pixels if pixels.shape[1] == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    # A file without position embeddings does not know its size.
+    model = load(file, resolution=pixels.shape[2:])
+    count = sum(p.numel() for p in model.parameters())
+    assert count == case.said["n_params"] - 36 * (file.parent.name.startswith("hf_dinov2"))
+    compared = compare(case, compute(model, torch.from_numpy(pixels)))
+    blocks = f"block_{model.config.depth - 1:02d}"
+    assert blocks in compared or f"hidden_{model.config.depth:02d}" in compared
+    if model.config.num_classes:
+        assert "logits" in compared
+
+
+HIRES = {name: row for name, row in CASES.items() if row[0].hires_px}
+
+
+@pytest.mark.parametrize(("case", "file"), HIRES.values(), ids=HIRES)
+def test_another_resolution_gives_what_the_source_gives_there(case: Case, file: Path) -> None:
+    name = file.parent.name
+    method = [m for prefix, m in METHODS.items() if name.startswith(prefix)][-1]
+    model = load(file, resolution=case.hires_px, posemb_method=method)
+    pixels = case.arrays["hires_image_u8"].astype(np.float32) / 255
+    pixels = (pixels - np.float32(model.preprocess.mean)) / np.float32(model.preprocess.std)
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+    compared = compare(case, compute(model, images), "hires_")
+    assert compared & {"logits", "pre_logits", "last_hidden_state"}
+
+
+def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: Path) -> None:
+    old = GOLDEN / "hf_vit"
+    words = {
+        "encoder.layer.": "layers.",
+        "attention.attention.query": "attention.q_proj",
+        "attention.attention.key": "attention.k_proj",
+        "attention.attention.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+    }
+    tensors = {}
+    for name, tensor in load_file(old / "model.safetensors").items():
+        for word, new in words.items():
+            name = name.replace(word, new)
+        tensors[name] = tensor
+    shutil.copy(old / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(load(tmp_path)(images), load(old)(images))
+
+
+def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
+    old = GOLDEN / "hf_vit"
+    tensors = load_file(old / "model.safetensors")
+    names = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(names.values()):
+        save_file({n: tensors[n] for n in names if names[n] == file}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    shutil.copy(old / "config.json", tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(load(tmp_path)(images), load(old)(images))
+    for wrong in ({"weight_map": {"x": "../x.safetensors"}}, {}, {"weight_map": 3}):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match="is no index"):
+            read_info(tmp_path)
+
+
+def test_a_pickle_of_a_training_state_gives_its_averaged_weights(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    prefixed = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    options = argparse.Namespace(lr=0.1)
+    state = {"epoch": 3, "args": options, "state_dict": zeros, "state_dict_ema": prefixed}
+    path = tmp_path / "model_best.pth.tar"
+    torch.save(state, path)
+    model = load(path)
+    assert torch.equal(model.head.weight, tensors["head.weight"])
+    assert model.info.provenance["took"] == ["the weights under 'state_dict_ema'"]
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert torch.equal(load(path).head.weight, tensors["head.weight"])
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return exec, ("raise SystemExit('ran')",)
+
+    torch.save({"model": Bomb()}, tmp_path / "bomb.pth")
+    with pytest.raises(CheckpointError, match="could run code"):
+        load(tmp_path / "bomb.pth")
+
+
+def test_releases_of_mae_and_dinov2_name_what_is_left_out(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
+    extra = {"mask_token": torch.zeros(1, 1, 4), "decoder_blocks.0.norm1.weight": torch.ones(4)}
+    torch.save({"model": {**tensors, **extra}}, tmp_path / "mae.pth")
+    opened = open_checkpoint(tmp_path / "mae.pth")
+    assert set(opened.dropped) == set(extra) and opened.info.model.num_classes == 0
+    with_registers = {**tensors, "register_tokens": torch.randn(1, 4, 48)}
+    torch.save({**with_registers, "mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
+    model = load(tmp_path / "dinov2.pth")
+    assert model.config.num_registers == 4 and model.config.posemb_tokens == "class"
+    assert torch.equal(model.reg_token, with_registers["register_tokens"])
+
+
+def test_a_half_of_a_file_is_not_guessed(tmp_path: Path) -> None:
+    arrays = dict(np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz"))
+    del arrays["Transformer/encoder_norm/bias"]
+    arrays["head/kernel"] = arrays["head/kernel"][:40]
+    arrays["more"] = np.zeros(3)
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "x.npz")
+    text = str(caught.value)
+    assert "1 missing: Transformer/encoder_norm/bias (48)" in text
+    assert "1 unexpected: more (3)" in text
+    assert "head/kernel is (40, 10), not (48, 10)" in text
+
+
+def test_class_names_and_pictures_come_from_transformers_files(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {str(i): name for i, name in enumerate("abcdefg")}
+    (folder / "config.json").write_text(json.dumps(config))
+    processor = {
+        "size": {"shortest_edge": 40},
+        "crop_size": {"height": 32, "width": 32},
+        "do_center_crop": True,
+        "resample": 3,
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.4, 0.5, 0.6],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    info, _ = read_info(folder)
+    assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
+    assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
+    assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
