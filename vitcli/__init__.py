@@ -15,14 +15,19 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitcli.checkpoints.convert import convert as convert
     from vitcli.checkpoints.load import load as load
     from vitcli.predict import predict as predict
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "load", "predict"]
+__all__ = ["__version__", "convert", "load", "predict"]
 
-_HOMES = {"load": "vitcli.checkpoints.load", "predict": "vitcli.predict"}
+_HOMES = {
+    "convert": "vitcli.checkpoints.convert",
+    "load": "vitcli.checkpoints.load",
+    "predict": "vitcli.predict",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -79,27 +79,27 @@ def read_layout(store: Store, grid: Size | None = None) -> Reading:
         for row in keymaps.expand(layout.rows, depth)
         if any(name in layout.tensors for name in row.theirs)
     ]
-    info = _describe(store, layout, rows, grid)
-    wanted = tensor_shapes(info.model)
+    info, model = _describe(store, layout, rows, grid)
+    wanted = tensor_shapes(model)
     expected: dict[str, tuple[int, ...]] = {}
     tensors: dict[str, LazyTensor] = {}
     sources: dict[str, tuple[str, ...]] = {}
-    for row in keymaps.expand(layout.rows, info.model.depth):
+    for row in keymaps.expand(layout.rows, model.depth):
         if not set(row.ours) <= set(wanted):
             continue
-        if row.ours == ("pos_embed",) and info.model.posemb == "sincos2d":
+        if row.ours == ("pos_embed",) and model.posemb == "sincos2d":
             continue
         if set(row.ours) <= set(tensors):  # another name for what is there already
             continue
-        expected |= _their_shapes(row, wanted, info.model.num_heads)
+        expected |= _their_shapes(row, wanted, model.num_heads)
         for name, tensor in _loaded(row, wanted, layout.tensors):
             tensors[name], sources[name] = tensor, row.theirs
     extra = [name for name in layout.tensors if name not in expected]
     dropped = [name for name in extra if re.search(layout.droppable, name)]
     found = {n: t.shape for n, t in layout.tensors.items() if n not in dropped}
     check_keys(expected, found, where=store.path)
-    if info.model.posemb == "sincos2d":
-        table = functools.partial(sincos2d, info.model.grid, info.model.width)
+    if model.posemb == "sincos2d":
+        table = functools.partial(sincos2d, model.grid, model.width)
         tensors["pos_embed"] = LazyTensor("float32", wanted["pos_embed"], table)
         sources["pos_embed"] = ()
     ordered = {name: tensors[name] for name in wanted}
@@ -257,7 +257,9 @@ def _timm_names(store: Store, prefix: str) -> Iterator[str]:
 # What the model is
 
 
-def _describe(store: Store, layout: _Layout, rows: list[Row], grid: Size | None) -> CheckpointInfo:
+def _describe(
+    store: Store, layout: _Layout, rows: list[Row], grid: Size | None
+) -> tuple[CheckpointInfo, ModelConfig]:
     """The model from its shapes and from what its makers take for granted."""
     shapes = {}
     for row in rows:
@@ -293,7 +295,7 @@ def _describe(store: Store, layout: _Layout, rows: list[Row], grid: Size | None)
     if assumed:
         provenance["assumed"] = assumed
     info = CheckpointInfo(model, preprocess, provenance=provenance)
-    return _with_classes(info, layout)
+    return _with_classes(info, layout), model
 
 
 def _preprocess(store: Store, layout: _Layout, model: ModelConfig) -> tuple[Preprocess, bool]:

@@ -42,6 +42,8 @@ class Resize:
     info: CheckpointInfo
     """As the output will say it."""
     old: CheckpointInfo
+    models: tuple[ModelConfig, ModelConfig]
+    """Of the input and of the output."""
     tables: Mapping[str, np.ndarray]
     """The position embeddings as they are."""
     resized: Mapping[str, np.ndarray]
@@ -58,7 +60,7 @@ class Resize:
         the new grid cannot hold (root mean square over the grid's part)."""
         import numpy as np
 
-        there, back = self.info.model, self.old.model
+        back, there = self.models
         method = self.info.provenance.get("posemb_resize", {}).get("method", "bilinear")
         error = size = 0.0
         for name, table in self.tables.items():
@@ -99,22 +101,24 @@ def plan_resize(
     """
     source = read.locate(spec, offline, on_progress)
     old, header = read.describe(source.file, source.entry, old_grid)
+    model = old.model
+    if not isinstance(model, ModelConfig):
+        raise CheckpointError("is a ResNet: it has no position embeddings", where=source.file)
     if (grid is None) == (resolution is None):
         raise ConfigError("give either a grid or a resolution")
     if grid is not None:
-        patch = old.model.patch_size
-        resolution = grid[0] * patch[0], grid[1] * patch[1]
+        resolution = grid[0] * model.patch_size[0], grid[1] * model.patch_size[1]
     assert resolution is not None
     names = [name for name in TABLES if name in header.tensors]
     if not names:
         raise CheckpointError("has no position embeddings to resize", where=source.file)
     tables = {name: native.read_tensor(source.file, header, name) for name in names}
-    new, resized = old, {}
-    if resolution != old.model.image_size and grid != old.model.grid:
-        new = at_size(old, resolution, method)
-        resized = {n: adapt_tensor(n, t, old.model, new.model, method) for n, t in tables.items()}
-    path = _output(Path(spec), source.file, new.model.grid, output, in_place)
-    return Resize(source.file, path, header, new, old, tables, resized)
+    info, new, resized = old, model, {}
+    if resolution != model.image_size and grid != model.grid:
+        info, new = at_size(old, resolution, method), model.at(resolution)
+        resized = {n: adapt_tensor(n, t, model, new, method) for n, t in tables.items()}
+    path = _output(Path(spec), source.file, new.grid, output, in_place)
+    return Resize(source.file, path, header, info, old, (model, new), tables, resized)
 
 
 def _output(spec: Path, file: Path, grid: Size, output: str | Path | None, in_place: bool) -> Path:

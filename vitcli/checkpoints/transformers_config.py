@@ -177,6 +177,7 @@ def not_in_transformers(model: ModelConfig, kind: str) -> list[str]:
 def to_transformers(info: CheckpointInfo, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json and preprocessor_config.json of a `vit` or `dinov2` model."""
     model, preprocess = info.model, info.preprocess
+    assert isinstance(model, ModelConfig)
     name = {"vit": "ViT", "dinov2": "Dinov2"}[kind] + (
         "ForImageClassification" if model.num_classes else "Model"
     )

@@ -44,6 +44,9 @@ COMMANDS = {
         "vitcli.cli.fewshot:fewshot", "Measure a model by a few pictures of each class."
     ),
     "evaluate": Command("vitcli.cli.evaluate:evaluate", "Measure a model on labelled pictures."),
+    "convert": Command(
+        "vitcli.cli.convert:convert", "Write a checkpoint in another project's layout."
+    ),
     "resize-posemb": Command(
         "vitcli.cli.resize_posemb:resize_posemb", "Make a model take pictures of another size."
     ),

@@ -94,7 +94,7 @@ def resize_posemb(
             offline=offline,
             on_progress=fetching,
         )
-    old, new = job.old.model, job.info.model
+    old, new = job.models
     for name, table in job.tables.items():
         if not (table == table).all():
             output.warning(f"{job.source}: {name} holds values that are not numbers (NaN)")
@@ -132,10 +132,10 @@ def resize_posemb(
 
 def _sentence(job: Resize, method: str, dry_run: bool) -> str:
     verb = "would be" if dry_run else "is"
-    rows, columns = job.old.model.grid
+    rows, columns = job.models[0].grid
     if not job.resized:
         return f"{job.output} {verb} a copy: the grid is {rows} x {columns} already"
-    new_rows, new_columns = job.info.model.grid
+    new_rows, new_columns = job.models[1].grid
     return (
         f"{job.output} {verb} {job.source} with position embeddings for "
         f"{new_rows} x {new_columns} patches, from {rows} x {columns} ({method})"

@@ -1,0 +1,317 @@
+"""Conversions: there and back to the bit, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import vitcli
+from checkpoints.golden_cases import GOLDEN
+from vitcli.checkpoints import native, npz, stores
+from vitcli.checkpoints.convert import Changes, convert, not_in, parse_labels, plan_convert, write
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.config import ClassLabel, ModelConfig
+from vitcli.errors import CheckpointError, ConfigError, OutputError
+
+SOURCES = {
+    "vit_jax_token/checkpoint.npz": "vit-npz",
+    "vit_jax_rep/checkpoint.npz": "vit-npz",
+    "vit_jax_gap/checkpoint.npz": "vit-npz",
+    "big_vision_tok/checkpoint.npz": "big_vision",
+    "big_vision_gap_sincos/checkpoint.npz": "big_vision",
+    "big_vision_gap_rep_bf16/checkpoint.npz": "big_vision",
+    "big_vision_gap_rep_bf16/checkpoint_bf16.npz": "big_vision",
+    "hf_vit": "transformers",
+    "hf_dinov2": "transformers",
+}
+"""Golden files and the layout that writes them."""
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """Names and bytes as another reader than ours finds them."""
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    return load_file(path / "model.safetensors" if path.is_dir() else path)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize(("name", "layout"), SOURCES.items(), ids=SOURCES)
+def test_there_and_back_is_the_same_to_the_bit(name: str, layout: str, tmp_path: Path) -> None:
+    source = GOLDEN / name
+    middle = convert(source, tmp_path / "ours.safetensors")
+    back = tmp_path / ("back.npz" if layout != "transformers" else "back")
+    convert(middle, back, layout)  # type: ignore[arg-type]
+    expected = arrays(source)
+    expected = {n.removeprefix("params/"): a for n, a in expected.items() if "mask_token" not in n}
+    assert_same(arrays(back), expected)
+    again = convert(back, tmp_path / "again.safetensors")
+    assert_same(arrays(again), arrays(middle))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vit_jax_token", "vit_jax_rep", "vit_jax_gap", "big_vision_map_scan_twotower", "hf_vit"],
+)
+def test_what_is_written_computes_what_was_read(name: str, tmp_path: Path) -> None:
+    source = GOLDEN / name
+    source = source / "checkpoint.npz" if (source / "checkpoint.npz").is_file() else source
+    model = load(source)
+    images = torch.randn(2, 3, *model.config.image_size)
+    folder = vitcli.convert(source, tmp_path / "ours")
+    assert json.loads((folder / "config.json").read_text())["vit"]["model"]["width"]
+    again = load(folder)
+    assert torch.equal(again(images), model(images))
+    assert again.config == model.config and again.preprocess == model.preprocess
+
+
+PAIRS = {
+    "timm_vit_reg4_dinov2": {
+        "vit-npz": "4 register tokens, position embeddings of patches, not all, layer scale",
+        "big_vision": "4 register tokens, layer scale",
+        "transformers": "4 register tokens, these position embeddings",
+    },
+    "timm_deit_distilled": {
+        "vit-npz": "a distillation token",
+        "big_vision": "a distillation token, position embeddings of all, not patches",
+        "transformers": "a distillation token",
+    },
+    "timm_gap_fcnorm": {"vit-npz": "pool 'gap' beside a class token, no final norm"},
+    "timm_siglip_map": {"vit-npz": "pool 'map'", "transformers": "pool 'map', no class token"},
+    "timm_clip_prenorm": {"vit-npz": "a norm before the blocks, a patch embedding without bias"},
+    "hf_clip_vision/model.safetensors": {"big_vision": "quick GELU"},
+    "vit_jax_rep/checkpoint.npz": {"transformers": "pre_logits before a head"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"), [(n, t, s) for n, rows in PAIRS.items() for t, s in rows.items()]
+)
+def test_what_cannot_be_said_is_refused_by_name(
+    name: str, target: str, said: str, tmp_path: Path
+) -> None:
+    output = tmp_path / ("x" if target == "transformers" else "x.npz")
+    with pytest.raises(OutputError, match=f"the layout {target} cannot express") as caught:
+        convert(GOLDEN / name, output, target)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+    assert not output.exists()
+
+
+def test_big_visions_map_head_comes_back(tmp_path: Path) -> None:
+    source = GOLDEN / "big_vision_map_scan_twotower" / "checkpoint.npz"
+    first = convert(source, tmp_path / "a.safetensors")
+    second = convert(first, tmp_path / "b.npz", "big_vision")
+    assert_same(arrays(convert(second, tmp_path / "c.safetensors")), arrays(first))
+    stacked = np.load(source)["params/img/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"]
+    found = np.load(second)["Transformer/encoderblock_2/MlpBlock_0/Dense_0/kernel"]
+    assert np.array_equal(found, stacked[2])
+
+
+def test_timm_and_ours_are_the_same_bytes(tmp_path: Path) -> None:
+    source = GOLDEN / "timm_vit_default"
+    out = convert(source, tmp_path / "out")
+    assert_same(arrays(out), arrays(source))
+    old, new = (json.loads((f / "config.json").read_text()) for f in (source, out))
+    assert new["pretrained_cfg"]["mean"] == old["pretrained_cfg"]["mean"]
+    assert read_info(out)[0].model == read_info(source)[0].model
+
+
+# ---------------------------------------------------------------------------------------------
+# Changes
+
+
+def test_types_heads_and_names(tmp_path: Path) -> None:
+    source = GOLDEN / "timm_vit_default"
+    labels = tuple(ClassLabel(f"n{i}", f"name {i}") for i in range(3))
+    changes = Changes(
+        dtype="bfloat16",
+        num_classes=3,
+        labels=labels,
+        preprocess={"mean": [0.1, 0.2, 0.3], "crop_mode": "squash"},
+    )
+    out = convert(source, tmp_path / "out", changes=changes)
+    info, _ = read_info(out)
+    assert info.classes == labels and info.model.num_classes == 3
+    assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.crop_mode == "squash"
+    assert {spec.dtype for spec in native.read_header(out / "model.safetensors").tensors.values()}
+    model = load(out)
+    assert not model.head.weight.any() and model.head.weight.shape == (3, 48)
+    old = torch.from_numpy(arrays(source)["norm.weight"])
+    assert torch.equal(model.norm.weight, old.bfloat16().float())
+
+
+def test_dropping_the_head_drops_what_stands_before_it(tmp_path: Path) -> None:
+    source = GOLDEN / "vit_jax_rep" / "checkpoint.npz"
+    out = convert(source, tmp_path / "out", "transformers", Changes(drop_head=True))
+    names = set(arrays(out))
+    assert not any("classifier" in n or "pooler" in n for n in names)
+    assert "encoder.layer.1.attention.attention.key.bias" in names
+    assert load(out).config.num_classes == 0
+
+
+def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
+    model = ModelConfig(192, 12, 3, 768, patch_size=(16, 16), image_size=(32, 32))
+    tensors = {n: np.zeros(s, np.float16) for n, s in tensor_shapes(model).items()}
+    native.write(tmp_path / "a.safetensors", tensors, {})
+    out = convert(tmp_path / "a.safetensors", tmp_path / "b", changes=Changes(arch="Ti/16"))
+    info, _ = read_info(out)
+    assert info.model == model and "assumed" not in info.provenance
+    with pytest.raises(ConfigError, match="S/16 has width 384, the file has 192"):
+        convert(tmp_path / "a.safetensors", tmp_path / "c", changes=Changes(arch="S/16"))
+
+
+def test_larger_patches_see_a_larger_picture_alike(tmp_path: Path) -> None:
+    source = GOLDEN / "timm_vit_default"
+    out = convert(source, tmp_path / "out", changes=Changes(patch_size=32))
+    old, new = load(source), load(out)
+    assert new.config.image_size == (128, 128) and new.preprocess.size == (128, 128)
+    images = torch.randn(1, 3, 64, 64)
+    enlarged = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    with torch.inference_mode():
+        torch.testing.assert_close(new(enlarged), old(images), rtol=0, atol=1e-5)
+
+
+def test_changes_that_cannot_be(tmp_path: Path) -> None:
+    source, out = GOLDEN / "timm_vit_default", tmp_path / "x"
+    for changes, said in (
+        (Changes(preprocess={"colour": 1}), "pre-processing has no colour"),
+        (Changes(preprocess={"mean": "x"}), "pre-processing cannot be so"),
+        (Changes(labels=parse_labels(["a", "b"])), "2 labels for 10 classes"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            convert(source, out, changes=changes)
+    with pytest.raises(OutputError, match=r"written to a \.npz file"):
+        convert(source, tmp_path / "x.safetensors", "vit-npz")
+    assert parse_labels(["n1\tcrane\n", "dog\n", "\n"]) == (
+        ClassLabel("n1", "crane"),
+        ClassLabel("dog", "dog"),
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Targets and damaged sources
+
+
+def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
+    source = GOLDEN / "timm_vit_default"
+    out = tmp_path / "x.safetensors"
+    out.write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        convert(source, out)
+    assert out.read_text() == "mine"
+    convert(source, out, force=True)
+    assert read_info(out)[0].model.width == 48
+    with pytest.raises(OutputError, match="is the checkpoint itself"):
+        convert(out, out, force=True)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensor: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("x.safetensors", "x.npz"):
+        job = plan_convert(GOLDEN / "vit_jax_token" / "checkpoint.npz", tmp_path / name)
+        monkeypatch.setattr(native, "tensor_bytes", full)
+        monkeypatch.setattr(npz, "tensor_bytes", full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            write(job)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_not_numbers_are_named(tmp_path: Path) -> None:
+    tensors = {n: np.array(a) for n, a in arrays(GOLDEN / "timm_vit_default").items()}
+    tensors["norm.bias"][3] = np.nan
+    folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m")
+    native.write(folder / "model.safetensors", tensors, {})
+    job = plan_convert(folder, tmp_path / "out")
+    write(job)
+    assert job.nan == ["norm.bias"]
+
+
+@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("name", ["vit_jax_token/checkpoint.npz", "hf_vit/model.safetensors"])
+def test_files_cut_short(tmp_path: Path, name: str, tenth: int) -> None:
+    source = GOLDEN / name
+    data = source.read_bytes()
+    cut = tmp_path / source.name
+    cut.write_bytes(data[: len(data) * tenth // 10])
+    if (source.parent / "config.json").is_file():
+        shutil.copy(source.parent / "config.json", tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        convert(cut, tmp_path / "out.safetensors")
+    assert str(cut) in str(caught.value)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_flipped_byte_in_an_npz_is_noticed(tmp_path: Path) -> None:
+    data = bytearray((GOLDEN / "vit_jax_token" / "checkpoint.npz").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "x.npz").write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged npz"):
+        convert(tmp_path / "x.npz", tmp_path / "out")
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_zip_bomb_is_not_inflated(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", **{"embedding/kernel": np.zeros(30_000_000)})
+    assert (tmp_path / "x.npz").stat().st_size < 1e6
+    with pytest.raises(CheckpointError, match="would inflate to 240,000,"):
+        read_info(tmp_path / "x.npz")
+
+
+def test_python_objects_in_an_npz_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.array([{}], dtype=object))
+    with pytest.raises(CheckpointError, match="holds Python objects"):
+        read_info(tmp_path / "x.npz")
+
+
+def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
+    source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
+    one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))
+    assert one.read_bytes() == two.read_bytes()
+    assert stores.kind_of(one) == "npz"
+
+
+def test_every_model_is_written_or_refused() -> None:
+    """No field of ModelConfig is forgotten: changing any of them is refused, or has a place."""
+    plain = ModelConfig(32, 2, 2, 64, (8, 8), (32, 32), 5, activation="gelu_tanh", norm_eps=1e-6)
+    assert not_in("vit-npz", plain) == []
+    assert not_in("transformers", plain) == []
+    tokens = dataclasses.replace(plain, posemb_tokens="patches")
+    assert not_in("big_vision", tokens) == []
+    harmless = {"pre_logits"}
+    for name, value in {
+        "distill_token": True,
+        "num_registers": 2,
+        "posemb": "none",
+        "pool": "map",
+        "pre_norm": True,
+        "final_norm": False,
+        "fc_norm": True,
+        "pre_logits": 32,
+        "layer_scale": True,
+        "qkv_bias": False,
+        "patch_bias": False,
+        "swiglu": True,
+    }.items():
+        changed = {name: value}
+        for target, base in (("vit-npz", plain), ("big_vision", tokens)):
+            refused = not_in(target, dataclasses.replace(base, **changed))  # type: ignore[arg-type]
+            assert bool(refused) == (name not in harmless), (target, name)
+        refused = not_in("transformers", dataclasses.replace(plain, **changed))  # type: ignore[arg-type]
+        assert bool(refused) == (name != "qkv_bias"), ("transformers", name)

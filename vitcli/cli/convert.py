@@ -1,0 +1,178 @@
+"""`vit convert`."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vitcli.cli import options, output
+
+if TYPE_CHECKING:
+    from vitcli.checkpoints.convert import Conversion
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SRC",
+        help="A checkpoint of any layout, a model's folder, a name or a Hub repo.",
+        show_default=False,
+        autocompletion=options.complete_model,
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="DST", help="A .safetensors or .npz file, or a folder.", show_default=False
+    ),
+]
+To = Annotated[
+    Literal["vit", "timm", "transformers", "vit-npz", "big_vision"] | None,
+    typer.Option(
+        "--to",
+        help="vit (timm's layout too), transformers (a folder), or the authors' or big_vision's "
+        "npz.  [default: vit-npz for .npz, else vit]",
+    ),
+]
+Dtype = Annotated[
+    Literal["float32", "float16", "bfloat16"] | None,
+    typer.Option("--dtype", help="Of the stored weights.  [default: as they are]"),
+]
+DropHead = Annotated[
+    bool, typer.Option("--drop-head", help="Leave out the head, and pre_logits before it.")
+]
+Classes = Annotated[
+    int | None,
+    typer.Option("--num-classes", min=1, metavar="N", help="A new head of zeros for N classes."),
+]
+Labels = Annotated[
+    str | None,
+    typer.Option("--labels", metavar="FILE", help="Names: a line each, or an id, a tab, a name."),
+]
+Preprocessing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--preprocess",
+        metavar="KEY=VALUE",
+        help="As in mean=0.5,0.5,0.5 or crop_mode=squash; may be repeated.",
+    ),
+]
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", metavar="NAME", help="B/16 or timm's, where the file cannot tell."),
+]
+PatchSize = Annotated[
+    int | None,
+    typer.Option("--patch-size", min=1, metavar="N", help="Resample the patch embedding."),
+]
+
+
+def convert(
+    source: Source,
+    target: Target,
+    to: To = None,
+    dtype: Dtype = None,
+    drop_head: DropHead = False,
+    num_classes: Classes = None,
+    labels: Labels = None,
+    preprocess: Preprocessing = None,
+    arch: Arch = None,
+    patch_size: PatchSize = None,
+    dry_run: options.DryRun = False,
+    force: options.Force = False,
+    json: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write a checkpoint of any layout in another one.
+
+    Reads files of timm, transformers, torchvision, vit_jax and big_vision, and torch's pickles.
+    What the target cannot express is refused by name.
+    """
+    if drop_head and num_classes:
+        raise typer.BadParameter("--drop-head and --num-classes contradict each other")
+    from vitcli.checkpoints import convert as converting
+
+    changes = converting.Changes(
+        dtype=dtype,
+        drop_head=drop_head,
+        num_classes=num_classes,
+        labels=_read_labels(labels),
+        preprocess=dict(_parse_setting(setting) for setting in preprocess or []),
+        arch=arch,
+        patch_size=patch_size,
+    )
+    with output.FetchDisplay(quiet) as fetching:
+        job = converting.plan_convert(
+            source,
+            target,
+            "vit" if to == "timm" else to,
+            changes,
+            offline=offline,
+            on_progress=fetching,
+        )
+    if not dry_run:
+        converting.write(job, force)
+    for name in job.nan:
+        output.warning(f"{job.source.file}: {name} holds values that are not numbers (NaN)")
+    if json:
+        output.json_line(describe(job, not dry_run))
+        return
+    if dry_run:
+        rows = [
+            (name, ", ".join(job.source.sources.get(name, (name,))), ", ".join(theirs))
+            for name, theirs in job.renamed
+        ]
+        output.table(("ours", "in the source", "in the target"), rows, ())
+    for warning in job.warnings:
+        output.note(warning, quiet)
+    verb = "would be" if dry_run else "is"
+    output.line(
+        output.printable(
+            f"{job.output} {verb} {job.source.file} ({job.source.layout}) as {job.format}: "
+            f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
+        )
+    )
+
+
+def describe(job: Conversion, written: bool) -> dict[str, Any]:
+    """A conversion as JSON has it."""
+    return {
+        "source": str(job.source.file),
+        "layout": job.source.layout,
+        "output": str(job.output),
+        "format": job.format,
+        "tensors": len(job.tensors),
+        "parameters": job.info.model.num_params(),
+        "dropped": list(job.source.dropped),
+        "nan": job.nan,
+        "warnings": job.warnings,
+        "written": written,
+    }
+
+
+def _read_labels(path: str | None) -> Any:
+    from vitcli.checkpoints.convert import parse_labels
+
+    return parse_labels(Path(path).read_text("utf-8").splitlines()) if path else ()
+
+
+def _parse_setting(text: str) -> tuple[str, Any]:
+    """ "mean=0.5,0.5,0.5" as a name and a JSON value."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"'{text}' is not KEY=VALUE")
+
+    def parse(word: str) -> Any:
+        try:
+            return json_format.loads(word)
+        except ValueError:
+            return word
+
+    parts = [parse(part) for part in value.split(",")]
+    if name == "size" and len(parts) == 1:
+        parts *= 2
+    return name, parts if len(parts) > 1 else parts[0]
