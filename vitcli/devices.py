@@ -41,10 +41,13 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
         return PRECISIONS[name]
     if name != "auto":
         raise ConfigError(f"there is no precision '{name}'", hint="take auto, fp32, bf16 or fp16")
+    return torch.bfloat16 if multiplies_bf16(device) else torch.float32
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies bf16 faster than float32."""
     if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    elif device.type == "cpu":
-        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    else:
-        fast = False
-    return torch.bfloat16 if fast else torch.float32
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return False

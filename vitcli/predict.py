@@ -42,6 +42,8 @@ TOP_K = 5
 """Classes that are named for each picture."""
 THRESHOLD = 0.0
 """Score below which a class is not named."""
+CPU_BATCH = 8
+"""Pictures that a CPU computes at once: 32 are slower, for they outgrow its caches."""
 AHEAD_BYTES = 64 << 20
 """Memory for decoded pictures that wait for the model."""
 
@@ -189,7 +191,7 @@ class Predictor:
             _expect(self.file)
             model = self.model
             compute = model if output == "logits" else model.features
-            self.batch_size = batch_size or (8 if self.device.type == "cpu" else 64)
+            self.batch_size = batch_size or (CPU_BATCH if self.device.type == "cpu" else 64)
             while decoded := decoder.take(self.batch_size):
                 pixels = [got for _, got in decoded if not isinstance(got, DataError)]
                 slots = [Slot(n, got if isinstance(got, DataError) else None) for n, got in decoded]
@@ -200,13 +202,23 @@ class Predictor:
         """The model on its device, at its precision; loaded when first asked for."""
         if self._model is None:
             from vitcli.checkpoints.load import build, load_weights
-            from vitcli.devices import choose_device, choose_precision
+            from vitcli.devices import (
+                PRECISIONS,
+                choose_device,
+                choose_precision,
+                multiplies_bf16,
+            )
+            from vitcli.models.packed import pack
+            from vitcli.models.vit import ViT
 
             device, precision = self._wanted
             self.device = choose_device(device)
             self.dtype = choose_precision(precision, self.device)
             weights = load_weights(self.file)
             self._model = build(self.info, weights.tensors, self.device, self.dtype).eval()
+            on_cpu = self.device.type == "cpu" and multiplies_bf16(self.device)
+            if on_cpu and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
+                pack(self._model, CPU_BATCH)
         return self._model
 
     def _run(self, compute: Callable[[Tensor], Tensor], pixels: list[Pixels]) -> Tensor:
