@@ -1,0 +1,131 @@
+"""What `vit convert` writes for transformers, and for timm, is the same model to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from peers.random_models import CLASSES, fill, random_images
+from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.resize import plan_resize, resize_posemb
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import ModelConfig, Preprocess
+from vitcli.models.vit import ViT
+
+pytestmark = pytest.mark.peers
+
+TOLERANCE = 1e-5
+VIT = ModelConfig(48, 2, 3, 96, (8, 8), (32, 32), 6, norm_eps=1e-12)
+EXPRESSIBLE = {
+    "vit": VIT,
+    "vit, tanh": dataclasses.replace(VIT, activation="gelu_tanh", norm_eps=1e-6),
+    "vit, no qkv bias": dataclasses.replace(VIT, qkv_bias=False),
+    "vit, not square": dataclasses.replace(VIT, image_size=(32, 48)),
+    "vit, no head": dataclasses.replace(VIT, num_classes=0, pre_logits=48),
+    "dinov2": dataclasses.replace(VIT, layer_scale=True, pool="token+gap", norm_eps=1e-6),
+}
+
+
+def written(folder: Path, config: ModelConfig) -> Path:
+    model = ViT(config).eval()
+    fill(model, 0)
+    classes = CLASSES if config.num_classes else ()
+    preprocess = Preprocess(size=config.image_size, mean=(0.1, 0.2, 0.3))
+    info = CheckpointInfo(config, preprocess, classes)
+    return save_checkpoint(folder, model.state_dict(), info)
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_transformers_own_classes_read_what_we_convert(
+    transformers: ModuleType, tmp_path: Path, name: str
+) -> None:
+    config = EXPRESSIBLE[name]
+    source = written(tmp_path / "ours", config)
+    folder = convert(source, tmp_path / "theirs", "transformers")
+    auto = (
+        transformers.AutoModelForImageClassification
+        if config.num_classes
+        else transformers.AutoModel
+    )
+    theirs, told = auto.from_pretrained(folder, output_loading_info=True)
+    assert type(theirs).__name__.startswith("Dinov2" if config.layer_scale else "ViT")
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    images = random_images(0, config.image_size)
+    with torch.inference_mode():
+        found = load(source)(images)
+        answer = theirs.eval()(images)
+    expected = answer.logits if config.num_classes else answer.pooler_output
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    assert list(processor.image_mean) == [0.1, 0.2, 0.3]
+
+
+MODELS = [
+    ("ViTConfig", "ViTForImageClassification", {}),
+    ("ViTConfig", "ViTModel", {}),
+    ("DeiTConfig", "DeiTForImageClassification", {}),
+    ("DeiTConfig", "DeiTForImageClassificationWithTeacher", {}),
+    ("Dinov2Config", "Dinov2ForImageClassification", {"use_swiglu_ffn": True}),
+    ("Dinov2WithRegistersConfig", "Dinov2WithRegistersForImageClassification", {}),
+    ("SiglipVisionConfig", "SiglipVisionModel", {}),
+    ("CLIPVisionConfig", "CLIPVisionModel", {"hidden_act": "gelu"}),
+]
+
+
+@pytest.mark.parametrize(("config", "kind", "more"), MODELS, ids=[row[1] for row in MODELS])
+def test_we_read_what_transformers_writes(
+    transformers: ModuleType, tmp_path: Path, config: str, kind: str, more: dict[str, object]
+) -> None:
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
+    sizes |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8, "num_labels": 5}
+    theirs = getattr(transformers, kind)(getattr(transformers, config)(**sizes, **more)).eval()
+    fill(theirs, 1)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    images = random_images(1, (32, 32))
+    with torch.inference_mode():
+        answer, found = theirs(images), ours(images)
+    expected = answer.logits if ours.config.num_classes else answer.pooler_output
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_timm_reads_what_was_resized(timm: ModuleType, tmp_path: Path) -> None:
+    source = written(tmp_path / "ours", dataclasses.replace(VIT, norm_eps=1e-6))
+    job = plan_resize(source, grid=(6, 9), method="bicubic")
+    resize_posemb(job)
+    theirs = timm.create_model(f"local-dir:{job.output}", pretrained=True).eval()
+    same = timm.create_model(f"local-dir:{source}", pretrained=True, img_size=(48, 72)).eval()
+    images = random_images(2, (48, 72))
+    with torch.inference_mode():
+        found, expected = load(job.output)(images), theirs(images)
+        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(found, same(images), rtol=0, atol=TOLERANCE)
+
+
+def test_timm_reads_the_npz_that_we_write(timm: ModuleType, tmp_path: Path) -> None:
+    config = dataclasses.replace(VIT, norm_eps=1e-6, activation="gelu_tanh")
+    source = written(tmp_path / "ours", config)
+    path = convert(source, tmp_path / "x.npz")
+    theirs = timm.create_model(
+        "vit_base_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=48,
+        depth=2,
+        num_heads=3,
+        mlp_ratio=2,
+        num_classes=6,
+        act_layer="gelu_tanh",
+    ).eval()
+    theirs.load_pretrained(str(path))
+    images = random_images(3, (32, 32))
+    with torch.inference_mode():
+        torch.testing.assert_close(load(path)(images), theirs(images), rtol=0, atol=TOLERANCE)
