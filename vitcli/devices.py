@@ -47,7 +47,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies bf16 faster than float32."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+        amx, avx = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
+        return bool(amx or avx)
     return False

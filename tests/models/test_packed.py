@@ -17,7 +17,7 @@ from vitcli.models.packed import pack
 from vitcli.models.vit import ViT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-CASES = sorted(path.name for path in GOLDEN.glob("timm_*"))
+CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
 CHOICES = [
     {"activation": "gelu_tanh"},
     {"activation": "quick_gelu", "qkv_bias": False},
