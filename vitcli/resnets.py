@@ -169,6 +169,31 @@ class BiTConfig:
         return self.resnet.feature_map(self.image_size)
 
     @property
+    def patch_size(self) -> Size:
+        """Height and width in pixels of a cell of the last feature map."""
+        return self.resnet.stride, self.resnet.stride
+
+    @property
+    def depth(self) -> int:
+        """Number of bottlenecks."""
+        return sum(self.resnet.depths)
+
+    @property
+    def num_tokens(self) -> int:
+        """Cells of the last feature map."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def posemb(self) -> Literal["none"]:
+        """A ResNet knows positions by its borders alone."""
+        return "none"
+
+    @property
+    def posemb_prefix(self) -> int:
+        """See `posemb`."""
+        return 0
+
+    @property
     def feature_dim(self) -> int:
         """Size of what `features` returns: the input of the head."""
         return self.resnet.channels

@@ -1,4 +1,4 @@
-"""The golden cases of timm's plain ViTs: checkpoints and what the real timm computed with them."""
+"""The golden cases of timm: checkpoints and what the real timm computed with them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,14 @@ class Case:
         return float(self.said["tolerance"].get(array, 1e-6))
 
 
-CASES = {
-    folder.name: Case(folder, json.loads((folder / "case.json").read_text()))
-    for folder in sorted(GOLDEN.glob("timm_*"))
-    if (folder / "case.json").is_file()
-}
+def _cases(file: str) -> dict[str, Case]:
+    return {
+        folder.name: Case(folder, json.loads((folder / "case.json").read_text()))
+        for folder in sorted(GOLDEN.glob("timm_*"))
+        if (folder / "case.json").is_file() and (folder / file).is_file()
+    }
+
+
+CASES = _cases("model.safetensors")
+PACKED = _cases("model.safetensors.gz")
+"""A hybrid and a BiT ResNet, to be unpacked first."""

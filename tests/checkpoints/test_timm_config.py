@@ -76,7 +76,7 @@ def test_golden_configs_are_read(name: str) -> None:
 
 
 def test_architectures_by_name() -> None:
-    assert len(architectures()) == 134
+    assert len(architectures()) == 143
     giant = model_from_args("vit_giant_patch14_reg4_dinov2", {})
     assert (giant.width, giant.mlp_dim, giant.swiglu, giant.num_registers) == (1536, 8192, True, 4)
     so400m = model_from_args("vit_so400m_patch14_siglip_384", {})

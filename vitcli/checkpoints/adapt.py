@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitcli.checkpoints.native import CheckpointInfo
-from vitcli.config import ModelConfig, PosembMethod, Size
+from vitcli.config import Architecture, BiTConfig, PosembMethod, Size
 from vitcli.patches import resize_patches
 from vitcli.posemb import resize, sincos2d
 
@@ -18,19 +18,17 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     Raises:
         ConfigError: the size is not a multiple of the patch size.
     """
-    old = info.model
-    new = old.at(size)
-    resized = {"method": method, "from": list(old.grid), "to": list(new.grid)}
-    return dataclasses.replace(
-        info,
-        model=new,
-        preprocess=dataclasses.replace(info.preprocess, size=size),
-        provenance={**info.provenance, "posemb_resize": resized},
-    )
+    old, new = info.model, info.model.at(size)
+    provenance = info.provenance
+    if old.posemb != "none":
+        resized = {"method": method, "from": list(old.grid), "to": list(new.grid)}
+        provenance = {**provenance, "posemb_resize": resized}
+    preprocess = dataclasses.replace(info.preprocess, size=size)
+    return dataclasses.replace(info, model=new, preprocess=preprocess, provenance=provenance)
 
 
 def adapt(
-    tensors: Mapping[str, Any], old: ModelConfig, new: ModelConfig, method: PosembMethod
+    tensors: Mapping[str, Any], old: Architecture, new: Architecture, method: PosembMethod
 ) -> dict[str, Any]:
     """The tensors of `old` resampled to the grid and the patch size of `new`.
 
@@ -41,12 +39,14 @@ def adapt(
 
 
 def adapt_tensor(
-    name: str, tensor: Any, old: ModelConfig, new: ModelConfig, method: PosembMethod
+    name: str, tensor: Any, old: Architecture, new: Architecture, method: PosembMethod
 ) -> Any:
     """One tensor of `adapt`, by its name."""
+    if isinstance(old, BiTConfig) or isinstance(new, BiTConfig):
+        return tensor  # a ResNet is the same at every size
     (rows, columns), (new_rows, new_columns) = old.grid, new.grid
     if name == "patch_embed.proj.weight":
-        return resize_patches(tensor, new.patch_size)
+        return resize_patches(tensor, new.patch_kernel)
     if name == "pos_embed" and old.posemb == "sincos2d":
         if old.grid == new.grid:
             return tensor

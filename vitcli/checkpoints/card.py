@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_config import not_in_timm, unique_names
-from vitcli.config import variant_name
+from vitcli.config import Architecture, BiTConfig, variant_name
 
 FIGURES = {
     "val_top1": "top-1, validation part",
@@ -97,7 +97,7 @@ def _what_it_is(info: CheckpointInfo) -> list[str]:
     height, width = preprocess.size
     lines = [
         "",
-        f"A Vision Transformer ({variant_name(model)}, {model.num_params() / 1e6:.1f} million "
+        f"{_kind(model)} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million "
         f"parameters, {2 * model.macs() / 1e9:.2f} GFLOPs a picture) for pictures of "
         f"{height} x {width} pixels, with {model.num_classes} classes.",
     ]
@@ -110,6 +110,12 @@ def _what_it_is(info: CheckpointInfo) -> list[str]:
         f"std {_triple(preprocess.std)}. Scores are the {info.score} of the logits.",
     ]
     return lines
+
+
+def _kind(model: Architecture) -> str:
+    if isinstance(model, BiTConfig):
+        return "A BiT ResNet"
+    return "A ResNet with a Vision Transformer behind it" if model.stem else "A Vision Transformer"
 
 
 def _triple(values: tuple[float, float, float]) -> str:

@@ -12,14 +12,14 @@ from torch import Tensor
 from vitcli.checkpoints import hub, read
 from vitcli.checkpoints.adapt import adapt, at_size
 from vitcli.checkpoints.native import CheckpointInfo
-from vitcli.config import ClassLabel, PosembMethod, Preprocess, Score, Size
+from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
+from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 
 
-class LoadedModel(ViT):
-    """A model with what its checkpoint says: `model(images)` gives logits, `model.features(images)`
-    the head's input, `model.transform(picture)` the image that both take."""
+class Described:
+    """What a checkpoint says of the model that it became."""
 
     info: CheckpointInfo
 
@@ -48,6 +48,19 @@ class LoadedModel(ViT):
 
         source = str(picture) if isinstance(picture, Path) else picture
         return eval_transform(self.info.preprocess)(source)
+
+
+class LoadedViT(Described, ViT):
+    """A ViT or a hybrid with what its checkpoint says."""
+
+
+class LoadedBiT(Described, BiT):
+    """A BiT ResNet with what its checkpoint says."""
+
+
+LoadedModel = LoadedViT | LoadedBiT
+"""`model(images)` gives logits, `model.features(images)` the head's input,
+`model.transform(picture)` the image that both take."""
 
 
 class Weights(NamedTuple):
@@ -139,7 +152,11 @@ def build(
         CheckpointError: a tensor is missing, unexpected or of another shape.
     """
     with torch.device("meta"):
-        model = LoadedModel(info.model, dropout, drop_path)
+        model: LoadedModel = (
+            LoadedViT(info.model, dropout, drop_path)
+            if isinstance(info.model, ModelConfig)
+            else LoadedBiT(info.model, dropout, drop_path)
+        )
     model.info = info
     state = {
         name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from vitcli.atomic import whole_file
-from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score
+from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, Score
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
 class CheckpointInfo:
     """All that a checkpoint holds beside its tensors."""
 
-    model: ModelConfig
+    model: Architecture
     preprocess: Preprocess
     classes: tuple[ClassLabel, ...] = ()
     """In the order of the head's outputs; empty where nobody knows them."""
@@ -310,7 +310,9 @@ class CheckpointInfo:
                     hint="pip install --upgrade vitcli",
                 )
             return cls(
-                model=from_json(ModelConfig, data["model"]),
+                model=from_json(
+                    BiTConfig if "resnet" in data["model"] else ModelConfig, data["model"]
+                ),
                 preprocess=from_json(Preprocess, data["preprocess"]),
                 classes=tuple(ClassLabel(str(id), str(name)) for id, name in data["classes"]),
                 score=from_json(Score, data["score"]),
@@ -363,6 +365,8 @@ def from_json(hint: Any, value: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal and value in args:
         return value
+    if origin is tuple and isinstance(value, list) and args[1:] == (...,):
+        return tuple(from_json(args[0], item) for item in value)
     if origin is tuple and isinstance(value, list) and len(value) == len(args):
         return tuple(from_json(arg, item) for arg, item in zip(args, value, strict=True))
     if origin is types.UnionType and value is None and type(None) in args:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vitcli.checkpoints import hub, registry, stores
 from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor, check_keys, read_header
 from vitcli.checkpoints.registry import HubRepo, RegistryEntry
-from vitcli.checkpoints.shapes import infer_model, tensor_shapes
+from vitcli.checkpoints.shapes import infer_architecture, tensor_shapes
 from vitcli.checkpoints.timm_config import from_timm
 from vitcli.config import ClassLabel, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
@@ -187,7 +187,7 @@ def _from_config(file: Path) -> CheckpointInfo | None:
 
 
 def _from_shapes(header: Header, file: Path, grid: Size | None) -> CheckpointInfo:
-    model, assumed = infer_model(header.shapes, file, grid)
+    model, assumed = infer_architecture(header.shapes, file, grid)
     preprocess = Preprocess(size=model.image_size)
     assumed.append("pixels scaled to [-1, 1], bicubic resize, centre crop")
     return CheckpointInfo(model, preprocess, provenance={"assumed": assumed})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vitcli.checkpoints import timm_config, timm_names
-from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, Size, nearest
+from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
 from vitcli.errors import CheckpointError, ModelNotFoundError
 
 NORMALIZE = {
@@ -77,14 +77,16 @@ class RegistryEntry:
 
     @property
     def is_vit(self) -> bool:
-        """Whether it is a plain ViT, which `model` describes; else a hybrid or a ResNet."""
-        return self.architecture in timm_names.architectures()
+        """Whether it is a plain ViT; else a hybrid or a ResNet."""
+        args = timm_names.architectures().get(self.architecture)
+        return args is not None and args["stem"] is None
 
     @property
-    def model(self) -> ModelConfig:
-        """Its architecture; CheckpointError where that is not a plain ViT."""
+    def model(self) -> Architecture:
+        """Its architecture."""
         args = {"img_size": self.size}
-        return timm_config.model_from_args(self.architecture, args).with_classes(self.classes)
+        model = timm_config.architecture_from_args(self.architecture, args)
+        return model.with_classes(self.classes)
 
     @property
     def preprocess(self) -> Preprocess:

@@ -7,14 +7,39 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vitcli.config import ModelConfig, Size
+from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
+from vitcli.resnets import bit_resnet
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+STEM = "patch_embed.backbone."
+"""What the names of a hybrid's ResNet begin with."""
 
-def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a checkpoint, as `ViT(model).state_dict()` has them."""
+
+def tensor_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a checkpoint, as the model's `state_dict()` has them."""
+    return _bit_shapes(model) if isinstance(model, BiTConfig) else _vit_shapes(model)
+
+
+def _resnet_shapes(resnet: ResNetConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in resnet.layers():
+        shapes[f"{prefix}{layer.name}.weight"] = layer.shape
+        if layer.kind == "norm":
+            shapes[f"{prefix}{layer.name}.bias"] = layer.shape
+    return shapes
+
+
+def _bit_shapes(model: BiTConfig) -> dict[str, tuple[int, ...]]:
+    shapes = _resnet_shapes(model.resnet, "")
+    if model.num_classes:  # timm's head is a 1 x 1 convolution
+        shapes["head.fc.weight"] = (model.num_classes, model.feature_dim, 1, 1)
+        shapes["head.fc.bias"] = (model.num_classes,)
+    return shapes
+
+
+def _vit_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     d, m, prefix = model.width, model.mlp_dim, model.posemb_prefix
     rows, columns = model.grid
     shapes: dict[str, tuple[int, ...]] = {}
@@ -42,7 +67,9 @@ def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     elif model.posemb == "learn2d":
         shapes["pos_embed_row"] = (1, rows, d // 2)
         shapes["pos_embed_column"] = (1, columns, d // 2)
-    shapes["patch_embed.proj.weight"] = (d, 3, *model.patch_size)
+    if model.stem:
+        shapes |= _resnet_shapes(model.stem, STEM)
+    shapes["patch_embed.proj.weight"] = (d, model.patch_channels, *model.patch_kernel)
     if model.patch_bias:
         shapes["patch_embed.proj.bias"] = (d,)
     if model.pre_norm:
@@ -73,6 +100,47 @@ def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         if model.distill_token:
             linear("head_dist", model.feature_dim, model.num_classes)
     return shapes
+
+
+def infer_architecture(
+    shapes: Shapes, where: object = None, grid: Size | None = None
+) -> tuple[Architecture, list[str]]:
+    """The model of any kind that these tensors make; see `infer_model`.
+
+    Raises:
+        CheckpointError: they are not those of a model under timm's names.
+    """
+    resnet = _infer_resnet(shapes, "", where)
+    if resnet is None or not resnet.preact:
+        return infer_model(shapes, where, grid)
+    classes = shapes["head.fc.weight"][0] if "head.fc.weight" in shapes else 0
+    assumed = ["zeros around the root's max-pool", *RESNET_ASSUMED, "pictures of 224 pixels"]
+    return BiTConfig(resnet, num_classes=classes), assumed
+
+
+RESNET_ASSUMED = ["timm's epsilons of GroupNorm and weight standardisation"]
+
+
+def _infer_resnet(shapes: Shapes, prefix: str, where: object) -> ResNetConfig | None:
+    """The ResNet whose names begin so; None if there is none."""
+    pattern = re.compile(re.escape(prefix) + r"stages\.([0-3])\.blocks\.(\d{1,3})\.")
+    stages: dict[int, int] = {}
+    for name in shapes:
+        if match := pattern.match(name):
+            stage, block = int(match[1]), int(match[2])
+            stages[stage] = max(stages.get(stage, 0), block + 1)
+    root = prefix + ("stem." if stages else "")
+    width = shapes.get(f"{root}conv.weight", ())[:1]
+    if not width:
+        return None
+    depths = tuple(stages.get(i, 0) for i in range(max(stages, default=-1) + 1))
+    preact = f"{root}norm.weight" not in shapes
+    try:
+        if preact:
+            return bit_resnet(depths, width[0] / 64)
+        return ResNetConfig(depths, width[0] / 64)
+    except ConfigError as error:
+        raise CheckpointError(f"its shapes make no model: {error.what}", where=where) from error
 
 
 def infer_model(
@@ -110,9 +178,11 @@ def infer_model(
         "exact GELU",
         f"LayerNorm epsilon {1e-5 if pre_norm else 1e-6}",
     ]
-    fields: dict[str, Any] = _posemb_fields(
-        shapes, prefix, (patch[2], patch[3]), assumed, where, grid
-    )
+    stem = _infer_resnet(shapes, STEM, where)
+    stride = stem.stride if stem else 1
+    patch_size = (patch[2] * stride, patch[3] * stride)
+    assumed += RESNET_ASSUMED if stem else []
+    fields: dict[str, Any] = _posemb_fields(shapes, prefix, patch_size, assumed, where, grid)
     if not pooled_by_map and has_class:
         fields["pool"] = "gap" if has_fc_norm else "token"
         assumed.append("the mean of the patch tokens" if has_fc_norm else "the class token's head")
@@ -126,7 +196,8 @@ def infer_model(
             depth=max(blocks) + 1,
             num_heads=heads,
             mlp_dim=size("blocks.0.mlp.fc1.weight"),
-            patch_size=(patch[2], patch[3]),
+            patch_size=patch_size,
+            stem=stem,
             num_classes=size("head.weight"),
             class_token=has_class,
             distill_token="dist_token" in shapes,

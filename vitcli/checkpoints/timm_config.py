@@ -16,7 +16,22 @@ from typing import Any
 
 from vitcli.checkpoints.native import CheckpointInfo, from_json
 from vitcli.checkpoints.timm_names import DEFAULTS, FIXED, Args, architectures
-from vitcli.config import ClassLabel, ModelConfig, Preprocess, Size, nearest
+from vitcli.checkpoints.timm_resnet import (
+    bit_from_args,
+    bit_to_args,
+    resnet_not_in_timm,
+    stem_from_backbone,
+)
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ClassLabel,
+    ModelConfig,
+    Preprocess,
+    ResNetConfig,
+    Size,
+    nearest,
+)
 from vitcli.errors import CheckpointError, ConfigError
 
 NEUTRAL: Args = {
@@ -54,10 +69,12 @@ def from_timm(config: dict[str, Any], where: object = None) -> CheckpointInfo:
         args = dict(config.get("model_args") or {})
         classes = _first(config, args, pretrained, key="num_classes", default=1000)
         size = pretrained.get("input_size")
-        if "img_size" not in args and size and pretrained.get("fixed_input_size", True):
+        resnet = bit_from_args(name, {}) is not None
+        if "img_size" not in args and size and (pretrained.get("fixed_input_size", True) or resnet):
             args["img_size"] = list(size[1:])
-        model = model_from_args(name, args).with_classes(classes)
-        model = from_json(ModelConfig, json.loads(json.dumps(dataclasses.asdict(model))))  # types
+        model = architecture_from_args(name, args, config.get("resnet_backbone"))
+        model = model.with_classes(classes)
+        model = from_json(type(model), json.loads(json.dumps(dataclasses.asdict(model))))  # types
         return CheckpointInfo(
             model,
             _preprocess(pretrained, model.image_size),
@@ -75,8 +92,19 @@ def _first(*tables: dict[str, Any], key: str, default: Any) -> Any:
     return next((table[key] for table in tables if table.get(key) is not None), default)
 
 
-def model_from_args(name: str, args: Args) -> ModelConfig:
-    """The architecture of that name with some of its arguments replaced.
+def architecture_from_args(
+    name: str, args: Args, backbone: dict[str, Any] | None = None
+) -> Architecture:
+    """The model of that name, of any kind; see `model_from_args`.
+
+    Args:
+        backbone: a hybrid's ResNet, where it is not the one that the name says.
+    """
+    return bit_from_args(name, args) or model_from_args(name, args, backbone)
+
+
+def model_from_args(name: str, args: Args, backbone: dict[str, Any] | None = None) -> ModelConfig:
+    """The ViT or hybrid of that name with some of its arguments replaced.
 
     Raises:
         CheckpointError: the name or an argument is not known to us.
@@ -93,11 +121,17 @@ def model_from_args(name: str, args: Args) -> ModelConfig:
         if key in DEFAULTS or IGNORED.fullmatch(key) or (key in NEUTRAL and value == NEUTRAL[key]):
             continue
         raise CheckpointError(f"timm's option {key}={value!r} is not one that vit knows")
-    return _to_model({**known[name], **{k: v for k, v in args.items() if k in DEFAULTS}})
+    args = {**known[name], **{k: v for k, v in args.items() if k in DEFAULTS}}
+    stem = stem_from_backbone(backbone) if backbone and args["stem"] is not None else None
+    return _to_model(args, stem)
 
 
-def _to_model(args: Args) -> ModelConfig:
-    """timm's arguments in the paper's words."""
+def _to_model(args: Args, stem: ResNetConfig | None = None) -> ModelConfig:
+    """timm's arguments in the paper's words; `stem` in place of the one that they say."""
+    if stem is None and args["stem"] is not None:
+        stem = ResNetConfig(args["stem"])
+    stride = stem.stride if stem else 1
+    rows, columns = _pair(args["patch_size"])
     pool, act = args["global_pool"], args["act_layer"] or "gelu"
     if pool not in POOLS or act not in ACTIVATIONS:
         raise CheckpointError(f"timm's global_pool={pool!r}, act_layer={act!r} is not known to vit")
@@ -108,7 +142,7 @@ def _to_model(args: Args) -> ModelConfig:
         depth=args["depth"],
         num_heads=args["num_heads"],
         mlp_dim=int(args["embed_dim"] * args["mlp_ratio"]),
-        patch_size=_pair(args["patch_size"]),
+        patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
         class_token=args["class_token"],
         distill_token=args["distilled"],
@@ -123,6 +157,7 @@ def _to_model(args: Args) -> ModelConfig:
         patch_bias=not args["pre_norm"],
         swiglu=args["swiglu"],
         norm_eps=args["norm_eps"],
+        stem=stem,
         **fields,
     )
 
@@ -184,11 +219,10 @@ def to_timm(info: CheckpointInfo) -> dict[str, Any]:
     if not not_in_timm(model):
         name, args = best_architecture(model)
         config = {"architecture": name, "model_args": args}
-    names = {"token": "token", "gap": "avg", "map": "map", "token+gap": "token"}
     config |= {
         "num_classes": model.num_classes,
         "num_features": model.feature_dim,
-        "global_pool": names[model.pool],
+        "global_pool": _global_pool(model),
     }
     if info.classes:
         config["label_names"] = unique_names(info.classes)
@@ -196,18 +230,38 @@ def to_timm(info: CheckpointInfo) -> dict[str, Any]:
         "tag": "vit",
         "custom_load": False,
         "input_size": [3, *preprocess.size],
-        "fixed_input_size": True,
+        "fixed_input_size": isinstance(model, ModelConfig),
         "interpolation": preprocess.interpolation,
         "crop_pct": preprocess.crop_pct,
         "crop_mode": preprocess.crop_mode,
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
         "num_classes": model.num_classes,
-        "pool_size": None,
-        "first_conv": "patch_embed.proj",
-        "classifier": ["head", "head_dist"] if model.distill_token else "head",
+        "pool_size": None if isinstance(model, ModelConfig) else list(model.grid),
+        "first_conv": _first_conv(model),
+        "classifier": _classifier(model),
     }
     return {**config, "vit": info.to_dict()}
+
+
+def _global_pool(model: Architecture) -> str:
+    names = {"token": "token", "gap": "avg", "map": "map", "token+gap": "token"}
+    return names[model.pool] if isinstance(model, ModelConfig) else "avg"
+
+
+def _first_conv(model: Architecture) -> str:
+    """Which convolution sees the picture."""
+    if isinstance(model, BiTConfig):
+        return "stem.conv"
+    if model.stem is None:
+        return "patch_embed.proj"
+    return f"patch_embed.backbone.{next(model.stem.layers()).name}"
+
+
+def _classifier(model: Architecture) -> str | list[str]:
+    if isinstance(model, BiTConfig):
+        return "head.fc"
+    return ["head", "head_dist"] if model.distill_token else "head"
 
 
 def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
@@ -218,8 +272,10 @@ def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
     ]
 
 
-def not_in_timm(model: ModelConfig) -> list[str]:
+def not_in_timm(model: Architecture) -> list[str]:
     """What of a model timm has no way to say; empty if it can be said."""
+    if isinstance(model, BiTConfig):
+        return resnet_not_in_timm(model.resnet)
     prefix = model.num_prefix_tokens
     checks = {
         f"pre_logits of size {model.pre_logits}": model.pre_logits > 0,
@@ -242,16 +298,32 @@ def not_in_timm(model: ModelConfig) -> list[str]:
         "SwiGLU with these options": model.swiglu
         and (model.distill_token or model.norm_eps != 1e-6 or model.pool == "map"),
     }
-    return [what for what, impossible in checks.items() if impossible]
+    reasons = [what for what, impossible in checks.items() if impossible]
+    return reasons + (_stem_not_in_timm(model, model.stem) if model.stem else [])
 
 
-def best_architecture(model: ModelConfig) -> tuple[str, Args]:
+def _stem_not_in_timm(model: ModelConfig, stem: ResNetConfig) -> list[str]:
+    """timm builds a hybrid's ResNet by the architecture's name alone."""
+    known = {args["stem"] for args in architectures().values() if args["stem"] is not None}
+    named = stem.depths in known and stem.width_factor == 1
+    reasons = resnet_not_in_timm(stem)
+    if not named:
+        reasons.append(f"a stem of {stem.depths} blocks, width factor {stem.width_factor:g}")
+    if model.distill_token or model.swiglu or model.norm_eps != 1e-6:
+        reasons.append("a hybrid with these options")
+    return reasons
+
+
+def best_architecture(model: Architecture) -> tuple[str, Args]:
     """timm's name with the fewest departures, and those; the model must not be `not_in_timm`."""
+    if isinstance(model, BiTConfig):
+        return bit_to_args(model)
     wanted = _to_args(model)
     fixed = {
         "distilled": model.distill_token,
         "swiglu": model.swiglu,
         "norm_eps": model.norm_eps,
+        "stem": model.stem.depths if model.stem else None,
     }
     best: tuple[str, Args] | None = None
     for name, args in architectures().items():
@@ -276,7 +348,7 @@ def _to_args(model: ModelConfig) -> Args:
     pools = {ours: theirs for theirs, ours in POOLS.items()}
     return {
         "img_size": list(model.image_size),
-        "patch_size": _square(model.patch_size),
+        "patch_size": _square(model.patch_kernel),
         "embed_dim": model.width,
         "depth": model.depth,
         "num_heads": model.num_heads,

@@ -1,4 +1,4 @@
-"""timm's plain Vision Transformers by name: a table of what each name says and does not say.
+"""timm's Vision Transformers and hybrids by name: a table of what each name says and does not say.
 
 Argument names are those of timm's `VisionTransformer`.
 """
@@ -109,6 +109,11 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_huge_patch14_clip_quickgelu_{224,378}", QUICK),
     ("vit_gigantic_patch14_clip_quickgelu_224", QUICK),
     ("test_vit", {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}),
+    ("vit_tiny_r_s16_p8_{224,384}", {"stem": (), "patch_size": 8}),
+    ("vit_{small,base}_r26_s32_224", {"stem": (2, 2, 2, 2), "patch_size": 1}),
+    ("vit_small_r26_s32_384", {"stem": (2, 2, 2, 2), "patch_size": 1}),
+    ("vit_base_r50_s16_{224,384}", {"stem": (3, 4, 9), "patch_size": 1}),
+    ("vit_large_r50_s32_{224,384}", {"stem": (3, 4, 6, 3), "patch_size": 1}),
     ("deit_{tiny,small}_patch16_224", {}),
     ("deit_base_patch16_{224,384}", {}),
     ("deit_{tiny,small}_distilled_patch16_224", {"distilled": True}),
@@ -141,13 +146,14 @@ DEFAULTS: Args = {
 }
 """The arguments that decide what the network computes."""
 
-FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6}
-"""What only an architecture's name decides: JSON cannot say it."""
+FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
+"""What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet, as
+blocks a stage; its patch size counts cells of the feature map."""
 
 
 @cache
 def architectures() -> dict[str, Args]:
-    """Every plain ViT of timm's that we know: name -> all its arguments."""
+    """Every ViT and hybrid of timm's that we know: name -> all its arguments."""
     return {
         name: {**DEFAULTS, **FIXED, **_said_by(name), **departures}
         for pattern, departures in ARCHITECTURES

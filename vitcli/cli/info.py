@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,14 @@ from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.timm_config import unique_names
 from vitcli.cli import options, output
 from vitcli.cli.training import parse_resolution
-from vitcli.config import ClassLabel, ModelConfig, model_config, variant_name
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ClassLabel,
+    ResNetConfig,
+    architecture,
+    variant_name,
+)
 
 Described = Annotated[
     str,
@@ -85,22 +93,23 @@ def info(
         output.line(f"{name:<15}{output.printable(text)}".rstrip())
 
 
-def _variant(name: str) -> ModelConfig | None:
-    """What "B/16" means; None where it is no such thing (org/repo has a slash too).
+def _variant(name: str) -> Architecture | None:
+    """What "B/16", "R50+B/16" or "R50x1" means; None where it is no such thing (org/repo has a
+    slash too).
 
     Raises:
-        ConfigError: a variant with a patch size, and there is none of that name.
+        ConfigError: it is written like one, and there is none of that name.
     """
-    variant, _, patch = name.partition("/")
-    return model_config(name) if variant.isalpha() and patch.isdecimal() else None
+    form = r"(R\d*\+)?[A-Za-z]+/\d+|R\d+x\d+"
+    return architecture(name) if re.fullmatch(form, name, re.IGNORECASE) else None
 
 
-def training_flops(config: ModelConfig, images: float, epochs: float) -> float:
+def training_flops(config: Architecture, images: float, epochs: float) -> float:
     """Of a whole run: the backward pass costs twice the forward pass, and FLOPs = 2 x MACs."""
     return 3 * 2 * config.macs() * images * epochs
 
 
-def describe_model(config: ModelConfig) -> dict[str, Any]:
+def describe_model(config: Architecture) -> dict[str, Any]:
     """What an architecture is and costs, as JSON has it."""
     return {
         "architecture": variant_name(config),
@@ -108,8 +117,26 @@ def describe_model(config: ModelConfig) -> dict[str, Any]:
         "parameters": config.num_params(),
         "flops": 2 * config.macs(),
         "grid": config.grid,
-        "tokens": config.num_tokens,
+        "tokens": None if isinstance(config, BiTConfig) else config.num_tokens,
     }
+
+
+def _sizes(config: Mapping[str, Any]) -> str:
+    """An architecture's sizes, for people."""
+    if "resnet" in config:
+        return f"a BiT ResNet, {_stages(ResNetConfig(**config['resnet']))}"
+    vit = (
+        f"{config['depth']} blocks, width {config['width']}, {config['num_heads']} heads, "
+        f"MLP {config['mlp_dim']}"
+    )
+    stem = config["stem"]
+    return f"{vit}, behind a ResNet, {_stages(ResNetConfig(**stem))}" if stem else vit
+
+
+def _stages(resnet: ResNetConfig) -> str:
+    blocks = ", ".join(map(str, resnet.depths))
+    stages = f"bottlenecks {blocks} a stage" if resnet.depths else "its root alone"
+    return f"{stages}, {resnet.width} to {resnet.channels} channels"
 
 
 def describe_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
@@ -135,17 +162,15 @@ def as_lines(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "file" in told:
         size = f"{told['bytes'] / 1e6:,.1f} MB, {', '.join(told['dtypes'])}"
         yield "file", f"{told['file']} ({size})"
-    yield (
-        "architecture",
-        f"{told['architecture']}: {config['depth']} blocks, width {config['width']}, "
-        f"{config['num_heads']} heads, MLP {config['mlp_dim']}",
-    )
+    yield "architecture", f"{told['architecture']}: {_sizes(config)}"
     yield "parameters", f"{told['parameters']:,}"
-    yield (
-        "pictures",
-        f"{_size(config['image_size'])} px, patches of {_size(config['patch_size'])}: "
-        f"a grid of {_size(told['grid'])}, {told['tokens']:,} tokens",
-    )
+    pictures = f"{_size(config['image_size'])} px"
+    if told["tokens"] is None:
+        pictures += f" or any other: a feature map of {_size(told['grid'])}"
+    else:
+        pictures += f", patches of {_size(config['patch_size'])}: "
+        pictures += f"a grid of {_size(told['grid'])}, {told['tokens']:,} tokens"
+    yield "pictures", pictures
     yield "forward pass", f"{told['flops'] / 1e9:,.2f} GFLOPs a picture"
     if "preprocess" in told:
         yield "pre-processing", _preprocess_text(told["preprocess"])

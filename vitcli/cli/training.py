@@ -75,6 +75,7 @@ def _override(text: str) -> tuple[str, Any]:
     """ "depth=6" as ("depth", 6); the type is that of the field of ModelConfig."""
     key, separator, value = text.partition("=")
     kinds = {f.name: str(f.type) for f in dataclasses.fields(ModelConfig)}
+    del kinds["stem"]  # the variant says it
     if not separator or key not in kinds:
         raise typer.BadParameter(f"'{text}' is not KEY=VALUE with a KEY of {', '.join(kinds)}")
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vitcli.config import ModelConfig, TrainConfig
+from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size, TrainConfig
 
 LONG_SEQUENCE = 4096
 """Tokens per picture from which a run is warned of: attention's cost grows with the square."""
@@ -30,7 +30,7 @@ class Plan:
 
 
 def make_plan(
-    config: TrainConfig, model: ModelConfig, train_size: int, device: torch.device
+    config: TrainConfig, model: Architecture, train_size: int, device: torch.device
 ) -> Plan:
     """Fills in what the configuration leaves open, from the number of training pictures n.
 
@@ -90,13 +90,24 @@ def _power_of_two(n: int, low: int, high: int) -> int:
     return min(max(1 << max(n, 1).bit_length() - 1, low), high)
 
 
-def _micro_batches(batch: int, model: ModelConfig, device: torch.device) -> int:
+def _micro_batches(batch: int, model: Architecture, device: torch.device) -> int:
     """The smallest divisor of the batch whose parts fit. What a block keeps for its backward
     pass is about 16 vectors of D and 3 of mlp_dim a token, at most 4 bytes a value."""
-    per_token = (16 * model.width + 3 * model.mlp_dim) * 4
-    per_picture = model.num_tokens * model.depth * per_token
+    if isinstance(model, BiTConfig):
+        per_picture = _resnet_bytes(model.resnet, model.image_size)
+    else:
+        per_token = (16 * model.width + 3 * model.mlp_dim) * 4
+        per_picture = model.num_tokens * model.depth * per_token
+        per_picture += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
     fits = min(max(1, int(_free_memory(device) // 2 // per_picture)), 128)
     return next(k for k in range(1, batch + 1) if batch % k == 0 and batch // k <= fits)
+
+
+def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:
+    """What a ResNet keeps for its backward pass: a feature map before and behind every norm and
+    ReLU, so about 3 for a convolution."""
+    layers = (layer for layer in resnet.layers(image_size) if layer.kind == "conv")
+    return sum(3 * 4 * layer.shape[0] * layer.positions for layer in layers)
 
 
 def _free_memory(device: torch.device) -> float:

@@ -18,12 +18,21 @@ from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.load import load_weights
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
-from vitcli.config import ModelConfig, Preprocess, Size, TrainConfig, model_config
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ModelConfig,
+    Preprocess,
+    Size,
+    TrainConfig,
+    architecture,
+)
 from vitcli.data.records import Source
 from vitcli.data.sources import open_data
 from vitcli.data.transforms import TrainTransform
 from vitcli.devices import choose_device, choose_precision
 from vitcli.errors import ConfigError, RunError
+from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.folder import RunFolder, config_to_json
 from vitcli.train.objectives import classification_loss, soft_targets
@@ -47,7 +56,7 @@ class Run:
 
     config: TrainConfig
     plan: Plan
-    model: ViT
+    model: ViT | BiT
     info: CheckpointInfo
     """Of the model as it is trained; `stored_info` is what its file says."""
     train: Source
@@ -146,17 +155,15 @@ def prepare(
             f"has {len(classes)} class; a classifier needs at least two", where=config.data.path
         )
     keep_head = config.task == "pretrain" and start.classes == classes
-    target = dataclasses.replace(
-        shape,
-        num_classes=len(classes),
-        pre_logits=0 if config.task == "finetune" else shape.pre_logits,
-    )
+    target = shape.with_classes(len(classes))
+    if config.task == "finetune" and isinstance(target, ModelConfig):
+        target = dataclasses.replace(target, pre_logits=0)
     plan = make_plan(config, target, len(splits.train), device)
     config = plan.config
-    if target.num_tokens > LONG_SEQUENCE:
+    if isinstance(target, ModelConfig) and target.num_tokens > LONG_SEQUENCE:
         report({"event": "warning", "text": _long_sequence(target)})
     preprocess = _preprocess(start, config, target.image_size)
-    model = ViT(target, config.dropout, config.drop_path)
+    model = _untrained(target, config)
     torch.manual_seed(config.seed)
     model.init_weights(config.seed, config.head_bias)
     if tensors:
@@ -205,19 +212,27 @@ def _initial_weights(
         return weights.info, weights.tensors
     size = config.resolution or (224, 224)
     patch = {"patch_size": (config.patch_size,) * 2} if config.patch_size else {}
-    model = model_config(config.variant, **{"image_size": size, **patch, **config.overrides})
+    model = architecture(config.variant, **{"image_size": size, **patch, **config.overrides})
     return CheckpointInfo(model, Preprocess(size=size)), {}
 
 
-def _trained_shape(model: ModelConfig, config: TrainConfig) -> ModelConfig:
+def _untrained(model: Architecture, config: TrainConfig) -> ViT | BiT:
+    if isinstance(model, ModelConfig):
+        return ViT(model, config.dropout, config.drop_path)
+    return BiT(model, config.dropout, config.drop_path)
+
+
+def _trained_shape(model: Architecture, config: TrainConfig) -> Architecture:
     """The checkpoint's architecture at the patch size and the resolution of the run."""
     if config.patch_size:
         model = _at_patch_size(model, config.patch_size)
     return model.at(config.resolution) if config.resolution else model
 
 
-def _at_patch_size(model: ModelConfig, patch: int) -> ModelConfig:
+def _at_patch_size(model: Architecture, patch: int) -> Architecture:
     """The same grid of patches of another size, so another resolution."""
+    if isinstance(model, BiTConfig):
+        raise ConfigError("a ResNet has no patches: leave the patch size out")
     rows, columns = model.grid
     size = (rows * patch, columns * patch)
     return dataclasses.replace(model, patch_size=(patch, patch), image_size=size)
@@ -237,15 +252,15 @@ def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Prepr
 
 
 def _fill(
-    model: ViT,
+    model: ViT | BiT,
     tensors: dict[str, Tensor],
-    old: ModelConfig,
+    old: Architecture,
     config: TrainConfig,
     keep_head: bool,
 ) -> None:
     """Copies a checkpoint's weights in, resampled; the head stays zero unless it is kept."""
     dropped: tuple[str, ...] = () if keep_head else ("head.", "head_dist.")
-    if not model.config.pre_logits:
+    if isinstance(model.config, ModelConfig) and not model.config.pre_logits:
         dropped += ("pre_logits.",)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
     kept = adapt(kept, old, model.config, config.posemb_method)
@@ -265,7 +280,7 @@ def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> di
     if config.model is not None:
         provenance["parent"] = _public_name(config.model)
         grid, new = start.model.grid, _trained_shape(start.model, config).grid
-        if grid != new:
+        if grid != new and start.model.posemb != "none":
             resized = {"method": config.posemb_method, "from": list(grid), "to": list(new)}
             provenance["posemb_resize"] = resized
         before = {k: start.provenance[k] for k in ANCESTRY if k in start.provenance}

@@ -1,0 +1,93 @@
+"""Hybrids and BiT ResNets through the loop that trains everything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitcli
+from vitcli.checkpoints.load import LoadedBiT, load
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import BiTConfig, Preprocess
+from vitcli.errors import ConfigError
+from vitcli.models.resnet import BiT
+from vitcli.resnets import bit_resnet
+from vitcli.train.loop import train
+
+
+@pytest.fixture
+def tiny_bit(tmp_path: Path) -> Path:
+    """A BiT ResNet of two stages that nobody trained, with five classes without names."""
+    model = BiT(BiTConfig(bit_resnet((1, 1), 0.5), (32, 32), num_classes=5))
+    model.init_weights(0)
+    info = CheckpointInfo(model.config, Preprocess(size=(32, 32)))
+    return save_checkpoint(tmp_path / "tiny_bit", model.state_dict(), info)
+
+
+def test_a_hybrid_is_pretrained_and_finetuned_at_another_resolution(tiny_run, tmp_path):
+    first = tiny_run(variant="R+Ti/8", output=str(tmp_path / "first"))
+    train(first)
+    parent = load(first.output)
+    assert parent.config.stem is not None and parent.config.grid == (2, 2)
+    second = tiny_run(
+        task="finetune",
+        model=first.output,
+        resolution=(32, 32),
+        steps=20,
+        optimizer="sgd",
+        lr=0.03,
+        output=str(tmp_path / "second"),
+    )
+    outcome = train(second)
+    assert outcome.figures["val_top1"] == 1.0
+    model = load(second.output)
+    assert model.config.grid == (4, 4) and model.config.stem == parent.config.stem
+    assert model.info.provenance["posemb_resize"]["from"] == [2, 2]
+    moved = model.patch_embed.backbone.conv.weight - parent.patch_embed.backbone.conv.weight
+    assert 0 < moved.abs().max() < 0.1  # trained on, not anew
+
+
+def test_a_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
+    run = tiny_run(
+        task="finetune", model=str(tiny_bit), resolution=None, steps=16, optimizer="sgd", lr=0.03
+    )
+    events = []
+    outcome = train(run, on_event=events.append)
+    assert outcome.figures["val_top1"] == 1.0
+    plan = next(event for event in events if event["event"] == "plan")
+    assert plan["resolution"] == [32, 32] and plan["tokens"] == 16
+    model = load(run.output)
+    assert isinstance(model, LoadedBiT)
+    assert [label.name for label in model.classes] == ["blue", "green", "red"]
+    assert "posemb_resize" not in model.info.provenance
+    card = (Path(run.output) / "README.md").read_text()
+    assert "A BiT ResNet (" in card and "Transformer" not in card
+    picture = colours / "green" / "00.png"
+    (result,) = vitcli.predict(run.output, [str(picture)], device="cpu", precision="fp32")
+    assert result.predictions[0].label == "green"
+    features = model.features(torch.stack([model.transform(picture)]))
+    assert features.shape == (1, model.config.feature_dim)
+
+
+def test_a_bit_resnet_is_pretrained_on_at_another_resolution(tiny_run, tiny_bit):
+    run = tiny_run(model=str(tiny_bit), resolution=(24, 40), steps=4, drop_path=0.2, dropout=0.1)
+    train(run)
+    model = load(run.output)
+    assert model.config.image_size == (24, 40) and model.preprocess.size == (24, 40)
+
+
+def test_a_resnet_has_no_patch_size(tiny_run, tiny_bit):
+    with pytest.raises(ConfigError, match="a ResNet has no patches"):
+        train(tiny_run(model=str(tiny_bit), patch_size=4))
+    with pytest.raises(ConfigError, match="R50x1: .*'width'"):
+        train(tiny_run(variant="R50x1", overrides={"width": 24}))
+
+
+@pytest.mark.slow
+def test_a_bit_resnet_is_pretrained_from_its_name(tiny_run):
+    run = tiny_run(variant="R26x1", overrides={}, steps=2, resolution=(32, 32))
+    train(run)
+    assert load(run.output).config.resnet == bit_resnet((2, 2, 2, 2), 1)
