@@ -168,7 +168,7 @@ def not_in(target: Format, model: ModelConfig, kind: str = "vit") -> list[str]:
     """What of a model a layout cannot say; empty if it can."""
     if target == "vit":
         return []
-    hybrid = ["a ResNet stem"] if getattr(model, "stem", None) else []
+    hybrid = ["a ResNet stem"] if model.stem and target != "vit-npz" else []
     if target == "transformers":
         return hybrid + hf.not_in_transformers(model, kind)
     own = target == "vit-npz"
@@ -200,7 +200,8 @@ def _rows(target: Format, model: ModelConfig, kind: str) -> tuple[Row, ...] | No
     if target == "vit":
         return None
     if target == "vit-npz":
-        return keymaps.flax_rows(keymaps.PRE_LINEN, keymaps.POSITIONS[0], "")
+        stem = keymaps.stem_rows(model.stem.depths) if model.stem else ()
+        return keymaps.flax_rows(keymaps.PRE_LINEN, keymaps.POSITIONS[0], "") + stem
     if target == "big_vision":
         return keymaps.flax_rows(keymaps.LINEN, keymaps.POSITIONS[1], "MAPHead_0/")
     rows = keymaps.TRANSFORMERS[kind]
@@ -223,6 +224,8 @@ def _warnings(target: Format, info: CheckpointInfo, source: read.Checkpoint) -> 
             )
         if model.norm_eps != 1e-6:
             warnings.append(f"who reads this npz takes 1e-6 as LayerNorm's, not {model.norm_eps}")
+        if model.stem and model.stem.std_eps_in != "deviation":
+            warnings.append("who reads this npz adds 1e-5 in weight standardisation: logits differ")
         warnings.append("an npz holds no class names and no pre-processing")
     if target == "vit" and (said := timm_config.not_in_timm(model)):
         warnings.append(f"timm will not load it: it does not know {', '.join(said)}")

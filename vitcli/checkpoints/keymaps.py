@@ -54,6 +54,7 @@ OUT = Op(heads=1, order=(1, 2, 0))  # (D, heads * d) is (heads, d, D)
 HEADS = Op(heads=0)  # (heads * d,) is (heads, d)
 TABLE = Op(units=1)  # (1, N, D) is (N, D)
 VECTOR = Op(units=2)  # (1, 1, D) is (D,)
+CHANNELS = Op(units=-3)  # (C,) is (1, 1, 1, C)
 
 
 class Row(NamedTuple):
@@ -75,13 +76,14 @@ def _rows(table: str, **names: str) -> tuple[Row, ...]:
         "out": (OUT, SAME),
         "table": (TABLE, SAME),
         "vector": (VECTOR, SAME),
+        "channels": (CHANNELS, CHANNELS),
     }
     rows = []
     for line in table.strip().splitlines():
         ours, theirs, kind = (line.split() + ["same"])[:3]
         for word, name in names.items():
             theirs = theirs.replace(f"{{{word}}}", name)
-        flax = "scale" if kind == "norm" else "kernel"
+        flax = "scale" if kind in ("norm", "channels") else "kernel"
         weight_op, bias_op = ops["same" if kind == "norm" else kind]
         native = kind in ("same", "table", "vector")
         parts = (("weight", "weight" if native else flax, weight_op), ("bias", "bias", bias_op))
@@ -139,6 +141,37 @@ def flax_rows(numbers: dict[str, str], positions: str, map_head: str) -> tuple[R
     """
     names = {"pos_embed": positions, "block": FLAX_BLOCK, **numbers}
     return _rows(_FLAX, **names) + _rows(_MAP, map=map_head, **LINEN)
+
+
+_ROOT = """
+{root}conv.weight        conv_root/kernel                  conv
+{root}norm.*             gn_root/*                         channels
+"""
+_UNIT = """
+{ours}.conv1.weight      {unit}/conv1/kernel               conv
+{ours}.norm1.*           {unit}/gn1/*                      channels
+{ours}.conv2.weight      {unit}/conv2/kernel               conv
+{ours}.norm2.*           {unit}/gn2/*                      channels
+{ours}.conv3.weight      {unit}/conv3/kernel               conv
+{ours}.norm3.*           {unit}/gn3/*                      channels
+"""
+_SHORTCUT = """
+{ours}.downsample.conv.weight  {unit}/conv_proj/kernel     conv
+{ours}.downsample.norm.*       {unit}/gn_proj/*            channels
+"""
+
+
+def stem_rows(depths: tuple[int, ...], flat: bool = False) -> tuple[Row, ...]:
+    """The table of a hybrid's ResNet with so many units a block; `flat`: norms are (C,)."""
+    stem = "patch_embed.backbone."
+    rows = _rows(_ROOT.replace("{root}", stem + ("stem." if depths else "")))
+    for s, depth in enumerate(depths):
+        for b in range(depth):
+            table = (_UNIT + (_SHORTCUT.lstrip() if b == 0 else "")).replace(
+                "{ours}", f"{stem}stages.{s}.blocks.{b}"
+            )
+            rows += _rows(table, unit=f"block{s + 1}/unit{b + 1}")
+    return tuple(row._replace(op=SAME) if flat and row.op == CHANNELS else row for row in rows)
 
 
 # ---------------------------------------------------------------------------------------------

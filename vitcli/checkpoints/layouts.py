@@ -164,6 +164,13 @@ def _flax(store: Store, prefix: str) -> _Layout:
     }
     if position not in tensors:
         fields |= {"posemb": "sincos2d", "posemb_tokens": "patches"}
+    if "conv_root/kernel" in tensors:
+        units = [re.match(r"block(\d)/unit(\d{1,3})/", name) for name in tensors]
+        depths = {(int(m[1]), int(m[2])) for m in units if m}
+        blocks = range(1, 1 + max((block for block, _ in depths), default=0))
+        counts = tuple(sum(block == k for block, _ in depths) for k in blocks)
+        flat = len(tensors["gn_root/scale"].shape) == 1 if "gn_root/scale" in tensors else False
+        rows += keymaps.stem_rows(counts, flat)
     name = "vit-npz" if authors else "big_vision"
     return _Layout(name, rows, tensors, name, outside=outside, fields=fields)
 
@@ -282,6 +289,9 @@ def _describe(
     if model.pool == "gap" and "fc_norm.weight" not in shapes:
         fields["fc_norm"] = False
     assumed = [] if layout.fields.get("num_heads") else assumed
+    if layout.name == "vit-npz" and model.stem:  # flax's epsilons, and what they are added to
+        flax: Any = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
+        fields["stem"] = dataclasses.replace(model.stem, **flax)
     try:
         model = dataclasses.replace(model, **fields)
     except ConfigError as error:
