@@ -182,6 +182,28 @@ def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:
     assert read.read_info(resize(path, grid=(4, 4), old_grid=(2, 7)))[0].model.grid == (4, 4)
 
 
+NPZ = ["vit_jax_token/checkpoint_opt_target.npz", "big_vision_map_scan_twotower/checkpoint.npz"]
+
+
+@pytest.mark.parametrize("name", NPZ)
+def test_an_npz_stays_one(tmp_path: Path, name: str) -> None:
+    source = Path(shutil.copy(GOLDEN / name, tmp_path / "x.npz"))
+    expected = np.load((GOLDEN / name).parent / "io.npz")["hires_pos_embedding"]
+    file = resize(source, grid=(6, 6))
+    assert file == tmp_path / "x-6x6.npz"
+    old, new = np.load(source), np.load(file)
+    assert list(old) == list(new)
+    (changed,) = (n for n in old if old[n].tobytes() != new[n].tobytes())
+    np.testing.assert_allclose(new[changed], expected, rtol=0, atol=1e-6)
+    with pytest.raises(OutputError, match="another kind"):
+        plan_resize(source, grid=(6, 6), output=tmp_path / "y.safetensors")
+
+
+def test_other_layouts_are_converted_first() -> None:
+    with pytest.raises(CheckpointError, match="in the layout of transformers"):
+        plan_resize(GOLDEN / "hf_vit", grid=(6, 6))
+
+
 def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = written(tmp_path / "a.safetensors")
     with pytest.raises(ConfigError, match="33 is not a multiple"):

@@ -54,6 +54,8 @@ class _Layout:
     """How pictures are prepared: a key of `transformers_config.PROCESSORS`, or `name`."""
     droppable: str = r"$^"
     """A pattern of names that may be left out."""
+    prefix: str = ""
+    """What was cut."""
     outside: tuple[str, ...] = ()
     """Names in the file that are not of the model: a text tower, an optimiser."""
     fields: dict[str, Any] = field(default_factory=dict)
@@ -93,7 +95,8 @@ def read_layout(store: Store, grid: Size | None = None) -> Reading:
             continue
         expected |= _their_shapes(row, wanted, model.num_heads)
         for name, tensor in _loaded(row, wanted, layout.tensors):
-            tensors[name], sources[name] = tensor, row.theirs
+            tensors[name] = tensor
+            sources[name] = tuple(layout.prefix + theirs for theirs in row.theirs)
     extra = [name for name in layout.tensors if name not in expected]
     dropped = [name for name in extra if re.search(layout.droppable, name)]
     found = {n: t.shape for n, t in layout.tensors.items() if n not in dropped}
@@ -172,7 +175,7 @@ def _flax(store: Store, prefix: str) -> _Layout:
         flat = len(tensors["gn_root/scale"].shape) == 1 if "gn_root/scale" in tensors else False
         rows += keymaps.stem_rows(counts, flat)
     name = "vit-npz" if authors else "big_vision"
-    return _Layout(name, rows, tensors, name, outside=outside, fields=fields)
+    return _Layout(name, rows, tensors, name, prefix=prefix, outside=outside, fields=fields)
 
 
 def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:

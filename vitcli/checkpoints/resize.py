@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vitcli.atomic import whole_file, write_text
-from vitcli.checkpoints import hub, native, read
+from vitcli.checkpoints import hub, native, npz, read, stores
 from vitcli.checkpoints.adapt import adapt_tensor, at_size
-from vitcli.checkpoints.native import CheckpointInfo, Header
+from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor
 from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -35,10 +35,11 @@ class Resize:
     """What `resize_posemb` does: read, decided and checked, but not written yet."""
 
     source: Path
-    """A safetensors file."""
+    """A safetensors file in timm's layout, or an .npz of the authors or of big_vision."""
     output: Path
-    """A .safetensors file, or a folder that holds one."""
-    header: Header
+    """A file of the same kind, or a folder that holds one."""
+    header: Header | None
+    """None for an .npz."""
     info: CheckpointInfo
     """As the output will say it."""
     old: CheckpointInfo
@@ -49,10 +50,13 @@ class Resize:
     resized: Mapping[str, np.ndarray]
     """And as they will be; none where the grid stays."""
 
+    source_name: str = "pos_embed"
+    """What an .npz calls the table."""
+
     @property
     def file(self) -> Path:
         """The safetensors file that is written."""
-        is_file = self.output.suffix == ".safetensors"
+        is_file = self.output.suffix in (".safetensors", ".npz")
         return self.output if is_file else self.output / "model.safetensors"
 
     def loss(self) -> float:
@@ -100,8 +104,14 @@ def plan_resize(
         OutputError: there is no place for the output.
     """
     source = read.locate(spec, offline, on_progress)
-    old, header = read.describe(source.file, source.entry, old_grid)
-    model = old.model
+    opened = read.open_checkpoint(source.file, source.entry, old_grid)
+    old, model, is_npz = opened.info, opened.info.model, stores.kind_of(source.file) == "npz"
+    if opened.layout != "vit" and not is_npz:
+        raise CheckpointError(
+            f"is in the layout of {opened.layout}, which is not resized in place of its own",
+            where=source.file,
+            hint="`vit convert` writes it in ours, which is",
+        )
     if not isinstance(model, ModelConfig):
         raise CheckpointError("is a ResNet: it has no position embeddings", where=source.file)
     if (grid is None) == (resolution is None):
@@ -109,19 +119,25 @@ def plan_resize(
     if grid is not None:
         resolution = grid[0] * model.patch_size[0], grid[1] * model.patch_size[1]
     assert resolution is not None
-    names = [name for name in TABLES if name in header.tensors]
+    names = [n for n in TABLES if n in opened.tensors and opened.sources.get(n, (n,))]
     if not names:
         raise CheckpointError("has no position embeddings to resize", where=source.file)
-    tables = {name: native.read_tensor(source.file, header, name) for name in names}
+    tables = {name: opened.tensors[name].read() for name in names}
+    header = None if is_npz else native.read_header(source.file)
     info, new, resized = old, model, {}
     if resolution != model.image_size and grid != model.grid:
         info, new = at_size(old, resolution, method), model.at(resolution)
         resized = {n: adapt_tensor(n, t, model, new, method) for n, t in tables.items()}
-    path = _output(Path(spec), source.file, new.grid, output, in_place)
-    return Resize(source.file, path, header, info, old, (model, new), tables, resized)
+    path = _output(Path(spec), source.file, new.grid, output, in_place, is_npz)
+    if (path.suffix == ".npz") != is_npz:
+        raise OutputError("would be of another kind than the input: `vit convert`", where=path)
+    name = opened.sources.get(names[0], names)[0]
+    return Resize(source.file, path, header, info, old, (model, new), tables, resized, name)
 
 
-def _output(spec: Path, file: Path, grid: Size, output: str | Path | None, in_place: bool) -> Path:
+def _output(
+    spec: Path, file: Path, grid: Size, output: str | Path | None, in_place: bool, is_npz: bool
+) -> Path:
     """Where the result goes."""
     if in_place and output is not None:
         raise ConfigError("--in-place and -o contradict each other")
@@ -136,7 +152,7 @@ def _output(spec: Path, file: Path, grid: Size, output: str | Path | None, in_pl
     name = f"{grid[0]}x{grid[1]}"
     if spec.is_dir():
         return spec.resolve().with_name(f"{spec.resolve().name}-{name}")
-    return file.with_name(f"{file.stem}-{name}.safetensors")
+    return file.with_name(f"{file.stem}-{name}{'.npz' if is_npz else '.safetensors'}")
 
 
 def resize_posemb(job: Resize, force: bool = False) -> None:
@@ -152,6 +168,9 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
     if job.output.exists() and not in_place and not force:
         raise OutputError("exists already", where=job.output, hint="--force replaces it")
     if in_place and not job.resized:
+        return
+    if job.header is None and job.resized:
+        _write_npz(job)
         return
     if job.file is not job.output:
         _copy_companions(job.source, job.output)
@@ -173,6 +192,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
 def _write_resized(job: Resize, source: BinaryIO, target: BinaryIO) -> None:
     """The header with new offsets, then each tensor in the order in which they lie."""
     header = job.header
+    assert header is not None
     order = sorted(header.tensors, key=lambda name: header.tensors[name].start)
     entries: dict[str, Any] = {"__metadata__": {**header.metadata, **job.info.to_metadata()}}
     end = 0
@@ -191,6 +211,13 @@ def _write_resized(job: Resize, source: BinaryIO, target: BinaryIO) -> None:
             source.seek(spec.end - spec.start, os.SEEK_CUR)
         else:
             _copy(source, target, spec.end - spec.start)
+
+
+def _write_npz(job: Resize) -> None:
+    """The arrays as they are but one. An npz has no place for the method."""
+    table = job.resized["pos_embed"]
+    resized = LazyTensor(table.dtype.name, table.shape, lambda: table)
+    npz.write(job.file, {**stores.read_npz(job.source), job.source_name: resized})
 
 
 def _copy(source: BinaryIO, target: BinaryIO, length: int) -> None:
