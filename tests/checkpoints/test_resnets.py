@@ -248,12 +248,11 @@ def test_timms_names_and_the_papers(name: str, variant: str) -> None:
     assert from_timm(config).model == model.with_classes(5)
 
 
-def test_a_bit_resnet_of_other_sizes_is_written_as_timm_reads_it() -> None:
-    model = BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64), num_classes=10)
+def test_a_bit_resnet_is_written_as_timm_writes_it() -> None:
+    model = architecture("R50x1", image_size=(64, 64), num_classes=10)
     config = to_timm(CheckpointInfo(model, Preprocess(size=(64, 64))))
-    assert config["architecture"] == "resnetv2_50x1_bit"
-    assert config["model_args"] == {"layers": [1, 1, 1, 1], "width_factor": 0.5}
-    assert config["num_features"] == 1024 and config["global_pool"] == "avg"
+    assert config["architecture"] == "resnetv2_50x1_bit" and config["model_args"] == {}
+    assert config["num_features"] == 2048 and config["global_pool"] == "avg"
     said = json.loads((RESNET.folder / "config.json").read_text())["pretrained_cfg"]
     for key in ("first_conv", "classifier", "fixed_input_size"):
         assert config["pretrained_cfg"][key] == said[key]
@@ -274,6 +273,7 @@ def test_the_first_convolution_is_named() -> None:
         ("the authors' epsilons", "epsilon 1e-05 in the deviation"),
         ("the authors' epsilons", "GroupNorm epsilon 1e-06"),
         ("-inf", "-inf around the max-pool"),
+        ("a BiT ResNet", r"a BiT ResNet of \(1, 2\) blocks, width factor 0.5"),
     ],
 )
 def test_what_timm_cannot_say_is_said(name: str, said: str) -> None:

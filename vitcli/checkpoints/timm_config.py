@@ -18,7 +18,8 @@ from vitcli.checkpoints.native import CheckpointInfo, from_json
 from vitcli.checkpoints.timm_names import DEFAULTS, FIXED, Args, architectures
 from vitcli.checkpoints.timm_resnet import (
     bit_from_args,
-    bit_to_args,
+    bit_name,
+    bit_not_in_timm,
     resnet_not_in_timm,
     stem_from_backbone,
 )
@@ -275,7 +276,7 @@ def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
 def not_in_timm(model: Architecture) -> list[str]:
     """What of a model timm has no way to say; empty if it can be said."""
     if isinstance(model, BiTConfig):
-        return resnet_not_in_timm(model.resnet)
+        return bit_not_in_timm(model)
     prefix = model.num_prefix_tokens
     checks = {
         f"pre_logits of size {model.pre_logits}": model.pre_logits > 0,
@@ -317,7 +318,7 @@ def _stem_not_in_timm(model: ModelConfig, stem: ResNetConfig) -> list[str]:
 def best_architecture(model: Architecture) -> tuple[str, Args]:
     """timm's name with the fewest departures, and those; the model must not be `not_in_timm`."""
     if isinstance(model, BiTConfig):
-        return bit_to_args(model)
+        return bit_name(model.resnet) or "", {}
     wanted = _to_args(model)
     fixed = {
         "distilled": model.distill_token,

@@ -59,16 +59,23 @@ def _pair(size: Any) -> Size:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def bit_to_args(model: BiTConfig) -> tuple[str, Args]:
-    """timm's name with the fewest departures, and those."""
-    depths, factor = model.resnet.depths, model.resnet.width_factor
+def bit_name(resnet: ResNetConfig) -> str | None:
+    """timm's name of a BiT ResNet of these sizes; None if it has none. (Its own functions take no
+    other sizes, though its class would.)"""
     for sizes in RELEASED:
-        name = f"resnetv2_{sizes}_bit"
-        known = bit_from_args(name, {})
-        if known is not None and known.resnet == bit_resnet(depths, factor):
-            return name, {}
-    whole = int(factor) if factor == int(factor) else factor
-    return "resnetv2_50x1_bit", {"layers": list(depths), "width_factor": whole}
+        known = bit_from_args(f"resnetv2_{sizes}_bit", {})
+        if known is not None and known.resnet == bit_resnet(resnet.depths, resnet.width_factor):
+            return f"resnetv2_{sizes}_bit"
+    return None
+
+
+def bit_not_in_timm(model: BiTConfig) -> list[str]:
+    """What of a BiT ResNet timm has no way to say; empty if it can be said."""
+    reasons = resnet_not_in_timm(model.resnet)
+    if bit_name(model.resnet) is None:
+        depths, factor = model.resnet.depths, model.resnet.width_factor
+        reasons.append(f"a BiT ResNet of {depths} blocks, width factor {factor:g}")
+    return reasons
 
 
 def resnet_not_in_timm(resnet: ResNetConfig) -> list[str]:
