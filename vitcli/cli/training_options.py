@@ -45,7 +45,7 @@ Variant = Annotated[
     _option(
         "--variant",
         metavar="NAME/PATCH",
-        help="Ti, S, B, L or H, and the patch size.",
+        help="Ti, S, B, L or H, and the patch size; R50+B/16 for a hybrid; R50x1 for a ResNet.",
         default=_RUN.variant,
     ),
 ]
