@@ -70,7 +70,7 @@ def compare(case: Case, found: dict[str, Tensor], prefix: str = "") -> set[str]:
 
 
 def test_every_golden_case_is_here() -> None:
-    assert len(CASES) == 18
+    assert len(CASES) == 21
 
 
 @pytest.mark.parametrize(("case", "file"), CASES.values(), ids=CASES)
