@@ -45,7 +45,7 @@ def test_accuracy_by_shots(colours, tiny_checkpoint, tmp_path):
     assert five["mean"] == 1.0 and five["test"] == 4 and five["l2"] == [1024.0] * 3
     assert Image.open(tmp_path / "shots.png").width > 300
     table = vit(*words, "--device", "cpu").stdout.splitlines()
-    assert table[0].split() == "shots seed 0 seed 1 seed 2 mean std".split()
+    assert table[0].split() == ["shots", "seed", "0", "seed", "1", "seed", "2", "mean", "std"]
     assert table[2].split()[-2:] == ["100.00%", "0.00%"]
 
 
