@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from vitcli.cli import output
 from vitcli.cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def no_progress_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of progress every ten seconds would appear wherever a test takes so long."""
+    monkeypatch.setattr(output, "PLAIN_EVERY", 1e9)
 
 
 @pytest.fixture

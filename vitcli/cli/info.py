@@ -90,7 +90,7 @@ def info(
         output.json_line(told)
         return
     for name, text in as_lines(told):
-        output.line(f"{name:<15}{output.printable(text)}".rstrip())
+        output.line(f"{name:<20}{output.printable(text)}".rstrip())
 
 
 def _variant(name: str) -> Architecture | None:
@@ -175,9 +175,7 @@ def as_lines(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "preprocess" in told:
         yield "pre-processing", _preprocess_text(told["preprocess"])
         yield from _class_lines(told["classes"], config["num_classes"], told["score"])
-        for name, value in told["provenance"].items():
-            text = value if isinstance(value, str) else json_format.dumps(value, ensure_ascii=False)
-            yield name.replace("_", " "), text
+        yield from _provenance_lines(told["provenance"])
     if run := told.get("training"):
         yield (
             "training",
@@ -186,11 +184,26 @@ def as_lines(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
+def _provenance_lines(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where a checkpoint comes from: the commands that made it, oldest first, then the rest."""
+    commands = [run["command"] for run in (*said.get("history", ()), said) if run.get("command")]
+    for i, command in enumerate(commands):
+        yield "command" if i == 0 else "then", command
+    for name, value in said.items():
+        if name == "figures":
+            value = ", ".join(f"{key.replace('_', ' ')} {x:.2%}" for key, x in value.items())
+        elif name == "posemb_resize":
+            name, value = "position embeddings", f"resized, {value.get('method')}"
+        if name not in ("command", "history") and value not in ("", None, {}):
+            text = value if isinstance(value, str) else json_format.dumps(value, ensure_ascii=False)
+            yield name.replace("_", " "), text
+
+
 def _class_lines(
     classes: Sequence[Mapping[str, str]], count: int, score: str
 ) -> Iterator[tuple[str, str]]:
     names = unique_names(tuple(ClassLabel(**label) for label in classes))
-    shown = ", ".join(names[:SHOWN_CLASSES]) + (", ..." if len(names) > SHOWN_CLASSES else "")
+    shown = "; ".join(names[:SHOWN_CLASSES]) + ("; ..." if len(names) > SHOWN_CLASSES else "")
     if not count:
         yield "classes", "none: it gives features"
     else:

@@ -186,7 +186,7 @@ def as_text(answer: Result, file: TextIO) -> str:
     if not file.isatty():
         named = [f"{p.label} {p.score:.1%}" for p in answer.predictions]
         return output.printable(
-            f"{answer.file}: {', '.join(named) or 'nothing above the threshold'}"
+            f"{answer.file}: {'; '.join(named) or 'nothing above the threshold'}"
         )
     lines = [output.paint(output.printable(answer.file), "1", file)]
     width = max((len(p.label) for p in answer.predictions), default=0)
