@@ -157,6 +157,15 @@ def test_a_pickle_of_a_training_state_gives_its_averaged_weights(tmp_path: Path)
     assert torch.equal(load(path).head.weight, tensors["head.weight"])
 
 
+def test_timms_config_is_read_beside_its_pickle_too(tmp_path: Path) -> None:
+    folder = GOLDEN / "timm_deit3"  # 4 heads, which no shape tells
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    shutil.copy(folder / "config.json", tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(load(tmp_path)(images), load(folder)(images))
+
+
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[str]]:

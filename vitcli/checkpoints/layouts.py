@@ -64,8 +64,14 @@ class _Layout:
     """transformers' config.json."""
 
 
-def read_layout(store: Store, grid: Size | None = None) -> Reading:
+def read_layout(
+    store: Store, grid: Size | None = None, said: CheckpointInfo | None = None
+) -> Reading:
     """What model a file of another layout holds.
+
+    Args:
+        grid: rows and columns of its position embeddings, where nothing says.
+        said: what a config.json of timm's beside a pickle of timm's says.
 
     Raises:
         CheckpointError: it is none that is known, or its tensors do not make that model.
@@ -81,7 +87,10 @@ def read_layout(store: Store, grid: Size | None = None) -> Reading:
         for row in keymaps.expand(layout.rows, depth)
         if any(name in layout.tensors for name in row.theirs)
     ]
-    info, model = _describe(store, layout, rows, grid)
+    if layout.name == "timm" and said is not None and isinstance(said.model, ModelConfig):
+        info, model = said, said.model
+    else:
+        info, model = _describe(store, layout, rows, grid)
     wanted = tensor_shapes(model)
     expected: dict[str, tuple[int, ...]] = {}
     tensors: dict[str, LazyTensor] = {}

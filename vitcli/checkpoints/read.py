@@ -131,7 +131,7 @@ def open_checkpoint(
         return Checkpoint(file, info, stores.open_store(file).tensors)
     from vitcli.checkpoints.layouts import read_layout
 
-    reading = read_layout(stores.open_store(file), grid)
+    reading = read_layout(stores.open_store(file), grid, _from_timms_config(file))
     return Checkpoint(
         file, reading.info, reading.tensors, reading.layout, reading.dropped, reading.sources
     )
@@ -166,6 +166,16 @@ def describe(
         )
     check_keys(tensor_shapes(info.model), header.shapes, where=file)
     return info, header
+
+
+def _from_timms_config(file: Path) -> CheckpointInfo | None:
+    """What a config.json beside a file says, where it is timm's or ours."""
+    try:
+        config: Any = json.loads(file.with_name("config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    ours = isinstance(config, dict) and ("vit" in config or "architecture" in config)
+    return _from_config(file) if ours else None
 
 
 def _from_config(file: Path) -> CheckpointInfo | None:
