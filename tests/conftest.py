@@ -12,9 +12,13 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from vitcli.checkpoints.native import CheckpointInfo
-from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import ClassLabel, ModelConfig, Preprocess
+# Tiny models gain nothing from threads, and lose minutes to them where the cores are shared.
+# Before torch is imported; commands that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from vitcli.checkpoints.native import CheckpointInfo  # noqa: E402
+from vitcli.checkpoints.save import save_checkpoint  # noqa: E402
+from vitcli.config import ClassLabel, ModelConfig, Preprocess  # noqa: E402
 
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden" / "timm_vit_default"
