@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 # Before torch is imported; commands that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from vitcli.checkpoints.native import CheckpointInfo  # noqa: E402
-from vitcli.checkpoints.save import save_checkpoint  # noqa: E402
-from vitcli.config import ClassLabel, ModelConfig, Preprocess  # noqa: E402
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import ClassLabel, ModelConfig, Preprocess
 
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden" / "timm_vit_default"
