@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from safetensors import safe_open
 from scipy.special import expit, softmax
 
+from vitcli.checkpoints import registry
 from vitcli.checkpoints.native import CheckpointInfo, read_header
 from vitcli.checkpoints.save import rewrite_info
 
@@ -365,3 +367,22 @@ def test_no_such_device(vit, picture_folder, tiny_checkpoint):
     result = vit("predict", picture_folder, "-m", tiny_checkpoint, "--device", "cuda:77")
     assert result.exit_code == 1
     assert "error: this machine has no device 'cuda:77'" in result.stderr
+
+
+def test_the_model_inside_says_once_what_it_knows(
+    vit, picture_folder, tiny_checkpoint, tmp_path, monkeypatch
+):
+    shutil.copytree(tiny_checkpoint, tmp_path / "vit-small")
+    (tmp_path / "shipped.toml").write_text('[aliases]\ndefault = "vit-small"\n')
+    monkeypatch.setattr(registry, "weights_root", lambda: tmp_path)
+    registry.aliases.cache_clear()
+    try:
+        result = vit("predict", picture_folder, "--json", *FP32)
+        quiet = vit("predict", picture_folder, "--json", "--quiet", *FP32)
+    finally:
+        registry.aliases.cache_clear()
+    assert result.exit_code == 0
+    assert result.stderr.startswith("vit-small ships with vit and knows 10 classes: crane, crane,")
+    assert "--model" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert {json.loads(line)["model"] for line in result.stdout.splitlines()} == {"vit-small"}
+    assert (quiet.stdout, quiet.stderr) == (result.stdout, "")

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from vitcli.models.vit import Block, ViT, _activate
 
-LONG = 1024
-"""Tokens from which on attention is fused: written out, it takes memory for every pair."""
+LONG = 512
+"""Tokens from which on attention is fused: it is as fast there, and takes no memory for pairs."""
 
 
 class _Linear(nn.Module):
