@@ -36,6 +36,7 @@ def clock(monkeypatch):
     """A clock that a test sets; bars do not look at it."""
     now = [1000.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(output, "PLAIN_EVERY", 10.0)
     return now
 
 
