@@ -24,7 +24,7 @@ PACKAGE = ROOT / "vitcli"
 
 # Rooms from the foundation upwards: a room may import its own level and those before it.
 LEVELS = [
-    {"errors", "atomic", "resnets", "architectures", "config", "posemb", "patches"},
+    {"errors", "choices", "atomic", "resnets", "architectures", "config", "posemb", "patches"},
     {"models", "data", "devices"},
     {"checkpoints"},
     {"predict"},

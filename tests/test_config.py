@@ -3,9 +3,13 @@
 import pytest
 
 from vitcli.config import (
+    AugmentConfig,
     BiTConfig,
+    DataConfig,
     ModelConfig,
+    Preprocess,
     ResNetConfig,
+    TrainConfig,
     architecture,
     bit_config,
     model_config,
@@ -171,3 +175,23 @@ def test_impossible_resnets_are_refused(fields, message):
 def test_a_bit_resnet_is_pre_activation():
     with pytest.raises(ConfigError, match="is pre-activation"):
         BiTConfig(ResNetConfig((1,)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: model_config("B/16", activation="relu"),
+        lambda: model_config("B/16", pool="mean"),
+        lambda: Preprocess(crop_mode="foo"),
+        lambda: AugmentConfig(mixup=-1),
+        lambda: AugmentConfig(crop_area=(2.0, 1.0)),
+        lambda: AugmentConfig(randaugment=(2, -50)),
+        lambda: TrainConfig(DataConfig("x"), "y", lr=float("nan")),
+        lambda: TrainConfig(DataConfig("x"), "y", clip_norm=0.0),
+        lambda: TrainConfig(DataConfig("x"), "y", weight_decay=-1.0),
+        lambda: TrainConfig(DataConfig("x"), "y", batch_size=10, accumulate=3),
+    ],
+)
+def test_values_that_nothing_can_have_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()

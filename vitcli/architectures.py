@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from vitcli.choices import check_choices
 from vitcli.errors import ConfigError
 from vitcli.resnets import DEPTHS, BiTConfig, ResNetConfig, Size, bit_resnet
 
@@ -79,6 +80,7 @@ class ModelConfig:
     """A hybrid's ResNet, between the picture and the patch embedding."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("width", "depth", "num_heads", "mlp_dim"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +24,7 @@ from vitcli.architectures import (
     model_config,
     variant_name,
 )
+from vitcli.choices import check_choices, check_range
 from vitcli.errors import ConfigError
 from vitcli.resnets import BiTConfig, ResNetConfig, Size
 
@@ -78,6 +80,7 @@ class Preprocess:
     side resized, the rest filled with the mean (letterbox). timm's names."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if min(self.size) < 1:
             raise ConfigError(f"a picture cannot have the size {self.size}")
         if not 0 < self.crop_pct <= 1:
@@ -136,6 +139,18 @@ class AugmentConfig:
     """Alpha of mixup's Beta distribution, one draw a batch; 0 means none."""
     cutmix: float = 0.0
     """Alpha of cutmix's; with both, a fair coin chooses for each batch."""
+
+    def __post_init__(self) -> None:
+        check_range(self, 0.0, math.inf, "mixup", "cutmix")
+        check_range(self, 0.0, 1.0, "erasing")
+        if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise ConfigError(f"crop_area must rise within (0, 1], not {self.crop_area}")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1] < math.inf:
+            raise ConfigError(f"crop_ratio must rise above 0, not {self.crop_ratio}")
+        if self.randaugment and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= 30):
+            raise ConfigError(
+                f"randaugment must be layers from 1 and a magnitude to 30, not {self.randaugment}"
+            )
 
 
 @dataclass(frozen=True)
@@ -219,11 +234,14 @@ class TrainConfig:
     """Of the weights in model.safetensors."""
 
     def __post_init__(self) -> None:
-        positive = ("steps", "epochs", "batch_size", "accumulate", "lr", "eval_every", "save_every")
-        for name in positive:
+        check_choices(self)
+        check_range(self, 1, math.inf, "steps", "batch_size", "accumulate", "eval_every")
+        check_range(self, 1, math.inf, "save_every", "patch_size", "save_patch_size")
+        check_range(self, 0.0, math.inf, "warmup", "weight_decay", "momentum")
+        for name in ("epochs", "lr", "clip_norm"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} must be positive, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0, not {value}")
         for name in ("label_smoothing", "dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), not {getattr(self, name)}")

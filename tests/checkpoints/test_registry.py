@@ -155,10 +155,10 @@ def test_a_repo_on_the_hub(here: Path, spec: str, repo: HubRepo) -> None:
         ("vit_b16_i21k", "vit-b16-i21k"),
         ("defalt", "did you mean default"),
         ("deit3-huge", "deit3-"),
-        ("something entirely different", "`vit models` lists the names"),
-        ("", "`vit models` lists the names"),
-        ("runs/flowers/model.safetensors", "`vit models` lists the names"),
-        ("a/b/c", "`vit models` lists the names"),
+        ("something entirely different", "these ship: default, default-pretrained"),
+        ("", "these ship: default, default-pretrained"),
+        ("runs/flowers/model.safetensors", "these ship: default, default-pretrained"),
+        ("a/b/c", "these ship: default, default-pretrained"),
     ],
 )
 def test_an_unknown_name_is_guessed(here: Path, spec: str, hint: str) -> None:

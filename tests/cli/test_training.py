@@ -91,7 +91,7 @@ def test_a_run_can_be_run_again_from_its_config(pictures, tmp_path):
 
 def test_the_best_model_is_replaced_by_ours_where_there_is_no_network(pictures, monkeypatch):
     monkeypatch.setattr(hub, "cached", lambda repo, revision=None: None)
-    monkeypatch.setattr(hub, "reachable", lambda timeout: timeout > 3)
+    monkeypatch.setattr(hub, "reachable", lambda timeout, repo: timeout > 3)
     result = vit("finetune", "--data", pictures, "--resolution", "225", "-o", "never-made")
     lines = result.stderr.splitlines()
     assert "cannot be reached: starting from" in lines[0] and "vit-b16-i21k" in lines[0]
@@ -158,6 +158,8 @@ def test_a_wrong_call_is_typers(pictures):
         (("finetune", "--data", pictures, "--preprocess", "x=1"), "is not KEY=VALUE"),
         (("pretrain", "--data", pictures, "--set", "depth=six"), "is not a value of depth"),
         (("finetune", "--data", pictures, "--optimizer", "lion"), "lion"),
+        (("finetune", "--data", pictures, "--steps", "3", "--epochs", "1"), "not both"),
+        (("pretrain", "--data", pictures, "--model", "x", "--variant", "B/16"), "--variant"),
     ]:
         result = vit(*words)
         assert result.exit_code == 2 and said in result.stderr

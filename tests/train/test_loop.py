@@ -96,17 +96,18 @@ def test_kill_9_and_resume_equal_an_unbroken_finetune(tiny_run, tmp_path, colour
     train(parent)
     command = [sys.executable, "-m", "vitcli", "finetune", "--data", str(colours)]
     command += ["--model", str(tmp_path / "parent"), "--resolution", "24", "--steps", "40"]
-    command += ["--batch-size", "12", "--precision", "fp32", "--save-every", "5", "--device", "cpu"]
+    command += ["--batch-size", "12", "--precision", "fp32", "--device", "cpu"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
     process = subprocess.Popen([*command, "-o", str(broken)], stderr=subprocess.PIPE)
-    state = broken / "state.safetensors"
+    metrics, state = broken / "metrics.jsonl", broken / "state.safetensors"
     deadline = time.monotonic() + 120
-    while not state.exists() and time.monotonic() < deadline and process.poll() is None:
+    while not metrics.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.005)
     process.kill()
     process.wait()
     assert state.exists(), process.stderr.read().decode()
+    (tmp_path / "parent").rename(tmp_path / "gone")  # a run needs its parent no more
     resume = [sys.executable, "-m", "vitcli", "finetune", "--resume", str(broken)]
     subprocess.run(resume, check=True, capture_output=True)
     assert_same(load_file(whole / "model.safetensors"), load_file(broken / "model.safetensors"))
@@ -224,6 +225,15 @@ def test_resolution_between_patches_fails_before_anything_is_written(tiny_run):
     with pytest.raises(ConfigError, match="height 17 is not a multiple of the patch size 8"):
         train(run)
     assert not Path(run.output).exists()
+
+
+def test_files_that_are_not_a_runs_are_kept(tiny_run):
+    run = tiny_run()
+    Path(run.output).mkdir()
+    (Path(run.output) / "README.md").write_text("mine")
+    with pytest.raises(RunError, match="already holds README.md"):
+        train(run)
+    assert (Path(run.output) / "README.md").read_text() == "mine"
 
 
 def test_an_output_that_is_a_file(tiny_run, tmp_path):

@@ -80,8 +80,9 @@ def is_offline() -> bool:
     return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
 
 
-def reachable(timeout: float = 3.0) -> bool:
-    """Whether the Hub answers at all within so many seconds; False where that is forbidden."""
+def reachable(timeout: float = 3.0, repo: str | None = None) -> bool:
+    """Whether the Hub answers within so many seconds, with a file of `repo` if one is named (a
+    proxy's refusal is an answer too, but no model); False where the network is forbidden."""
     if is_offline():
         return False
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -89,11 +90,13 @@ def reachable(timeout: float = 3.0) -> bool:
 
     def ask() -> None:
         try:
-            request = urllib.request.Request(endpoint, method="HEAD")
+            page = f"{endpoint}/{repo}/resolve/main/{CONFIG}" if repo else endpoint
+            request = urllib.request.Request(page, method="HEAD")
             with urllib.request.urlopen(request, timeout=timeout):
                 answered.set()
         except urllib.error.HTTPError:
-            answered.set()  # an error page is an answer
+            if repo is None:
+                answered.set()  # an error page is an answer
         except (OSError, ValueError, http.client.HTTPException):
             pass
 

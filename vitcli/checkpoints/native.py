@@ -309,7 +309,7 @@ class CheckpointInfo:
                     where=where,
                     hint="pip install --upgrade vitcli",
                 )
-            return cls(
+            info = cls(
                 model=from_json(
                     BiTConfig if "resnet" in data["model"] else ModelConfig, data["model"]
                 ),
@@ -318,6 +318,11 @@ class CheckpointInfo:
                 score=from_json(Score, data["score"]),
                 provenance=dict(data["provenance"]),
             )
+            if info.classes and len(info.classes) != info.model.num_classes:
+                raise ValueError(
+                    f"{len(info.classes)} classes for {info.model.num_classes} outputs"
+                )
+            return info
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise CheckpointError(

@@ -225,5 +225,6 @@ def _not_found(text: str) -> ModelNotFoundError:
         what = "there is no such file or folder, and it is not the name of a model"
     else:
         what = "there is no file, folder or model of that name"
-    hint = f"did you mean {' or '.join(like)}?" if like else "`vit models` lists the names"
+    ships = f"these ship: {', '.join(aliases())}"
+    hint = f"did you mean {' or '.join(like)}?" if like else ships
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

@@ -33,8 +33,10 @@ def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
 
     base = read_train_config(given["config"]) if given["config"] else None
     given = {k: v for k, v in given.items() if v is not None and k not in _NOT_CONFIG}
-    if "data" in given:  # a resumed run may be called from elsewhere
-        given["data"] = str(Path(given["data"]).expanduser().absolute())
+    for name in ("data", "classes"):  # a resumed run may be called from elsewhere
+        if name in given:
+            given[name] = str(Path(given[name]).expanduser().absolute())
+    _check_together(task, given, base)
     names = {f.name for f in dataclasses.fields(AugmentConfig)}
     data_names = {"classes", "val_fraction"}
     augment = {k: _augment_value(k, v) for k, v in given.items() if k in names}
@@ -57,12 +59,26 @@ def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
             **{**TASK_DEFAULTS[task], **run},
         )
     path = {"path": given["data"]} if "data" in given else {}
+    if "epochs" in run:
+        run["steps"] = None  # the written one was reckoned from other epochs
     return dataclasses.replace(
         base,
         data=dataclasses.replace(base.data, **path, **data),
         augment=dataclasses.replace(base.augment, **augment),
         **run,
     )
+
+
+def _check_together(task: str, given: Mapping[str, Any], base: TrainConfig | None) -> None:
+    """Raises BadParameter for options that contradict each other or the --config."""
+    if "steps" in given and "epochs" in given:
+        raise typer.BadParameter("give --steps or --epochs, not both")
+    if "model" in given and ("variant" in given or "overrides" in given):
+        raise typer.BadParameter("--model brings its architecture: leave --variant and --set out")
+    if base is not None and base.task != task:
+        raise typer.BadParameter(f"this is the configuration of a {base.task}: vit {base.task}")
+    if base is not None and "output" not in given:
+        raise typer.BadParameter("say where the new run goes", param_hint="--output")
 
 
 def _augment_value(name: str, value: Any) -> Any:
@@ -105,8 +121,8 @@ def _preprocess_value(text: str) -> tuple[str, Any]:
 
 
 def _name_of(path: str) -> str:
-    stem = path.rstrip("/").rsplit("/", 1)[-1].split("{")[0].split(".")[0].strip("-_")
-    return stem or "run"
+    """A run's name from its data's: flowers from /data/flowers, train from train-{0..9}.tar."""
+    return Path(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
 
 
 def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]) -> None:
@@ -126,18 +142,16 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
         config = dataclasses.replace(build_config(task, given), command=command)
     from vitcli.train.loop import train
 
-    accuracy: float | None = None  # of the last evaluation
     with output.TrainingDisplay(quiet) as display:
 
         def show(event: dict[str, Any]) -> None:
-            nonlocal accuracy
             if given["json"]:
                 output.json_line(event)
             if event["event"] == "train":
-                display({**event, "accuracy": accuracy or event["accuracy"]})
+                display(event)
             elif event["event"] == "evaluation":
-                accuracy = event["val_top1"]
-                display.note(f"step {event['step']:,}: validation accuracy {accuracy:.2%}")
+                accuracy = f"validation accuracy {event['val_top1']:.2%}"
+                display.note(f"step {event['step']:,}: {accuracy}")
             elif event["event"] == "warning":
                 output.warning(event["text"])
             else:

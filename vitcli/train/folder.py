@@ -2,7 +2,7 @@
 
 model.safetensors   the best weights on validation if there is one, else the last
 config.json         timm's layout, our description, and the run's whole configuration
-state.safetensors   what --resume needs; gone when the run is finished
+state.safetensors   what --resume needs, from step 0 on; gone when the run is finished
 split.json          which files are held out, where the data does not say
 metrics.jsonl       one line an event: training, evaluation
 curves.png  confusion.png  README.md
@@ -34,6 +34,10 @@ class RunFolder:
         self.curves = self.path / "curves.png"
         self.confusion = self.path / "confusion.png"
         self.card = self.path / "README.md"
+        self.files = (
+            *(self.model, self.config, self.state, self.split, self.metrics),
+            *(self.curves, self.confusion, self.card),
+        )
 
     def check_free(self, force: bool) -> None:
         """Raises RunError where the folder holds a run and `force` is not set."""
@@ -43,9 +47,10 @@ class RunFolder:
                 where=self.path,
                 hint=f"go on with --resume {self.path}, or start anew with --force",
             )
-        if self.model.exists() and not force:
+        taken = [file.name for file in self.files if file.exists()]
+        if taken and not force:
             raise RunError(
-                "holds a finished run",
+                "holds a finished run" if self.model.exists() else f"already holds {taken[0]}",
                 where=self.path,
                 hint="choose another --output, or replace it with --force",
             )
@@ -58,7 +63,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for file in (self.state, self.model, self.metrics, self.split):
+            for file in self.files:
                 file.unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(

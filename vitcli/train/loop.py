@@ -6,6 +6,7 @@ batch of (seed, step), so a run that is stopped and resumed sees what it would h
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -76,13 +77,14 @@ def train(
     config, model, device, dtype = run.config, run.model, run.device, run.dtype
     optimizer = build_optimizer(model, config)
     if resume:
-        progress = load_state(folder.state, model, optimizer)
+        progress = load_state(folder.state, model, optimizer, run.scaler)
         folder.rewind_metrics(progress.step)
     else:
         progress = Progress()
         folder.start()
     folder.write_json(folder.split, run.split)
     run.write_config(folder)
+    save_state(folder.state, model, optimizer, run.scaler, progress, run.info)
     for warning in progress.warnings:
         on_event({"event": "warning", "text": warning})
     on_event(run.plan_event(progress.step))
@@ -129,16 +131,19 @@ def train(
             meter.add(loss_sum, correct)
             if meter.due(step):
                 line = meter.read(step, learning_rate(step, config))
-                folder.append_metrics(line)
-                on_event(line)
-                if not line["loss"] < float("inf"):
+                if not math.isfinite(line["loss"]):
                     raise RunError(
                         f"the loss is {line['loss']} at step {step}",
                         where=folder.path,
                         hint="try a lower --lr, a longer --warmup, or --precision fp32",
                     )
+                folder.append_metrics(line)
+                on_event(line)
             if run.val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
-                evaluation = evaluate_model(model, run.val, run.preprocess, batch, device, dtype)
+                part, workers = batch // parts, config.workers or 0
+                evaluation = evaluate_model(
+                    model, run.val, run.preprocess, part, device, dtype, workers
+                )
                 model.train()
                 accuracy = evaluation.top1
                 line = {"event": "evaluation", "step": step, "val_top1": accuracy}
@@ -150,11 +155,12 @@ def train(
                     run.write_model(folder, progress)
                 meter.skip_time()
             late = time.monotonic() - saved_at > SAVE_SECONDS
-            if step % config.save_every == 0 if config.save_every else late:
-                save_state(folder.state, model, optimizer, progress)
+            due = step % config.save_every == 0 if config.save_every else late
+            if (due or step == steps) and meter.finite():
+                save_state(folder.state, model, optimizer, run.scaler, progress, run.info)
                 saved_at = time.monotonic()
             if stop.signal is not None and step < steps:
-                save_state(folder.state, model, optimizer, progress)
+                save_state(folder.state, model, optimizer, run.scaler, progress, run.info)
                 return Outcome(config, folder, step, stopped_by=stop.signal)
     if run.val is None:
         progress.best_step = steps
@@ -199,6 +205,10 @@ class _Meter:
             "images_per_second": rate,
             "eta": (self.steps - step) * self.batch / rate,
         }
+
+    def finite(self) -> bool:
+        """Whether the losses since the last reading are finite: what is lost is not kept."""
+        return not self.losses or bool(torch.stack(self.losses).isfinite().all())
 
     def skip_time(self) -> None:
         """Leaves an evaluation out of the rate."""

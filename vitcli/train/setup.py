@@ -37,7 +37,7 @@ from vitcli.models.vit import ViT
 from vitcli.train.folder import RunFolder, config_to_json
 from vitcli.train.objectives import classification_loss, soft_targets
 from vitcli.train.plan import LONG_SEQUENCE, Plan, make_plan
-from vitcli.train.state import Progress
+from vitcli.train.state import Progress, read_state_info
 
 ANCESTRY = ("made_by", "command", "data", "train_pictures", "parent", "seed", "steps", "seconds")
 """What a model's description keeps of the runs that its initial weights came from."""
@@ -137,10 +137,12 @@ def prepare(
     """Opens the data, reads the initial weights, plans the run and builds its model."""
     device = choose_device(config.device)
     dtype = choose_precision(config.precision, device)
-    if config.task == "finetune" and config.model is None:
-        config = dataclasses.replace(config, model=_initial_model(offline, report))
-    start, tensors = _initial_weights(config, offline)
-    shape = _trained_shape(start.model, config)  # impossible sizes fail before data is read
+    start: CheckpointInfo | None = None
+    if not resume:
+        if config.task == "finetune" and config.model is None:
+            config = dataclasses.replace(config, model=_initial_model(offline, report))
+        start, tensors = _initial_weights(config, offline)
+        _trained_shape(start.model, config)  # impossible sizes fail before data is read
     splits = open_data(
         config.data,
         record=folder.read_split() if resume else None,
@@ -149,28 +151,29 @@ def prepare(
     for warning in splits.warnings:
         report({"event": "warning", "text": warning})
     report({"event": "note", "text": splits.split_note})
-    classes = splits.train.classes
-    if len(classes) < 2:
+    if len(splits.classes) < 2:
         raise RunError(
-            f"has {len(classes)} class; a classifier needs at least two", where=config.data.path
+            f"has {len(splits.classes)} class; a classifier needs at least two",
+            where=config.data.path,
         )
-    keep_head = config.task == "pretrain" and start.classes == classes
-    target = shape.with_classes(len(classes))
-    if config.task == "finetune" and isinstance(target, ModelConfig):
-        target = dataclasses.replace(target, pre_logits=0)
+    torch.manual_seed(config.seed)
+    if start is not None:
+        info = _describe(config, start, splits.train)
+        model = _untrained(info.model, config)
+        model.init_weights(config.seed, config.head_bias)
+        if tensors:
+            keep_head = config.task == "pretrain" and start.classes == info.classes
+            _fill(model, tensors, start.model, config, keep_head)
+    else:
+        info = read_state_info(folder.state)
+        if info.classes != splits.classes:
+            raise RunError("the data has other classes than the run", where=config.data.path)
+        model = _untrained(info.model, config)
+    target, preprocess = info.model, info.preprocess
     plan = make_plan(config, target, len(splits.train), device)
     config = plan.config
     if isinstance(target, ModelConfig) and target.num_tokens > LONG_SEQUENCE:
         report({"event": "warning", "text": _long_sequence(target)})
-    preprocess = _preprocess(start, config, target.image_size)
-    model = _untrained(target, config)
-    torch.manual_seed(config.seed)
-    model.init_weights(config.seed, config.head_bias)
-    if tensors:
-        _fill(model, tensors, start.model, config, keep_head)
-    info = CheckpointInfo(
-        target, preprocess, classes, config.loss, _provenance(config, start, splits.train)
-    )
     # Crops are enlarged as well as shrunk, and a box filter would show their pixels as squares.
     interpolation = "bicubic" if preprocess.interpolation == "box" else preprocess.interpolation
     return Run(
@@ -190,9 +193,11 @@ def prepare(
 
 
 def _initial_model(offline: bool, report: Report) -> str:
-    """The best released model where it is cached or the Hub answers within 3 s, else ours."""
+    """The best released model where it is cached or the Hub has it within 3 s, else ours."""
     entry = registry.entries()[BEST_MODEL]
-    if hub.cached(entry.repo, entry.revision) or (not offline and hub.reachable(timeout=3.0)):
+    if hub.cached(entry.repo, entry.revision):
+        return BEST_MODEL
+    if not offline and hub.reachable(timeout=3.0, repo=entry.repo):
         return BEST_MODEL
     ours = registry.aliases()[SHIPPED_MODEL]
     text = (
@@ -214,6 +219,16 @@ def _initial_weights(
     patch = {"patch_size": (config.patch_size,) * 2} if config.patch_size else {}
     model = architecture(config.variant, **{"image_size": size, **patch, **config.overrides})
     return CheckpointInfo(model, Preprocess(size=size)), {}
+
+
+def _describe(config: TrainConfig, start: CheckpointInfo, train: Source) -> CheckpointInfo:
+    """The model that the run trains: its checkpoint's, at the run's size and for its classes."""
+    target = _trained_shape(start.model, config).with_classes(len(train.classes))
+    if config.task == "finetune" and isinstance(target, ModelConfig):
+        target = dataclasses.replace(target, pre_logits=0)
+    preprocess = _preprocess(start, config, target.image_size)
+    provenance = _provenance(config, start, train)
+    return CheckpointInfo(target, preprocess, train.classes, config.loss, provenance)
 
 
 def _untrained(model: Architecture, config: TrainConfig) -> ViT | BiT:

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vitcli.checkpoints import native
-from vitcli.errors import RunError
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.errors import CheckpointError, RunError
 
 
 @dataclass
@@ -34,7 +35,12 @@ class Progress:
 
 
 def save_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    progress: Progress,
+    info: CheckpointInfo,
 ) -> None:
     """Writes the state, whole or not at all."""
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in model.state_dict().items()}
@@ -51,13 +57,39 @@ def save_state(
         "seconds": progress.seconds,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "device": str(next(model.parameters()).device.type),
+        "scaler": scaler.state_dict(),
     }
     arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
-    native.write(path, arrays, {"format": "pt", "vit_state": json.dumps(metadata)})
+    native.write(path, arrays, info.to_metadata() | {"vit_state": json.dumps(metadata)})
 
 
-def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Fills a model and its optimizer in place, sets torch's generators.
+def read_state_info(path: Path) -> CheckpointInfo:
+    """The model that a state is of: a resumed run needs no other checkpoint.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        info = CheckpointInfo.from_metadata(native.read_header(path).metadata, where=path)
+    except CheckpointError as error:
+        raise RunError(
+            f"the state cannot be resumed: {error.what}",
+            where=path,
+            hint="start the run anew with --force",
+        ) from error
+    if info is None:
+        raise RunError("does not say which model it is of", where=path)
+    return info
+
+
+def load_state(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+) -> Progress:
+    """Fills a model, its optimizer and its scaler in place, sets torch's generators.
 
     Raises:
         RunError: the file is damaged or belongs to another model.
@@ -71,6 +103,7 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
         }
         model.load_state_dict(weights)
         _fill_slots(model, optimizer, tensors)
+        scaler.load_state_dict(metadata["scaler"])
     except Exception as error:
         raise RunError(
             f"the state cannot be resumed ({type(error).__name__}: {str(error).splitlines()[0]})",
@@ -86,12 +119,14 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
         metadata["best_step"],
         metadata["best_accuracy"],
         metadata["seconds"],
-        _differences(metadata),
+        _differences(metadata, next(model.parameters()).device),
     )
 
 
-def _differences(metadata: Mapping[str, Any]) -> list[str]:
+def _differences(metadata: Mapping[str, Any], device: torch.device) -> list[str]:
     found = []
+    if metadata["device"] != device.type:
+        found.append(f"on {metadata['device']} then, on {device.type} now")
     if metadata["torch"] != torch.__version__:
         found.append(f"torch {metadata['torch']} then, {torch.__version__} now")
     if metadata["threads"] != torch.get_num_threads():
@@ -115,8 +150,8 @@ def _fill_slots(
         if key.startswith("optimizer."):
             _, slot, name = key.split(".", 2)
             p = parameters[name]
-            moved = value.clone() if slot == "step" else value.to(p.device, copy=True)
-            optimizer.state[p][slot] = moved
+            # A fused optimizer counts its steps on the device (torch/optim/adam.py).
+            optimizer.state[p][slot] = value.to(p.device, copy=True)
 
 
 def _cuda_rng_states() -> list[Tensor]:
