@@ -208,7 +208,7 @@ class Predictor:
                 choose_precision,
                 multiplies_bf16,
             )
-            from vitcli.models.packed import pack
+            from vitcli.models.packed import can_pack, pack
             from vitcli.models.vit import ViT
 
             device, precision = self._wanted
@@ -216,8 +216,8 @@ class Predictor:
             self.dtype = choose_precision(precision, self.device)
             weights = load_weights(self.file)
             self._model = build(self.info, weights.tensors, self.device, self.dtype).eval()
-            on_cpu = self.device.type == "cpu" and multiplies_bf16(self.device)
-            if on_cpu and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
+            fast = self.device.type == "cpu" and multiplies_bf16(self.device) and can_pack()
+            if fast and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
                 pack(self._model, CPU_BATCH)
         return self._model
 

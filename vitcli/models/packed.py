@@ -7,7 +7,7 @@
 - Of the last block only the class token is read: nothing else is computed there.
 
 The operators are those that `torch.compile` puts in when it freezes a model. They have no public
-name; the versions of torch that we admit (pyproject.toml) are tested to have them.
+name: where a torch lacks them, the plain model runs.
 """
 
 from __future__ import annotations
@@ -114,6 +114,13 @@ class _Block(nn.Module):
             scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=size**-0.5)
             x = torch.bmm(scores.softmax(dim=-1), v).view(b, heads, n, size)
         return x.transpose(1, 2).reshape(b, n, heads * size)
+
+
+def can_pack() -> bool:
+    """Whether this torch has the operators."""
+    operators: Any = torch.ops.mkldnn
+    names = ("_linear_pointwise", "_reorder_linear_weight")
+    return torch.backends.mkldnn.is_available() and all(hasattr(operators, n) for n in names)
 
 
 def pack(model: ViT, batch_size: int) -> None:
