@@ -172,6 +172,7 @@ def evaluate(
     part: Part = "auto",
     batch_size: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Evaluates a checkpoint on a data set; classes are matched by id, then by unique name.
 
@@ -179,6 +180,7 @@ def evaluate(
         part: "auto" takes the test part, else the validation part (on the data that the model was
             trained on: what its run held out), else all pictures.
         on_progress: called with the pictures that are done and those there are.
+        report: told, in a line, of what takes time before the first picture.
 
     Raises:
         DataError: the data cannot be used, or has classes that are not the model's.
@@ -188,7 +190,7 @@ def evaluate(
     if not info.model.num_classes:
         raise ConfigError("the model has no classes to be right about", where=predictor.name)
     record = _split_record(predictor.file.parent, data.path)
-    source, words, warnings = open_part(data, part, info.classes or None, record)
+    source, words, warnings = open_part(data, part, info.classes or None, record, report)
     classes = predictor.classes
     if not info.classes:
         if len(source.classes) != info.model.num_classes:

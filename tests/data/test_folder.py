@@ -77,6 +77,19 @@ def test_a_class_called_test_is_a_class(make_folder: MakeFolder) -> None:
     assert [c.id for c in open_data(DataConfig(str(root))).classes] == ["exam", "test"]
 
 
+def test_a_class_called_train_is_a_class(make_folder: MakeFolder) -> None:
+    root = make_folder({"bus": 4, "car": 4, "train": 4})
+    assert [label.id for label in open_data(DataConfig(str(root))).classes] == [
+        "bus", "car", "train",
+    ]  # fmt: skip
+
+
+def test_an_archive_beside_the_parts_is_not_the_data(make_folder: MakeFolder) -> None:
+    root = make_folder({"train/cat": 4, "train/dog": 4, "val/cat": 2, "val/dog": 2})
+    (root / "pictures.tar.gz").write_bytes(b"what these came out of")
+    assert len(open_data(DataConfig(str(root))).train) == 8
+
+
 def test_synsets_keep_their_id(make_folder: MakeFolder) -> None:
     root = make_folder({"n01440764": 3, "n02123045_tabby_cat": 3, "n12": 3})
     assert open_data(DataConfig(str(root))).classes == (

@@ -178,7 +178,7 @@ def _making(info: CheckpointInfo) -> list[str]:
         "Pictures trained on": said.get("train_pictures"),
         "Started from": said.get("parent"),
         "Position embeddings resized": _resized(said.get("posemb_resize")),
-        "Optimizer steps": said.get("steps"),
+        "Optimizer step that was kept": said.get("steps"),
         "Seed": said.get("seed"),
         "Time": " + ".join(_duration(run["seconds"]) for run in runs if "seconds" in run) or None,
         "Note": said.get("note"),

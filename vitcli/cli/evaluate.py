@@ -85,7 +85,12 @@ def evaluate(
             meter.advance(done - meter.done)
 
         report = library.evaluate(
-            predictor, DataConfig(data, classes=classes), split, batch_size, advance
+            predictor,
+            DataConfig(data, classes=classes),
+            split,
+            batch_size,
+            advance,
+            lambda text: output.note(text, quiet),
         )
     for warning in report.warnings:
         output.warning(warning)

@@ -73,7 +73,8 @@ def _part_folders(root: Path, warnings: list[str]) -> dict[str, Path]:
     """{part: its folder}; a folder that has no parts is the training part."""
     names = _subfolders(root)
     named = {name: part for name in names if (part := part_of(name))}
-    if not named or ("train" not in named.values() and len(named) < len(names)):
+    flat = not any(_subfolders(root / name) for name in named)  # classes may be called so: trains
+    if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
         return {"train": root}
     for part in set(named.values()):
         same = [name for name in named if named[name] == part]

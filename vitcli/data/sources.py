@@ -169,8 +169,7 @@ def open_parts(config: DataConfig, report: Callable[[str], None] = lambda text: 
             hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
         )
     if path.is_dir():
-        # An archive may lie beside the class folders that came out of it.
-        if not _holds(path, lambda p: p.parent != path and is_picture(p.name)):
+        if not _has_class_folders(path):  # an archive may lie beside those that came out of it
             if _holds(path, shards.is_shard):
                 return shards.open_shards(path, classes_file, report)
             if _holds(path, parquet.is_parquet):
@@ -186,6 +185,15 @@ def open_parts(config: DataConfig, report: Callable[[str], None] = lambda text: 
         "is not a data set of a known kind",
         where=config.path,
         hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
+    )
+
+
+def _has_class_folders(path: Path) -> bool:
+    """Whether pictures lie in folders of `path`, or of its parts (train/, val/, test/)."""
+    places = [path, *(p for p in path.iterdir() if p.is_dir())]
+    return any(
+        _holds(place, lambda p, place=place: p.parent != place and is_picture(p.name))  # type: ignore[misc]
+        for place in places
     )
 
 
