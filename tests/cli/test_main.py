@@ -173,7 +173,12 @@ def test_signals_leave_no_half_file(tiny_checkpoint, picture_folder, tmp_path, n
     """The first lines of a long list, then a silence: the command waits, and is stopped."""
     command = [*VIT, "predict", "@-", "-m", str(tiny_checkpoint), "-o", str(tmp_path / "out.txt")]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Tests that a script runs in the background are born with Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdin and process.stderr
         process.stdin.write(f"{picture_folder}/a.png\n".encode())
