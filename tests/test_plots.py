@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitcli.errors import OutputError
 from vitcli.plots import confusion_matrix, training_curves
 
 
@@ -84,10 +85,10 @@ def test_the_same_figures_give_the_same_file(tmp_path):
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="cannot be written") as caught:
+    with pytest.raises(OutputError, match="cannot be written") as caught:
         training_curves(metrics(3), tmp_path / "nowhere" / "curves.png")
-    assert caught.value.filename == str(tmp_path / "nowhere" / "curves.png")
+    assert caught.value.where == str(tmp_path / "nowhere" / "curves.png")
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(OSError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         training_curves(metrics(3), tmp_path / "folder.png")
     assert [p.name for p in tmp_path.iterdir()] == ["folder.png"]

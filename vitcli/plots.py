@@ -6,9 +6,7 @@ the file (.png, .pdf, .svg) decides its format.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from vitcli.atomic import whole_file
 
 STYLE: Any = {
     "font.size": 9,
@@ -54,7 +54,7 @@ def confusion_matrix(
         path: the picture, written whole or not at all.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
     counts = np.asarray(confusion)
     k = len(counts)
@@ -114,7 +114,7 @@ def training_curves(metrics: Iterable[Mapping[str, Any]], path: str | Path) -> N
         path: the picture, written whole or not at all.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
     lines = list(metrics)
     with mpl.rc_context(STYLE):
@@ -185,7 +185,7 @@ def accuracy_by_shots(
         path: the picture, written whole or not at all.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.4), layout="constrained")
@@ -208,7 +208,7 @@ def position_similarity(
     tiles each: a tile shows one position's similarity with all others (the paper's Figure 7).
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(4.2 * len(tables) + 0.6, 4.2), layout="constrained")
@@ -221,7 +221,7 @@ def position_similarity(
 
 
 def _save(figure: Figure, path: str | Path) -> None:
-    """Writes a figure beside its place and then puts it there."""
+    """Writes a figure, whole or not at all."""
     path = Path(path)
     drawn = io.BytesIO()
     # No date and no version: the same figures give the same file.
@@ -229,11 +229,5 @@ def _save(figure: Figure, path: str | Path) -> None:
     stamps = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Producer")}
     nothing = dict.fromkeys(stamps.get(kind, ()))
     figure.savefig(drawn, format=kind, dpi=200, metadata=nothing)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(drawn.getvalue())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from error
+    with whole_file(path) as file:
+        file.write(drawn.getvalue())

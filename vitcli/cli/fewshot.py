@@ -52,7 +52,12 @@ def fewshot(
     ] = 0.2,
     plot: Annotated[
         str | None,
-        typer.Option("--plot", metavar="FILE", help="Draw accuracy against shots there."),
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw accuracy against shots there (.png, .pdf or .svg).",
+            callback=options.drawable,
+        ),
     ] = None,
     batch_size: options.BatchSize = None,
     json: options.Json = False,

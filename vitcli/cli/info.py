@@ -17,7 +17,7 @@ from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.timm_config import unique_names
 from vitcli.cli import options, output
-from vitcli.cli.training import parse_resolution
+from vitcli.cli.options import parse_resolution
 from vitcli.config import (
     Architecture,
     BiTConfig,

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from vitcli.config import Size
+
 
 def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
     """The error boundary (cli/main.py) looks it up."""
@@ -19,6 +21,14 @@ def complete_model(incomplete: str) -> list[str]:
 
     known = [*registry.aliases(), *registry.shipped(), *registry.entries()]
     return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
+
+
+def parse_resolution(text: str) -> Size:
+    """ "384" or "192x320" as (height, width)."""
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
+    return int(parts[0]), int(parts[-1])
 
 
 def drawable(path: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitcli.cli import options, output
-from vitcli.cli.training import parse_resolution
+from vitcli.cli.options import parse_resolution
 from vitcli.config import PosembMethod
 
 if TYPE_CHECKING:

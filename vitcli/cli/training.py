@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 import typer
 
-from vitcli.cli import output
+from vitcli.cli import options, output
 from vitcli.config import (
     TASK_DEFAULTS,
     AugmentConfig,
     DataConfig,
     ModelConfig,
     Preprocess,
-    Size,
     TrainConfig,
 )
 
@@ -43,7 +42,7 @@ def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
     data = {k: v for k, v in given.items() if k in data_names}
     run = {k: v for k, v in given.items() if k not in names | data_names | {"data"}}
     if "resolution" in run:
-        run["resolution"] = parse_resolution(run["resolution"])
+        run["resolution"] = options.parse_resolution(run["resolution"])
     if "overrides" in run:
         run["overrides"] = dict(_override(text) for text in run["overrides"])
     if "preprocess" in run:
@@ -96,7 +95,7 @@ def _override(text: str) -> tuple[str, Any]:
         raise typer.BadParameter(f"'{text}' is not KEY=VALUE with a KEY of {', '.join(kinds)}")
     try:
         if kinds[key] == "Size":
-            return key, parse_resolution(value)
+            return key, options.parse_resolution(value)
         if kinds[key] == "bool":
             return key, {"true": True, "false": False}[value.lower()]
         return key, {"int": int, "float": float}.get(kinds[key], str)(value)
@@ -196,14 +195,6 @@ def plan_text(event: Mapping[str, Any]) -> str:
             f"{output.duration(event['estimated_seconds'])}",
         ]
     )
-
-
-def parse_resolution(text: str) -> Size:
-    """ "384" or "192x320" as (height, width)."""
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
-    return int(parts[0]), int(parts[-1])
 
 
 def _parse_pair(text: str, kind: type) -> tuple[Any, Any]:
