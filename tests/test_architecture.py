@@ -27,7 +27,7 @@ LEVELS = [
     {"errors", "choices", "atomic", "resnets", "architectures", "config", "posemb", "patches"},
     {"models", "data", "devices"},
     {"checkpoints"},
-    {"predict"},
+    {"prediction"},
     {"evaluate", "features", "fewshot", "inspection"},
     {"train"},
     {"cli"},
@@ -37,7 +37,7 @@ LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 DOORS = {"", "__main__"}
 
 # Where torch may be imported at all; everything else must work without it.
-TORCH_ROOMS = {"models", "devices", "predict", "evaluate", "fewshot", "inspection", "train"}
+TORCH_ROOMS = {"models", "devices", "prediction", "evaluate", "fewshot", "inspection", "train"}
 TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}
 
 LINES_PER_FILE = 440

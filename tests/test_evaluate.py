@@ -13,7 +13,7 @@ import torch
 from vitcli.config import DataConfig
 from vitcli.errors import ConfigError, DataError
 from vitcli.evaluate import Evaluation, Tally, evaluate
-from vitcli.predict import Predictor
+from vitcli.prediction import Predictor
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,12 @@ Nothing is imported before it is used, so that `vit --help` starts at once.
 from __future__ import annotations
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import convert as convert
     from vitcli.checkpoints.load import load as load
-    from vitcli.predict import predict as predict
+    from vitcli.prediction import predict as predict
 
 __version__ = "0.1.0"
 
@@ -26,7 +24,7 @@ __all__ = ["__version__", "convert", "load", "predict"]
 _HOMES = {
     "convert": "vitcli.checkpoints.convert",
     "load": "vitcli.checkpoints.load",
-    "predict": "vitcli.predict",
+    "predict": "vitcli.prediction",
 }
 
 
@@ -38,23 +36,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Callable(types.ModuleType):
-    """The module `vitcli.predict`, called as the function of that name."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
-
-
-class _Package(types.ModuleType):
-    """Importing the module `vitcli.predict` puts it where the function `vitcli.predict` is meant
-    to be found: the module then answers as both."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and isinstance(value, types.ModuleType):
-            value.__class__ = _Callable
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

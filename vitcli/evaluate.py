@@ -21,7 +21,7 @@ from vitcli.data.inputs import Picture
 from vitcli.data.records import Source
 from vitcli.data.sources import Part, open_part
 from vitcli.errors import ConfigError, DataError
-from vitcli.predict import Predictor
+from vitcli.prediction import Predictor
 
 if TYPE_CHECKING:
     import torch

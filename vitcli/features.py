@@ -21,7 +21,7 @@ from vitcli.data.inputs import Picture
 from vitcli.data.records import Source
 from vitcli.data.shards import cache_folder
 from vitcli.errors import DataError
-from vitcli.predict import Predictor
+from vitcli.prediction import Predictor
 
 
 class FeatureCache:

@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitcli.cli.main import app
-from vitcli.predict import Predictor
+from vitcli.prediction import Predictor
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import typer
 from vitcli.cli import options, output
 from vitcli.config import DataConfig
 from vitcli.errors import OutputError
-from vitcli.predict import Predictor
+from vitcli.prediction import Predictor
 
 if TYPE_CHECKING:
     from vitcli.evaluate import Report

@@ -77,7 +77,7 @@ def fewshot(
     from vitcli.data.sources import open_data
     from vitcli.features import FeatureCache, cache_name, source_features
     from vitcli.fewshot import run_trials
-    from vitcli.predict import Predictor
+    from vitcli.prediction import Predictor
 
     with output.FetchDisplay(quiet) as fetching:
         predictor = Predictor(model, device, precision, offline, fetching)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TextIO
 import typer
 
 from vitcli.cli import options, output
-from vitcli.predict import THRESHOLD, TOP_K, Embedding, Predictor, Result
+from vitcli.prediction import THRESHOLD, TOP_K, Embedding, Predictor, Result
 
 Images = Annotated[
     list[str],

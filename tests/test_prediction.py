@@ -18,11 +18,11 @@ from PIL import Image
 from scipy.special import softmax
 
 import vitcli
-from vitcli import predict as module
+from vitcli import prediction as module
 from vitcli.config import Preprocess
 from vitcli.data.inputs import Picture
 from vitcli.errors import ModelNotFoundError, PictureError
-from vitcli.predict import Decoder, Predictor
+from vitcli.prediction import Decoder, Predictor
 
 FP32 = {"device": "cpu", "precision": "fp32"}
 
@@ -32,7 +32,7 @@ def predictor(tiny_checkpoint) -> Predictor:
     return Predictor(tiny_checkpoint, **FP32)
 
 
-def scores(result: vitcli.predict.Result) -> list[float]:
+def scores(result: module.Result) -> list[float]:
     """In the order of the classes."""
     return [p.score for p in sorted(result.predictions, key=lambda p: p.index)]
 
@@ -185,10 +185,9 @@ def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_fo
 
 
 def test_importing_the_module_imports_nothing_heavy():
-    code = "import sys, vitcli.predict; print(*sys.modules)"
+    code = "import sys, vitcli.prediction; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     heavy = {"torch", "numpy", "PIL", "rich", "huggingface_hub", "typer"}
     assert not heavy & set(loaded.stdout.split())
-    assert module.__name__ == "vitcli.predict"
