@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from safetensors.numpy import load_file
 # Before torch is imported; commands that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from hub_server import LoopbackHub, loopback_hub
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
@@ -74,3 +77,38 @@ def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def timm_logits() -> np.ndarray:
     """timm's logits, (2, 10), of the tiny checkpoint for a.png and b.png."""
     return np.load(GOLDEN / "io.npz")["logits"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    """An empty Hub on loopback. This process and those it starts are logged in there as "me", with
+    an empty cache; the real client does not sleep between two tries."""
+    with loopback_hub(tmp_path / "hub") as running:
+        use_hub(monkeypatch, running.environment, tmp_path / "home")
+        yield running
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: Path) -> None:
+    """Points the client to a Hub, and to a folder of its own for its cache and token. It read its
+    environment when it was imported: what it remembers is changed with it."""
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.utils import _http
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**environment, "HF_HOME": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    url = environment["HF_ENDPOINT"]
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    remembered = {
+        "ENDPOINT": url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": template,
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_TOKEN_PATH": str(home / "token"),
+        "HF_HUB_DISABLE_XET": True,
+    }
+    for name, value in remembered.items():
+        monkeypatch.setattr(constants, name, value)
+    impatient = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+    for module in (file_download, _http):  # they sleep between two tries
+        monkeypatch.setattr(module, "time", impatient)
