@@ -42,8 +42,8 @@ TOP_K = 5
 """Classes that are named for each picture."""
 THRESHOLD = 0.0
 """Score below which a class is not named."""
-CPU_BATCH = 8
-"""Pictures that a CPU computes at once: 32 are slower, for they outgrow its caches."""
+CORE_BATCH = 4
+"""Pictures that a CPU computes at once, by core: with more, they outgrow its caches."""
 AHEAD_BYTES = 64 << 20
 """Memory for decoded pictures that wait for the model."""
 
@@ -191,7 +191,9 @@ class Predictor:
             _expect(self.file)
             model = self.model
             compute = model if output == "logits" else model.features
-            self.batch_size = batch_size or (CPU_BATCH if self.device.type == "cpu" else 64)
+            self.batch_size = batch_size or (
+                CORE_BATCH * _cores() if self.device.type == "cpu" else 64
+            )
             while decoded := decoder.take(self.batch_size):
                 pixels = [got for _, got in decoded if not isinstance(got, DataError)]
                 slots = [Slot(n, got if isinstance(got, DataError) else None) for n, got in decoded]
@@ -218,7 +220,7 @@ class Predictor:
             self._model = build(self.info, weights.tensors, self.device, self.dtype).eval()
             fast = self.device.type == "cpu" and multiplies_bf16(self.device) and can_pack()
             if fast and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
-                pack(self._model, CPU_BATCH)
+                pack(self._model, CORE_BATCH * _cores())
         return self._model
 
     def _run(self, compute: Callable[[Tensor], Tensor], pixels: list[Pixels]) -> Tensor:

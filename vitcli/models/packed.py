@@ -3,7 +3,9 @@
 - A weight is laid out anew at every call, and bias, GELU and residual are passes over memory of
   their own. Here oneDNN gets weights in the layout it wants, once, and does the rest while it
   multiplies.
-- The fused attention is made for long sequences; written out, it takes half of its time.
+- The fused attention is made for long sequences, or for AMX; elsewhere, written out, it takes half
+  of its time.
+- Cores that share a matrix wait for each other. Here each has a part of the batch to itself.
 - Of the last block only the class token is read: nothing else is computed there.
 
 The operators are those that `torch.compile` puts in when it freezes a model. They have no public
@@ -12,6 +14,7 @@ name: where a torch lacks them, the plain model runs.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from vitcli.models.vit import Block, ViT, _activate
 
 LONG = 512
-"""Tokens from which on attention is fused: it is as fast there, and takes no memory for pairs."""
+"""Tokens from which on fused attention is as fast everywhere; it takes no memory for pairs."""
 
 
 class _Linear(nn.Module):
@@ -107,13 +110,42 @@ class _Block(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, H, N, d) -> (B, N, D)
         b, heads, n, size = q.shape
-        if k.shape[2] > LONG:
+        if _fuses(k.shape[2]):
             x = F.scaled_dot_product_attention(q, k, v)
         else:
             q, k, v = (part.flatten(0, 1) for part in (q, k, v))
             scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=size**-0.5)
             x = torch.bmm(scores.softmax(dim=-1), v).view(b, heads, n, size)
         return x.transpose(1, 2).reshape(b, n, heads * size)
+
+
+def _fuses(tokens: int) -> bool:
+    return tokens > LONG or bool(torch.cpu._is_amx_tile_supported())
+
+
+class _Encoder(nn.Module):
+    """Blocks; a batch of two pictures a core and more is divided among the cores."""
+
+    def __init__(self, blocks: nn.Sequential) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N or wanted, D)
+        cores = torch.get_num_threads()
+        if cores == 1 or len(x) < 2 * cores:
+            result: Tensor = self.blocks(x)
+            return result
+        try:
+            with ThreadPoolExecutor(cores) as pool:
+                return torch.cat(list(pool.map(self._encode_alone, x.chunk(cores))))
+        finally:
+            torch.set_num_threads(cores)
+
+    def _encode_alone(self, part: Tensor) -> Tensor:
+        torch.set_num_threads(1)  # of this thread
+        with torch.inference_mode():  # each thread has its own
+            result: Tensor = self.blocks(part)
+            return result
 
 
 def can_pack() -> bool:
@@ -131,9 +163,10 @@ def pack(model: ViT, batch_size: int) -> None:
         model: on the CPU, in bf16 (or float32, which gains little).
         batch_size: that most calls will have; others work, a little slower.
     """
-    config = model.config
-    rows = batch_size * config.num_tokens
+    config, cores = model.config, torch.get_num_threads()
+    rows = batch_size // min(cores, batch_size) * config.num_tokens
     read = 1 + int(config.distill_token) if config.pool == "token" else None
     wanted = [None] * (config.depth - 1) + [read]
     blocks = zip(model.blocks, wanted, strict=True)
-    model.blocks = nn.Sequential(*(_Block(cast(Block, b), rows, n) for b, n in blocks))
+    packed = (_Block(cast(Block, block), rows, wanted) for block, wanted in blocks)
+    model.blocks = nn.Sequential(_Encoder(nn.Sequential(*packed)))
