@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -41,6 +42,38 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror or error}", where=path) from error
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, whose files take their places there once the block has
+    ended well: all of them, or none. What else is in `path` stays.
+
+    Raises:
+        OutputError: the folder or a file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        try:
+            yield temporary
+            if target.is_dir():
+                for file in sorted(temporary.iterdir()):
+                    os.replace(file, target / file.name)
+                temporary.rmdir()
+            else:
+                os.rename(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync_folder(target.parent)
+    except OutputError as error:  # of a file in the temporary folder
+        where = str(error.where).replace(str(temporary), str(path))
+        raise OutputError(error.what, where=where, hint=error.hint) from error
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", where=path) from error
 

@@ -16,10 +16,12 @@ from safetensors.numpy import load_file
 import vitcli
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints import native, npz, stores
-from vitcli.checkpoints.convert import Changes, convert, not_in, parse_labels, plan_convert, write
+from vitcli.checkpoints.changes import Changes
+from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.checkpoints.targets import not_in
 from vitcli.config import ClassLabel, ModelConfig
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
@@ -194,16 +196,16 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
     for changes, said in (
         (Changes(preprocess={"colour": 1}), "pre-processing has no colour"),
         (Changes(preprocess={"mean": "x"}), "pre-processing cannot be so"),
-        (Changes(labels=parse_labels(["a", "b"])), "2 labels for 10 classes"),
+        (Changes(preprocess={"crop_pct": 0}), "crop_pct must be above 0"),
+        (Changes(preprocess={"size": [48, 48]}), "position embeddings are for pictures of 64 x 64"),
+        (Changes(labels=(ClassLabel("a", "a"),) * 2), "2 labels for 10 classes"),
+        (Changes(num_heads=4), "the file says that it has 3 heads, not 4"),
+        (Changes(arch="R50x1"), "another kind of model"),
     ):
         with pytest.raises(ConfigError, match=said):
             convert(source, out, changes=changes)
     with pytest.raises(OutputError, match=r"written to a \.npz file"):
         convert(source, tmp_path / "x.safetensors", "vit-npz")
-    assert parse_labels(["n1\tcrane\n", "dog\n", "\n"]) == (
-        ClassLabel("n1", "crane"),
-        ClassLabel("dog", "dog"),
-    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -227,13 +229,35 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(tensor: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for name in ("x.safetensors", "x.npz"):
+    for name in ("x.safetensors", "x.npz", "deep/x"):
         job = plan_convert(GOLDEN / "vit_jax_token" / "checkpoint.npz", tmp_path / name)
         monkeypatch.setattr(native, "tensor_bytes", full)
         monkeypatch.setattr(npz, "tensor_bytes", full)
-        with pytest.raises(OutputError, match="No space left on device"):
+        with pytest.raises(OutputError, match="No space left on device") as caught:
             write(job)
-    assert not list(tmp_path.iterdir())
+        assert caught.value.where is not None and caught.value.where.startswith(str(job.output))
+    assert not [path for path in tmp_path.rglob("*") if path != tmp_path / "deep"]
+
+
+def test_a_disk_that_fills_at_the_last_file_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m")
+    (out / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    job = plan_convert(GOLDEN / "vit_jax_token" / "checkpoint.npz", out)
+
+    def full(path: Path, info: object) -> None:
+        raise OutputError("cannot be written: No space left on device", where=path)
+
+    monkeypatch.setattr("vitcli.checkpoints.convert.write_config", full)
+    with pytest.raises(OutputError, match="m/config.json: cannot be written"):
+        write(job, force=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    monkeypatch.undo()
+    write(job, force=True)
+    assert read_info(out)[0].provenance["converted_from"] == "vit-npz"
+    assert (out / "notes.txt").read_text() == "mine" and list(tmp_path.iterdir()) == [out]
 
 
 def test_weights_that_are_not_numbers_are_named(tmp_path: Path) -> None:

@@ -140,11 +140,14 @@ def test_every_change_of_layout_is_undone_exactly(
     op: Op, sizes: list[int], heads: int, flat: bool
 ) -> None:
     rank = len(op.order or "") - (op.heads is not None) if op.order else max(op.units, 1) + flat
-    shape = [1] * op.units + sizes[op.units : rank] if op.units > 0 else sizes[:rank]
+    shape = sizes[:rank]
+    for axis in range(op.units):  # those that are trimmed, once the axes are in their order
+        shape[op.order[axis] if op.order else axis] = 1
     if op.heads is not None:
         shape[op.heads] *= heads
     array = np.arange(np.prod(shape)).reshape(shape)
     saved = op.save(array, heads)
+    assert saved.ndim == len(shape) + (op.heads is not None) - op.units
     assert sorted(saved.ravel()) == sorted(array.ravel())
     assert np.array_equal(op.load(saved), array)
 

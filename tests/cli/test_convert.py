@@ -52,12 +52,12 @@ def test_options_reach_the_file(vit: Vit, tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("n1\tcrane\nn2\tcrane\n")
     out = tmp_path / "m"
     words = ["--num-classes", 2, "--labels", tmp_path / "names.txt", "--dtype", "float16"]
-    words += ["--preprocess", "size=48", "--preprocess", "std=0.2,0.3,0.4"]
+    words += ["--preprocess", "size=64", "--preprocess", "std=0.2,0.3,0.4"]
     result = vit("convert", NPZ, out, *words)
     assert result.exit_code == 0, result.output
     info, file = read_info(out)
     assert [label.id for label in info.classes] == ["n1", "n2"]
-    assert info.preprocess.std == (0.2, 0.3, 0.4) and info.preprocess.size == (48, 48)
+    assert info.preprocess.std == (0.2, 0.3, 0.4) and info.preprocess.size == (64, 64)
     assert {a.dtype.name for a in load_file(file).values()} == {"float16"}
 
 

@@ -2,13 +2,16 @@
 
 A row is (ours, theirs, op): the tensors of `ours` side by side along the first axis are those of
 `theirs` side by side once `op` is undone on each. `{i}` counts the blocks. Our names are timm's.
-Sources: vit_jax/models_vit.py, big_vision/models/vit.py, transformers' modeling_{vit,deit,dinov2,
-dinov2_with_registers,vit_mae,siglip,clip}.py, torchvision/models/vision_transformer.py.
+Sources: vit_jax/models_vit.py, big_vision/models/{vit,bit_paper}.py, bit_pytorch/models.py,
+transformers' modeling_{vit,deit,dinov2,dinov2_with_registers,vit_mae,siglip,clip}.py,
+torchvision/models/vision_transformer.py, deit/models_v2.py, dinov2/models/vision_transformer.py.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from vitcli.checkpoints.shapes import STEM
 
 
 class Op(NamedTuple):
@@ -55,6 +58,7 @@ HEADS = Op(heads=0)  # (heads * d,) is (heads, d)
 TABLE = Op(units=1)  # (1, N, D) is (N, D)
 VECTOR = Op(units=2)  # (1, 1, D) is (D,)
 CHANNELS = Op(units=-3)  # (C,) is (1, 1, 1, C)
+POINTWISE = Op(order=(2, 3, 1, 0), units=2)  # (O, I, 1, 1) is (I, O)
 
 
 class Row(NamedTuple):
@@ -67,7 +71,8 @@ class Row(NamedTuple):
 
 def _rows(table: str, **names: str) -> tuple[Row, ...]:
     """Rows from text: `ours  theirs[,theirs...]  [op]`, where `*` is both weight and bias (in flax
-    `kernel`, or for a norm `scale`, and bias) and {words} come from `names`."""
+    `kernel` and `bias`, for a norm `scale` and `bias`, in TensorFlow `gamma` and `beta`) and
+    {words} come from `names`."""
     ops = {
         "same": (SAME, SAME),
         "matrix": (MATRIX, SAME),
@@ -77,16 +82,22 @@ def _rows(table: str, **names: str) -> tuple[Row, ...]:
         "table": (TABLE, SAME),
         "vector": (VECTOR, SAME),
         "channels": (CHANNELS, CHANNELS),
+        "pointwise": (POINTWISE, SAME),
     }
+    parts_of = {
+        "norm": ("scale", "bias"),
+        "channels": ("scale", "bias"),
+        "gamma": ("gamma", "beta"),
+    }
+    parts_of |= dict.fromkeys(("same", "table", "vector"), ("weight", "bias"))
     rows = []
     for line in table.strip().splitlines():
         ours, theirs, kind = (line.split() + ["same"])[:3]
         for word, name in names.items():
             theirs = theirs.replace(f"{{{word}}}", name)
-        flax = "scale" if kind in ("norm", "channels") else "kernel"
-        weight_op, bias_op = ops["same" if kind == "norm" else kind]
-        native = kind in ("same", "table", "vector")
-        parts = (("weight", "weight" if native else flax, weight_op), ("bias", "bias", bias_op))
+        weight, bias = parts_of.get(kind, ("kernel", "bias"))
+        weight_op, bias_op = ops.get(kind, (SAME, SAME))
+        parts = (("weight", weight, weight_op), ("bias", bias, bias_op))
         for part, their_part, op in parts if "*" in line else (("", "", weight_op),):
             left = tuple(ours.replace("*", part).split(","))
             right = tuple(theirs.replace("*", their_part).split(","))
@@ -127,8 +138,12 @@ LINEN = {"norm1": "LayerNorm_0", "attn": f"{_ATTENTION}0", "norm2": "LayerNorm_1
 LINEN |= {"mlp": "MlpBlock_0"}  # a counter for each kind
 
 FLAX_BLOCK = "Transformer/encoderblock_{i}"
-POSITIONS = ("Transformer/posembed_input/pos_embedding", "pos_embedding")
-"""Of the authors, of big_vision."""
+POSITIONS = (
+    "Transformer/posembed_input/pos_embedding",
+    "pos_embedding",
+    "Transformer/pos_embedding",
+)
+"""Of the authors, of big_vision, of big_vision before 2022."""
 
 
 def flax_rows(numbers: dict[str, str], positions: str, map_head: str) -> tuple[Row, ...]:
@@ -143,34 +158,78 @@ def flax_rows(numbers: dict[str, str], positions: str, map_head: str) -> tuple[R
     return _rows(_FLAX, **names) + _rows(_MAP, map=map_head, **LINEN)
 
 
-_ROOT = """
+_HYBRID = (
+    """
 {root}conv.weight        conv_root/kernel                  conv
 {root}norm.*             gn_root/*                         channels
-"""
-_UNIT = """
+""",
+    """
 {ours}.conv1.weight      {unit}/conv1/kernel               conv
 {ours}.norm1.*           {unit}/gn1/*                      channels
 {ours}.conv2.weight      {unit}/conv2/kernel               conv
 {ours}.norm2.*           {unit}/gn2/*                      channels
 {ours}.conv3.weight      {unit}/conv3/kernel               conv
 {ours}.norm3.*           {unit}/gn3/*                      channels
-"""
-_SHORTCUT = """
+""",
+    """
 {ours}.downsample.conv.weight  {unit}/conv_proj/kernel     conv
 {ours}.downsample.norm.*       {unit}/gn_proj/*            channels
-"""
+""",
+)
+_BIT = (
+    """
+stem.conv.weight         root_block/standardized_conv2d/kernel  conv
+norm.*                   group_norm/*                      gamma
+head.fc.*                head/conv2d/*                     conv
+""",
+    """
+{ours}.norm1.*           {unit}/a/group_norm/*             gamma
+{ours}.conv1.weight      {unit}/a/standardized_conv2d/kernel    conv
+{ours}.norm2.*           {unit}/b/group_norm/*             gamma
+{ours}.conv2.weight      {unit}/b/standardized_conv2d/kernel    conv
+{ours}.norm3.*           {unit}/c/group_norm/*             gamma
+{ours}.conv3.weight      {unit}/c/standardized_conv2d/kernel    conv
+""",
+    """
+{ours}.downsample.conv.weight  {unit}/a/proj/standardized_conv2d/kernel  conv
+""",
+)
+_BIT_PAPER = (
+    """
+stem.conv.weight         root_block/conv_root/kernel       conv
+norm.*                   norm-pre-head/*                   channels
+head.fc.*                head/*                            pointwise
+""",
+    _HYBRID[1],
+    """
+{ours}.downsample.conv.weight  {unit}/conv_proj/kernel     conv
+""",
+)
+"""A ResNet's root (and head), any of its units, and a stage's first one."""
 
 
 def stem_rows(depths: tuple[int, ...], flat: bool = False) -> tuple[Row, ...]:
     """The table of a hybrid's ResNet with so many units a block; `flat`: norms are (C,)."""
-    stem = "patch_embed.backbone."
-    rows = _rows(_ROOT.replace("{root}", stem + ("stem." if depths else "")))
+    root = _HYBRID[0].replace("{root}", STEM + ("stem." if depths else ""))
+    return _resnet_rows((root, *_HYBRID[1:]), depths, STEM, "unit{}", flat)
+
+
+def bit_rows(depths: tuple[int, ...], paper: bool = False, flat: bool = False) -> tuple[Row, ...]:
+    """The table of a BiT ResNet, as its authors wrote it (from "resnet/" on) or as big_vision's
+    `bit_paper` does."""
+    return _resnet_rows(_BIT_PAPER if paper else _BIT, depths, "", "unit{:02}", flat)
+
+
+def _resnet_rows(
+    tables: tuple[str, str, str], depths: tuple[int, ...], prefix: str, unit: str, flat: bool
+) -> tuple[Row, ...]:
+    root, units, first = tables
+    rows = _rows(root)
     for s, depth in enumerate(depths):
         for b in range(depth):
-            table = (_UNIT + (_SHORTCUT.lstrip() if b == 0 else "")).replace(
-                "{ours}", f"{stem}stages.{s}.blocks.{b}"
-            )
-            rows += _rows(table, unit=f"block{s + 1}/unit{b + 1}")
+            table = units + (first.lstrip() if b == 0 else "")
+            table = table.replace("{ours}", f"{prefix}stages.{s}.blocks.{b}")
+            rows += _rows(table, unit=f"block{s + 1}/{unit.format(b + 1)}")
     return tuple(row._replace(op=SAME) if flat and row.op == CHANNELS else row for row in rows)
 
 
@@ -245,6 +304,7 @@ blocks.{i}.norm2.*       {layer}.ln_2.*
 blocks.{i}.mlp.fc1.*     {layer}.mlp.{fc1}.*
 blocks.{i}.mlp.fc2.*     {layer}.mlp.{fc2}.*
 norm.*                   encoder.ln.*
+pre_logits.fc.*          heads.pre_logits.*
 head.*                   heads.head.*
 """
 
@@ -291,11 +351,15 @@ TORCHVISION = {
     "torchvision-old": _rows(_TORCHVISION, layer=_TV, fc1="linear_1", fc2="linear_2"),
 }
 
-DINOV2_AUTHORS = (
-    Row(("reg_token",), ("register_tokens",)),
-    *_rows("blocks.{i}.mlp.fc1.*  blocks.{i}.mlp.w12.*\nblocks.{i}.mlp.fc2.*  blocks.{i}.mlp.w3.*"),
-)
-"""What DINOv2's authors call otherwise than timm."""
+_META = """
+reg_token                register_tokens
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w12.*
+blocks.{i}.mlp.fc2.*     blocks.{i}.mlp.w3.*
+blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
+blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
+"""
+META = _rows(_META)
+"""What the authors of DINOv2 and of DeiT III call otherwise than timm."""
 
 
 def expand(rows: tuple[Row, ...], depth: int) -> list[Row]:

@@ -129,7 +129,7 @@ def open_checkpoint(
     if stores.kind_of(file) == "safetensors" and not _is_foreign(read_header(file)):
         info, _ = describe(file, entry, grid)
         return Checkpoint(file, info, stores.open_store(file).tensors)
-    from vitcli.checkpoints.layouts import read_layout
+    from vitcli.checkpoints.layouts import read_layout  # numpy
 
     reading = read_layout(stores.open_store(file), grid, _from_timms_config(file))
     return Checkpoint(
@@ -139,7 +139,8 @@ def open_checkpoint(
 
 _FOREIGN = re.compile(
     r"(.*\.)?embeddings\.patch_embedding|(.*/)?embedding/kernel$|conv_proj\.weight$|"
-    r"(.+\.)patch_embed\.proj\.weight$|register_tokens$|mask_token$|blocks\.0\.mlp\.w12\.weight$"
+    r"(.+\.)patch_embed\.proj\.weight$|register_tokens$|mask_token$|"
+    r"blocks\.0\.(mlp\.w12\.weight|gamma_1|0\.norm1\.weight)$"
 )
 """Names that no file of timm's or ours has."""
 

@@ -243,8 +243,8 @@ def _posemb_fields(
                 + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
                 + f" with {prefix} prefix tokens",
                 where=where,
-                hint="a config.json beside the file can tell the image size; "
-                "`vit resize-posemb` takes --old-grid ROWSxCOLUMNS",
+                hint="a config.json beside the file can tell the image size; `vit convert` and "
+                "`vit resize-posemb` take --old-grid ROWSxCOLUMNS",
             )
         if grid is None:
             assumed.append(f"a square grid of {rows} x {columns} patches")

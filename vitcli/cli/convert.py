@@ -29,11 +29,11 @@ Target = Annotated[
     ),
 ]
 To = Annotated[
-    Literal["vit", "timm", "transformers", "vit-npz", "big_vision"] | None,
+    Literal["vit", "timm", "transformers", "vit-npz", "bit-npz", "big_vision"] | None,
     typer.Option(
         "--to",
-        help="vit (timm's layout too), transformers (a folder), or the authors' or big_vision's "
-        "npz.  [default: vit-npz for .npz, else vit]",
+        help="vit (timm's layout too), transformers (a folder), the authors' npz or big_vision's.  "
+        "[default: the authors' for .npz, else vit]",
     ),
 ]
 Dtype = Annotated[
@@ -63,6 +63,10 @@ Arch = Annotated[
     str | None,
     typer.Option("--arch", metavar="NAME", help="B/16 or timm's, where the file cannot tell."),
 ]
+Heads = Annotated[
+    int | None,
+    typer.Option("--num-heads", min=1, metavar="N", help="Where neither file nor --arch tells."),
+]
 PatchSize = Annotated[
     int | None,
     typer.Option("--patch-size", min=1, metavar="N", help="Resample the patch embedding."),
@@ -79,7 +83,9 @@ def convert(
     labels: Labels = None,
     preprocess: Preprocessing = None,
     arch: Arch = None,
+    num_heads: Heads = None,
     patch_size: PatchSize = None,
+    old_grid: options.OldGrid = None,
     dry_run: options.DryRun = False,
     force: options.Force = False,
     json: options.Json = False,
@@ -95,14 +101,16 @@ def convert(
     if drop_head and num_classes:
         raise typer.BadParameter("--drop-head and --num-classes contradict each other")
     from vitcli.checkpoints import convert as converting
+    from vitcli.checkpoints.changes import Changes
 
-    changes = converting.Changes(
+    changes = Changes(
         dtype=dtype,
         drop_head=drop_head,
         num_classes=num_classes,
         labels=_read_labels(labels),
         preprocess=dict(_parse_setting(setting) for setting in preprocess or []),
         arch=arch,
+        num_heads=num_heads,
         patch_size=patch_size,
     )
     with output.FetchDisplay(quiet) as fetching:
@@ -111,6 +119,7 @@ def convert(
             target,
             "vit" if to == "timm" else to,
             changes,
+            old_grid=options.parse_resolution(old_grid) if old_grid else None,
             offline=offline,
             on_progress=fetching,
         )
@@ -122,10 +131,7 @@ def convert(
         output.json_line(describe(job, not dry_run))
         return
     if dry_run:
-        rows = [
-            (name, ", ".join(job.source.sources.get(name, (name,))), ", ".join(theirs))
-            for name, theirs in job.renamed
-        ]
+        rows = [(name, ", ".join(here), ", ".join(there)) for name, here, there in job.names()]
         output.table(("ours", "in the source", "in the target"), rows, ())
     for warning in job.warnings:
         output.note(warning, quiet)
@@ -151,13 +157,17 @@ def describe(job: Conversion, written: bool) -> dict[str, Any]:
         "nan": job.nan,
         "warnings": job.warnings,
         "written": written,
+        "names": [
+            {"ours": name, "source": list(sources), "target": list(theirs)}
+            for name, sources, theirs in job.names()
+        ],
     }
 
 
 def _read_labels(path: str | None) -> Any:
-    from vitcli.checkpoints.convert import parse_labels
+    from vitcli.data.labels import read_classes
 
-    return parse_labels(Path(path).read_text("utf-8").splitlines()) if path else ()
+    return read_classes(Path(path)) if path else ()
 
 
 def _parse_setting(text: str) -> tuple[str, Any]:

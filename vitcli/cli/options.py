@@ -73,6 +73,10 @@ Output = Annotated[
         "--output", "-o", metavar="FILE", help="Write the results there, whole or not at all."
     ),
 ]
+OldGrid = Annotated[
+    str | None,
+    typer.Option("--old-grid", metavar="RxC", help="Today's grid, where the file does not say."),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]

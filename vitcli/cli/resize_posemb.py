@@ -43,10 +43,6 @@ Out = Annotated[
         help="A .safetensors file or a folder.  [default: beside the input, named by the grid]",
     ),
 ]
-OldGrid = Annotated[
-    str | None,
-    typer.Option("--old-grid", metavar="RxC", help="Today's grid, where the file does not say."),
-]
 Plot = Annotated[
     str | None,
     typer.Option(
@@ -64,7 +60,7 @@ def resize_posemb(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the input, whole or not at all.")
     ] = False,
-    old_grid: OldGrid = None,
+    old_grid: options.OldGrid = None,
     plot: Plot = None,
     dry_run: options.DryRun = False,
     force: options.Force = False,

@@ -1,0 +1,177 @@
+"""What a conversion changes of a model beside names and layout: its head, types, patches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vitcli.checkpoints import native, timm_config
+from vitcli.checkpoints.adapt import adapt_tensor
+from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.checkpoints.save import SaveDtype
+from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
+from vitcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is asked for."""
+
+    dtype: SaveDtype | None = None
+    """Of the stored floating-point tensors; None keeps each one's own."""
+    drop_head: bool = False
+    """Leave out the head, and `pre_logits` before it."""
+    num_classes: int | None = None
+    """A new head of zeros."""
+    labels: tuple[ClassLabel, ...] = ()
+    """The names of the classes."""
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of Preprocess, as JSON values."""
+    arch: str | None = None
+    """A variant ("B/16") or a name of timm's, for what the file cannot tell: heads, and by a name
+    of timm's the GELU and the epsilons too."""
+    num_heads: int | None = None
+    """Attention heads, for sizes that no variant has."""
+    patch_size: int | None = None
+    """Resample the patch embedding; the grid stays, so pictures are larger or smaller."""
+
+
+def change(
+    info: CheckpointInfo, tensors: Mapping[str, LazyTensor], changes: Changes
+) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
+    """A checkpoint with these changes made.
+
+    Raises:
+        ConfigError: one that this model cannot have.
+    """
+    info = _told(info, changes)
+    old = info.model
+    model = _with_head(old, changes)
+    if changes.patch_size:
+        if not isinstance(model, ModelConfig) or model.stem:
+            raise ConfigError("only a plain ViT's patch embedding can be resampled")
+        size = (changes.patch_size, changes.patch_size)
+        pixels = (model.grid[0] * size[0], model.grid[1] * size[1])
+        model = dataclasses.replace(model, patch_size=size, image_size=pixels)
+    info = _with_preprocess(info, model, changes)
+    changed, dtype = {}, next(iter(tensors.values())).dtype
+    for name, shape in tensor_shapes(info.model).items():
+        if name.startswith("head") and changes.num_classes is not None:
+            changed[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
+        elif changes.patch_size and tensors[name].shape != shape:
+            read = functools.partial(_adapted, name, tensors[name], old, model)
+            changed[name] = LazyTensor(tensors[name].dtype, shape, read)
+        else:
+            changed[name] = tensors[name]
+    return info, {name: _cast(tensor, changes.dtype) for name, tensor in changed.items()}
+
+
+def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
+    """With what the file does not say: heads, and what else a name of timm's stands for."""
+    if not changes.arch and not changes.num_heads:
+        return info
+    model, assumed = info.model, info.provenance.get("assumed", [])
+    fields = _said_by(changes.arch, model) if changes.arch else {}
+    if changes.num_heads:
+        fields["num_heads"] = changes.num_heads
+    if "num_heads" in fields and not isinstance(model, ModelConfig):
+        raise ConfigError("a BiT ResNet has no attention heads")
+    heads = getattr(model, "num_heads", None)
+    if fields.get("num_heads", heads) != heads and not any("heads" in text for text in assumed):
+        raise ConfigError(f"the file says that it has {heads} heads, not {fields['num_heads']}")
+    left = [text for text in assumed if text.startswith(("pictures", "a square grid"))]
+    provenance = {k: v for k, v in info.provenance.items() if k != "assumed"}
+    provenance |= {"told": changes.arch or f"{changes.num_heads} heads"}
+    provenance |= {"assumed": left} if left else {}
+    model = dataclasses.replace(model, **fields)
+    return dataclasses.replace(info, model=model, provenance=provenance)
+
+
+def _said_by(arch: str, model: Architecture) -> dict[str, Any]:
+    """Fields of a model that a variant's name, or timm's, decides and its tensors do not."""
+    timms = "_" in arch
+    known = timm_config.architecture_from_args(arch, {}) if timms else architecture(arch)
+    if isinstance(known, BiTConfig) or isinstance(model, BiTConfig):
+        if not isinstance(known, BiTConfig) or not isinstance(model, BiTConfig):
+            raise ConfigError(f"{arch} is another kind of model than the one in the file")
+        _check_sizes(arch, known.resnet, model.resnet, "depths", "width_factor")
+        return {"resnet": known.resnet} if timms else {}
+    _check_sizes(arch, known, model, "width", "depth", "mlp_dim", "patch_size")
+    fields: dict[str, Any] = {"num_heads": known.num_heads}
+    if timms:
+        fields |= {"activation": known.activation, "norm_eps": known.norm_eps, "stem": known.stem}
+    return fields
+
+
+def _check_sizes(arch: str, known: object, found: object, *names: str) -> None:
+    for name in names:
+        theirs, ours = getattr(known, name), getattr(found, name)
+        if theirs != ours:
+            raise ConfigError(f"{arch} has {name} {theirs}, the file has {ours}")
+
+
+def _with_head(model: Architecture, changes: Changes) -> Architecture:
+    if changes.num_classes is not None:
+        return model.with_classes(changes.num_classes)
+    if not changes.drop_head:
+        return model
+    if isinstance(model, ModelConfig):
+        pool = "token" if model.pool == "token+gap" else model.pool
+        model = dataclasses.replace(model, pre_logits=0, pool=pool)
+    return model.with_classes(0)
+
+
+def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
+    """The description of the changed model: how pictures are prepared, the names of its classes."""
+    preprocess = dataclasses.asdict(info.preprocess)
+    unknown = set(changes.preprocess) - set(preprocess)
+    if unknown:
+        raise ConfigError(
+            f"pre-processing has no {', '.join(sorted(unknown))}",
+            hint=f"it has {', '.join(preprocess)}",
+        )
+    preprocess |= {"size": model.image_size} if changes.patch_size else {}
+    preprocess = json.loads(json.dumps({**preprocess, **changes.preprocess}))
+    try:
+        prepared = native.from_json(type(info.preprocess), preprocess)
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"pre-processing cannot be so: {error}") from error
+    if prepared.size != model.image_size and "size" in changes.preprocess:
+        if model.posemb != "none":
+            raise ConfigError(
+                f"its position embeddings are for pictures of {model.image_size[0]} x "
+                f"{model.image_size[1]} pixels",
+                hint="`vit resize-posemb` resizes them",
+            )
+        model = model.at(prepared.size)
+    same_head = not changes.drop_head and changes.num_classes is None
+    classes = changes.labels or (info.classes if same_head else ())
+    if changes.labels and len(classes) != model.num_classes:
+        raise ConfigError(f"{len(classes)} labels for {model.num_classes} classes")
+    return dataclasses.replace(info, model=model, preprocess=prepared, classes=classes)
+
+
+def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    import numpy as np
+
+    return np.zeros(shape, native.numpy_dtype(dtype))
+
+
+def _adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:
+    array: np.ndarray = adapt_tensor(name, tensor.read(), old, new, "bilinear")
+    return array
+
+
+def _cast(tensor: LazyTensor, dtype: str | None) -> LazyTensor:
+    if dtype is None or "float" not in tensor.dtype or tensor.dtype == dtype:
+        return tensor
+    wanted = native.numpy_dtype(dtype)
+    return LazyTensor(dtype, tensor.shape, lambda: tensor.read().astype(wanted))
