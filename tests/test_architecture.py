@@ -258,6 +258,9 @@ TIMM = "tests/golden/timm_vit_default"
         "--version",
         "info default",
         "info default --json",
+        "models --json",
+        "models show vit-b16-i21k",
+        "pull default",
         f"resize-posemb {TIMM} --grid 5 --output OUT",
         f"convert {TIMM} OUT",
         f"convert {NPZ} OUT",
@@ -266,3 +269,8 @@ TIMM = "tests/golden/timm_vit_default"
 def test_commands_that_need_no_torch_do_not_import_it(command: str, tmp_path: Path) -> None:
     arguments = [word.replace("OUT", str(tmp_path / "out")) for word in command.split()]
     assert not imported_by("-m", "vitcli", *arguments) & {"torch", "matplotlib"}
+
+
+@pytest.mark.parametrize("command", ["models", "models show vit-b16-i21k"])
+def test_looking_at_what_there_is_needs_no_client(command: str) -> None:
+    assert not imported_by("-m", "vitcli", *command.split()) & (SLOW_TO_IMPORT - {"rich"})

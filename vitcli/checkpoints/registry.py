@@ -146,6 +146,30 @@ def shipped() -> dict[str, Path]:
     }
 
 
+def known(name: str) -> RegistryEntry | Path:
+    """The released model of that name or repo, or the folder of one that ships; paths and other
+    repos are none.
+
+    Raises:
+        ModelNotFoundError: there is none of that name; suggests the nearest.
+    """
+    text = aliases().get(name.lower(), name.lower())
+    found = shipped().get(text) or entries().get(text) or entry_of(name)
+    if found is None:
+        like = nearest(name, [*names(), *(entry.repo for entry in entries().values())])
+        raise ModelNotFoundError(
+            "vit knows no model of that name",
+            where=name or "an empty name",
+            hint=f"did you mean {' or '.join(like)}?" if like else "`vit models` lists them",
+        )
+    return found
+
+
+def shipped_license() -> str:
+    """The licence of the checkpoints that ship."""
+    return str(_toml(weights_root() / "shipped.toml")["license"])
+
+
 def names() -> list[str]:
     """Every name that `resolve` knows: aliases, what ships, released models."""
     return [*aliases(), *shipped(), *entries()]

@@ -51,6 +51,8 @@ COMMANDS = {
         "vitcli.cli.resize_posemb:resize_posemb", "Make a model take pictures of another size."
     ),
     "info": Command("vitcli.cli.info:info", "Describe a model, and count what a run costs."),
+    "models": Command("vitcli.cli.models:app", "List models by name; see and remove what is here."),
+    "pull": Command("vitcli.cli.pull:pull", "Fetch models from the Hub."),
 }
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}

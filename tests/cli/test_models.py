@@ -1,0 +1,161 @@
+"""`vit models` and `vit pull`: what is printed, what is removed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checkpoints.hub_cache import keep
+from vitcli.checkpoints import registry
+
+REPO = "timm/vit_base_patch16_224.augreg_in21k"
+FILES = {"model.safetensors": b"x" * 2_000_000, "config.json": b"{}"}
+FIELDS = {
+    *("name", "repo", "revision", "parameters", "classes", "labels", "bytes", "resolution"),
+    *("gmacs", "top1", "license", "here", "path"),
+}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_all_models_are_listed(vit, root):
+    keep(root, REPO, FILES)
+    result = vit("models")
+    assert result.exit_code == 0
+    head, *lines = result.stdout.splitlines()
+    assert " ".join(head.split()) == "model parameters classes size pixels licence here"
+    assert len(lines) == len(registry.entries()) + len(registry.shipped())
+    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    assert rows["vit-b16-i21k"] == ["102.6M", "21,843", "410", "MB", "224", "apache-2.0", "cached"]
+    assert rows["vit-ti16-d6-tin-c10"][-3:] == ["ships", "as", "default"]
+    assert rows["vit-h14-i21k-orig"][1] == "-"
+    assert f"{len(lines)} models, 3 here" in result.stderr
+    assert vit("models", "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["B16", "384", "orig"], ["r50-vit-b16-i21k-i1k-orig-384", "vit-b16-i21k-i1k-orig-384"]),
+        ([REPO], ["vit-b16-i21k", "vit-b16-i21k-i1k"]),
+        (["cached"], ["vit-b16-i21k"]),
+        (["default"], ["vit-ti16-d6-tin", "vit-ti16-d6-tin-c10"]),
+        (["list", "cached"], ["vit-b16-i21k"]),
+    ],
+)
+def test_words_choose(vit, root, words, expected):
+    keep(root, REPO, FILES)
+    lines = vit("models", *words, "--json").stdout.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert all(set(row) == FIELDS for row in rows)
+    assert sorted(row["name"] for row in rows) == expected
+
+
+def test_nothing_matches(vit):
+    result = vit("models", "vit-b16-i22k")
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "no model has all of the words: vit-b16-i22k\ndid you mean vit-b16-i21k" in result.stderr
+
+
+def test_one_model_is_described(vit, root):
+    snapshot = keep(root, REPO, FILES)
+    result = vit("models", "show", "vit-b16-i21k")
+    lines = {line[:20].strip(): line[20:] for line in result.stdout.splitlines()}
+    assert lines["architecture"] == "B/16: 12 blocks, width 768, 12 heads, MLP 3072"
+    assert lines["parameters"] == "102,595,923" and lines["licence"] == "apache-2.0"
+    assert lines["repo"] == REPO and lines["here"] == f"cached: {snapshot}"
+    assert lines["classes"].startswith("21,843 (sigmoid): organism, being; benthos;")
+    assert lines["source"].endswith("aug_medium1-wd_0.1-do_0.0-sd_0.0.npz")
+    assert vit("models", "show", REPO).stdout == result.stdout
+    told = json.loads(vit("models", "show", "vit-b16-i21k", "--json").stdout)
+    assert set(told) == FIELDS | {
+        *("architecture", "config", "flops", "grid", "tokens"),
+        *("preprocess", "score", "transformers", "source", "note"),
+    }
+    assert told["preprocess"]["crop_pct"] == 0.9 and told["score"] == "sigmoid"
+
+
+@pytest.mark.parametrize("name", ["deit3-h14-i1k", "r50-vit-b16-i21k-orig", "bit-r50x1-i21k"])
+def test_other_kinds_can_be_described(vit, name):
+    result = vit("models", "show", name)
+    assert result.exit_code == 0, result.stderr
+    assert f"not here: `vit pull {name}` fetches" in result.stdout
+
+
+def test_what_ships_is_described(vit):
+    told = json.loads(vit("models", "show", "default", "--json").stdout)
+    assert told["name"] == registry.aliases()["default"] and told["here"] == "ships"
+    assert told["license"] == "apache-2.0" and Path(told["path"]).is_dir()
+
+
+@pytest.mark.parametrize("words", [("show", "vit-b16-21k"), ("rm", "vit-b16-21k", "--yes")])
+def test_near_misses_are_guessed(vit, words):
+    result = vit("models", *words)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 2
+    assert (
+        "vit-b16-21k: vit knows no model of that name\ndid you mean vit-b16-i21k" in result.stderr
+    )
+
+
+def test_a_model_is_removed_when_one_says_so(vit, root):
+    snapshot = keep(root, REPO, FILES)
+    other = keep(root, "me/other", FILES)
+    for answer in ("n\n", ""):
+        refused = vit("models", "rm", "vit-b16-i21k", input=answer)
+        assert refused.exit_code == 1 and snapshot.exists() and "removed" not in refused.stdout
+        assert f"{REPO}: 2.0 MB in {root}" in refused.stderr
+    done = vit("models", "rm", "vit-b16-i21k", input="y\n")
+    assert done.exit_code == 0 and f"removed {REPO}: 2.0 MB freed\n" in done.stdout
+    assert not snapshot.exists() and (other / "model.safetensors").exists()
+
+
+def test_any_repo_is_removed_with_json(vit, root):
+    keep(root, "me/other", FILES)
+    keep(root, REPO, FILES)
+    assert vit("models", "rm", "me/other", "--json").exit_code == 2  # there is no one to ask
+    done = vit("models", "rm", "me/other", "me/other", "vit-b16-i21k", "--yes", "--json")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"repo": "me/other", "freed": 2_000_002},
+        {"repo": REPO, "freed": 2_000_002},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vit-b32-i21k", "timm/vit_base_patch32_224.augreg_in21k: is not in the cache"),
+        ("default", "is no fetched model"),
+        ("me/other@main", "leave out the revision"),
+        ("me/nothing", "me/nothing: is not in the cache"),
+    ],
+)
+def test_what_cannot_be_removed(vit, root, name, said):
+    snapshot = keep(root, REPO, FILES)
+    result = vit("models", "rm", REPO, name, "--yes")
+    assert result.exit_code == 1 and said in result.stderr
+    assert snapshot.exists(), "one of them cannot be removed: none is"
+
+
+def test_pull_says_where_it_is(vit):
+    result = vit("pull", "default", "default-pretrained", "--offline")
+    first, second = result.stdout.splitlines()
+    assert first == str(registry.shipped()[registry.aliases()["default"]] / "model.safetensors")
+    assert Path(second).is_file()
+
+
+def test_pull_goes_on_after_a_failure(vit):
+    result = vit("pull", "vit-b16-i22k", "default", "--offline", "--json")
+    assert result.exit_code == 1
+    failed, fetched = map(json.loads, result.stdout.splitlines())
+    assert failed["name"] == "vit-b16-i22k" and "did you mean" in failed["error"]
+    assert set(fetched) == {"name", "repo", "path", "bytes"} and fetched["repo"] is None
+    plain = vit("pull", "vit-b16-i22k", "default", "--offline")
+    assert plain.exit_code == 1 and len(plain.stdout.splitlines()) == 1
+    assert "error: vit-b16-i22k" in plain.stderr

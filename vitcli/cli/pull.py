@@ -1,0 +1,50 @@
+"""`vit pull`."""
+
+from __future__ import annotations
+
+import typer
+
+from vitcli.checkpoints import registry
+from vitcli.checkpoints.read import locate
+from vitcli.checkpoints.registry import HubRepo, RegistryEntry
+from vitcli.cli import options, output
+from vitcli.cli.models import Names
+from vitcli.errors import VitError
+
+
+def pull(
+    names: Names,
+    json: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Fetch models from the Hub and check them, so that they are here when they are needed.
+
+    Prints where each lies. One that cannot be had is reported and the others are fetched; the exit
+    code is then 1.
+    """
+    failed = 0
+    for name in names:
+        try:
+            found = registry.resolve(name)
+            with output.FetchDisplay(quiet) as fetching:
+                file = locate(name, offline, fetching).file
+        except VitError as error:
+            if len(names) == 1 and not json:
+                raise
+            failed += 1
+            if json:
+                output.json_line({"name": name, "error": str(error)})
+            else:
+                output.error(str(error))
+            continue
+        if json:
+            repo = found.repo if isinstance(found, RegistryEntry) else None
+            repo = found.id if isinstance(found, HubRepo) else repo
+            size = file.stat().st_size
+            output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
+        else:
+            output.line(str(file))
+    if failed:
+        raise typer.Exit(1)
