@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Protocol
@@ -18,6 +19,9 @@ FIGURES = {
     "test_top5": "top-5, test part",
 }
 """Accuracies in [0, 1] under `provenance["figures"]`, and what a reader calls them."""
+
+TAGS = ("vit", "vitcli", "timm")
+"""Beside the task; the second tells that a card is ours."""
 
 MOST_CLASSES = 30
 """More are counted and not listed one by one."""
@@ -41,6 +45,7 @@ def model_card(
     name: str | None = None,
     pictures: Mapping[str, str] | None = None,
     license: str | None = None,
+    base_model: str | None = None,
 ) -> str:
     """The text of a README.md: front matter, what the model is, figures, how it was made, use.
 
@@ -50,9 +55,10 @@ def model_card(
         name: what the model is called; a Hub id ("org/name") once it has one.
         pictures: caption -> file beside the card.
         license: an identifier of the Hub's; left out where nobody said.
+        base_model: the repo that it was trained from; the parent, where that is one.
     """
     sections = (
-        _front_matter(info, name, license),
+        _front_matter(info, name, license, base_model or _repo(info.provenance.get("parent"))),
         [f"# {name or variant_name(info.model) + ' image classifier'}", *_what_it_is(info)],
         _figures(info, shown, pictures or {}),
         _making(info),
@@ -61,24 +67,38 @@ def model_card(
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
-def _front_matter(info: CheckpointInfo, name: str | None, license: str | None) -> list[str]:
+def _repo(parent: object) -> str | None:
+    """The parent, if it is a repo on the Hub and no path."""
+    text = str(parent or "").partition("@")[0]
+    is_path = text.count("/") != 1 or PurePath(text).suffix or text.startswith((".", "/", "~"))
+    return None if is_path else text
+
+
+def _front_matter(
+    info: CheckpointInfo, name: str | None, license: str | None, base_model: str | None
+) -> list[str]:
     """YAML that the Hub reads. Strings are JSON's, which is YAML too."""
     figures = _numbers(info)
-    parent = str(info.provenance.get("parent", ""))
-    lines = ["---", "library_name: timm", "pipeline_tag: image-classification"]
-    lines += ["tags:", *(f"- {tag}" for tag in ("image-classification", "vit", "vitcli", "timm"))]
+    data = str(info.provenance.get("data") or "")
+    task = "image-classification" if info.model.num_classes else "image-feature-extraction"
+    lines = ["---", "library_name: timm", f"pipeline_tag: {task}"]
+    lines += ["tags:", *(f"- {tag}" for tag in (task, *TAGS))]
     if license:
         lines.append(f"license: {json.dumps(license)}")
-    if parent.count("/") == 1 and not PurePath(parent).suffix and not parent.startswith((".", "/")):
-        lines.append(f"base_model: {json.dumps(parent)}")
+    if base_model:
+        lines.append(f"base_model: {json.dumps(base_model)}")
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", data):
+        lines += ["datasets:", f"- {json.dumps(data)}"]
     if figures:
-        data = json.dumps(str(info.provenance.get("data", "unnamed data")), ensure_ascii=False)
+        named = json.dumps(data or "unnamed data", ensure_ascii=False)
         lines += [
+            "metrics:",
+            "- accuracy",
             "model-index:",
             f"- name: {json.dumps(name or variant_name(info.model))}",
             "  results:",
             "  - task: {type: image-classification}",
-            f"    dataset: {{name: {data}, type: imagefolder}}",
+            f"    dataset: {{name: {named}, type: imagefolder}}",
             "    metrics:",
         ]
         for key, value in figures.items():
@@ -222,3 +242,52 @@ def _use(info: CheckpointInfo, name: str | None) -> list[str]:
         f'pipeline("image-classification", "{where or "."}")("cat.jpg")',
         "```",
     ]
+
+
+# ---------------------------------------------------------------------------------------------
+# A card that is there already
+
+
+def is_ours(text: str) -> bool:
+    """Whether a README.md is a card that this module wrote, and perhaps a person went on with."""
+    return bool(re.search(r"^- vitcli$", _matter(text), re.MULTILINE))
+
+
+def license_of(text: str) -> str | None:
+    """The licence that a card's front matter names."""
+    found = re.search(r"^license: *[\"']?([^\"'\n]+)", _matter(text), re.MULTILINE)
+    return found[1].strip() if found else None
+
+
+def _matter(text: str) -> str:
+    found = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    return found[1] if found else ""
+
+
+def pictures_in(text: str) -> list[str]:
+    """The files beside a card that it shows."""
+    found = re.findall(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|jpe?g|svg))\)", text)
+    return list(dict.fromkeys(found))
+
+
+def with_sections_of(text: str, old: str) -> str:
+    """A new card with what only the old one has: its figures, which hold a table by class, and the
+    sections that a person wrote."""
+    new, former = _sections(text), _sections(old)
+    if "Figures" in former and "Figures" in new:
+        new["Figures"] = former["Figures"]
+    use = {"Use": new.pop("Use")} if "Use" in new else {}
+    kept = {heading: body for heading, body in former.items() if heading not in {"", *new, *use}}
+    return "\n\n".join(body.strip("\n") for body in {**new, **kept, **use}.values()) + "\n"
+
+
+def _sections(text: str) -> dict[str, str]:
+    """The parts of a card by their headings of the second level; what stands before is ""."""
+    parts: dict[str, list[str]] = {"": []}
+    heading, in_code = "", False
+    for line in text.splitlines():
+        in_code ^= line.startswith("```")
+        if line.startswith("## ") and not in_code:
+            heading = line[3:].strip()
+        parts.setdefault(heading, []).append(line)
+    return {heading: "\n".join(lines) for heading, lines in parts.items()}

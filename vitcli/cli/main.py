@@ -53,6 +53,7 @@ COMMANDS = {
     "info": Command("vitcli.cli.info:info", "Describe a model, and count what a run costs."),
     "models": Command("vitcli.cli.models:app", "List models by name; see and remove what is here."),
     "pull": Command("vitcli.cli.pull:pull", "Fetch models from the Hub."),
+    "push": Command("vitcli.cli.push:push", "Put a model on the Hub."),
 }
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}

@@ -57,6 +57,11 @@ def error(text: str) -> None:
     line(f"{paint('error', '1;31', sys.stderr)}: {printable(text)}", sys.stderr)
 
 
+def is_terminal() -> bool:
+    """Whether someone watches stderr."""
+    return sys.stderr.isatty()
+
+
 def paint(text: str, codes: str, stream: TextIO) -> str:
     """The text in ANSI codes (such as "1;31") where the stream shows colour."""
     plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -107,7 +112,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
 
         drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
         for i, column in enumerate(columns):
-            drawn.add_column(column, justify="right" if i in right else "left")
+            # What a row is about is not cut short: it is what one types next.
+            drawn.add_column(column, justify="right" if i in right else "left", no_wrap=i == 0)
         for row in cells:
             drawn.add_row(*(escape(printable(cell)) for cell in row))
         _console(sys.stdout).print(drawn)

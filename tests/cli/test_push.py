@@ -1,0 +1,142 @@
+"""`vit push` and back: the same answers from the Hub, and a clear line where it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import use_hub
+from hub_faults import Fault
+
+REPO = "me/colours"
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tiny_checkpoint, tmp_path_factory):
+    """A run that `train` made, in a folder that nobody is to hear of."""
+    from vitcli.config import DataConfig, TrainConfig
+    from vitcli.train.loop import train
+
+    root = tmp_path_factory.mktemp("tell-tale-jo")
+    for i, name in enumerate(("red", "green", "blue")):
+        (root / "colours" / name).mkdir(parents=True)
+        for j in range(4):
+            pixels = np.random.default_rng(10 * i + j).integers(0, 99, (64, 64, 3), np.uint8)
+            pixels[..., i] += 150
+            Image.fromarray(pixels).save(root / "colours" / name / f"{j}.png")
+    config = TrainConfig(
+        data=DataConfig(str(root / "colours"), val_fraction=0.25),
+        output=str(root / "run"),
+        command=f"vit finetune --data {root / 'colours'} -o {root / 'run'}",
+        model=str(tiny_checkpoint),
+        steps=3,
+        batch_size=4,
+        lr=0.1,
+        device="cpu",
+        precision="fp32",
+        workers=0,
+    )
+    train(config, offline=True)
+    return root / "run"
+
+
+def test_pushed_and_fetched_it_answers_the_same(
+    vit, hub, fine_tuned, tmp_path, monkeypatch, picture_folder
+):
+    import vitcli
+
+    result = vit("push", fine_tuned, REPO, "--license", "mit")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith(f"{hub.url}/{REPO}/commit/")
+    assert f"next: vit predict PICTURE --model {REPO}" in result.stderr
+    for name, content in hub.files(REPO).items():
+        assert b"tell-tale-jo" not in content, name
+    assert not {"state.safetensors", "metrics.jsonl", "split.json"} & set(hub.files(REPO))
+
+    use_hub(monkeypatch, hub.environment, tmp_path / "another home")
+    pictures = [str(picture_folder)]
+    options = {"top_k": 3, "device": "cpu", "precision": "fp32"}
+    mine, theirs = (
+        [
+            [(p.label, p.score) for p in r.predictions]
+            for r in vitcli.predict(m, pictures, **options)
+        ]
+        for m in (fine_tuned, REPO)
+    )
+    assert mine == theirs and len(mine) == 3 and len({score for _, score in mine[0]}) == 3
+    shown = [vit("predict", picture_folder, "--model", m, "-q").stdout for m in (fine_tuned, REPO)]
+    assert shown[0] == shown[1]
+
+
+def test_json_and_dry_run(vit, hub, tiny_checkpoint):
+    dry = json.loads(vit("push", tiny_checkpoint, REPO, "--dry-run", "--json").stdout)
+    assert dry["dry_run"] and not hub.store.exists(REPO)
+    told = json.loads(vit("push", tiny_checkpoint, REPO, "--json", "--quiet").stdout)
+    fields = {"repo", "revision", "uploaded", "unchanged", "removed", "license", "base_model"}
+    assert set(told) == fields | {"commit", "url", "created", "pull_request"}
+    assert set(dry) == fields | {"dry_run"} and dry["uploaded"] == told["uploaded"]
+    assert set(told["uploaded"]) == {"model.safetensors", "config.json", "README.md"}
+    table = vit("push", tiny_checkpoint, REPO, "--dry-run").stdout
+    assert table.count("is there already") == 3
+    again = vit("push", tiny_checkpoint, REPO)
+    assert f"nothing to push: {REPO} has it all" in again.stderr
+    assert again.stdout == f"{hub.url}/{REPO}\n"
+
+
+def test_a_dry_run_needs_no_hub(vit, hub, tiny_checkpoint, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.faults.append(Fault("status", "/api/", status=500, times=99))
+    result = vit("push", tiny_checkpoint, REPO, "--dry-run")
+    assert result.exit_code == 0 and result.stdout.count("would be uploaded") == 3
+    assert "warning: not compared with the repo" in result.stderr
+
+
+def test_other_layouts_are_converted(vit, hub, tmp_path):
+    from checkpoints.golden_cases import GOLDEN
+    from vitcli.checkpoints.read import read_info
+
+    source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
+    result = vit("push", source, REPO)
+    assert result.exit_code == 0, result.stderr
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_bytes(hub.files(REPO)[name])
+    assert read_info(tmp_path)[0].model == read_info(source)[0].model
+    assert "warning: the card names no licence" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("repo", "options", "variables", "said"),
+    [
+        ("other/x", (), {}, "other/x: the token may not write there (403)"),
+        ("flowers", (), {}, "flowers: is not a name of a repo"),
+        ("me/a b", (), {}, "me/a b: is not a name of a repo"),
+        (REPO, (), {"HF_TOKEN": "hf_wrong"}, f"{REPO}: the Hub does not accept the token (401)"),
+        (REPO, (), {"HF_TOKEN": ""}, "to push needs a token, and there is none"),
+        (REPO, (), {"HF_HUB_OFFLINE": "1"}, "the network is forbidden"),
+        ("me/public", ("--private",), {}, "me/public: is there already, and public"),
+        ("me/new", ("--create-pr",), {}, "me/new: is not there: a pull request needs a repo"),
+        ("other/hidden", (), {}, "other/hidden: the token may not write there (403)"),
+    ],
+)
+def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables, said):
+    hub.add("me/public", {"config.json": b"{}"})
+    hub.add("other/hidden", {"config.json": b"{}"}, private=True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    result = vit("push", tiny_checkpoint, repo, *options)
+    assert result.exit_code == 1 and result.stdout == ""
+    errors = result.stderr.partition("error: ")[2]
+    assert said in errors and errors.count("\n") <= 2, result.stderr
+
+
+def test_what_is_no_checkpoint(vit, hub, tmp_path):
+    assert vit("push", tmp_path / "none", REPO).exit_code == 1
+    (tmp_path / "run").mkdir()
+    shutil.copy(__file__, tmp_path / "run" / "state.safetensors")
+    result = vit("push", tmp_path / "run", REPO)
+    assert result.exit_code == 1 and not hub.store.exists(REPO)
+    assert vit("push", tmp_path, REPO, "--create-pr", "--revision", "next").exit_code == 2

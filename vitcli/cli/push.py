@@ -1,0 +1,156 @@
+"""`vit push`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitcli.checkpoints.push import (
+    Changes,
+    Package,
+    check_login,
+    check_name,
+    compare,
+    pack,
+)
+from vitcli.checkpoints.push import push as push_package
+from vitcli.cli import options, output
+from vitcli.errors import HubError
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT",
+        help="A run's folder, a checkpoint of any layout, or a model's name.",
+        show_default=False,
+    ),
+]
+Repo = Annotated[
+    str, typer.Argument(metavar="ORG/NAME", help="The repo on the Hub.", show_default=False)
+]
+Private = Annotated[
+    bool, typer.Option("--private", help="Make the repo private, where it is not there yet.")
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="BRANCH",
+        help="A branch, made where it is not there.  [default: main]",
+    ),
+]
+Message = Annotated[
+    str | None, typer.Option("--message", metavar="TEXT", help="What the commit is called.")
+]
+CreatePr = Annotated[
+    bool, typer.Option("--create-pr", help="Open a pull request instead of changing the repo.")
+]
+License = Annotated[
+    str | None,
+    typer.Option(
+        "--license",
+        metavar="ID",
+        help="The licence that the card names, as in apache-2.0.  [default: that of the model it "
+        "was trained from, where known]",
+    ),
+]
+
+
+def push(
+    checkpoint: Checkpoint,
+    repo: Repo,
+    private: Private = False,
+    revision: Revision = None,
+    message: Message = None,
+    create_pr: CreatePr = False,
+    license: License = None,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Put a model on the Hub, so that vit, timm and transformers load it by its name.
+
+    Weights, config.json, a model card and its pictures go there in one commit; only what changed
+    is uploaded. Folders, tokens and the state of a run stay here.
+    """
+    if create_pr and revision not in (None, "main"):
+        raise typer.BadParameter("a pull request goes to main: leave out --revision")
+    check_name(repo)
+    if not dry_run:
+        check_login(repo)
+    with tempfile.TemporaryDirectory(prefix="vit-push-") as folder:
+        with output.FetchDisplay(quiet) as fetching:
+            package = pack(checkpoint, Path(folder), repo, license, on_progress=fetching)
+        for text in package.warnings:
+            output.warning(text)
+        if dry_run:
+            _show(package, _compared(package, revision), revision, json)
+            return
+        _bars(shown=not quiet and not json)
+        done = push_package(
+            package, private=private, revision=revision, message=message, create_pr=create_pr
+        )
+    told = _told(package, done.changes, revision)
+    told |= {"commit": done.commit, "url": done.url, "created": done.created}
+    if json:
+        output.json_line({**told, "pull_request": done.request})
+        return
+    for name in done.changes.remove:
+        output.note(f"removed {name} from the repo: other libraries would have read it", quiet)
+    count, size = len(done.changes.upload), sum(done.changes.upload.values())
+    if done.commit is None:
+        output.note(f"nothing to push: {repo} has it all", quiet)
+    else:
+        same = len(done.changes.unchanged)
+        text = f"{count} file{'s' * (count != 1)} pushed, {size / 1e6:,.1f} MB"
+        output.note(text + (f"; {same} had not changed" if same else ""), quiet)
+    output.line(done.url)
+    if done.request is None:
+        at = f"@{revision}" if revision else ""
+        output.note(f"next: vit predict PICTURE --model {repo}{at}", quiet)
+
+
+def _compared(package: Package, revision: str | None) -> Changes:
+    """What is new, or all of it where the Hub does not say."""
+    try:
+        return compare(package, revision)
+    except HubError as error:
+        output.warning(f"not compared with the repo: {error.what}")
+        return Changes({name: path.stat().st_size for name, path in package.files.items()})
+
+
+def _told(package: Package, changes: Changes, revision: str | None) -> dict[str, Any]:
+    return {
+        "repo": package.repo,
+        "revision": revision,
+        "uploaded": changes.upload,
+        "unchanged": list(changes.unchanged),
+        "removed": list(changes.remove),
+        "license": package.license,
+        "base_model": package.base_model,
+    }
+
+
+def _show(package: Package, changes: Changes, revision: str | None, json: bool) -> None:
+    """What would happen."""
+    if json:
+        output.json_line({**_told(package, changes, revision), "dry_run": True})
+        return
+    rows = [
+        *((name, f"{size:,}", "would be uploaded") for name, size in changes.upload.items()),
+        *((name, "", "is there already") for name in changes.unchanged),
+        *((name, "", "would be removed") for name in changes.remove),
+    ]
+    output.table(("file", "bytes", package.repo), rows, numbers=(1,))
+
+
+def _bars(shown: bool) -> None:
+    """The client draws its own progress: only for a person at a terminal."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not shown or not output.is_terminal():
+        disable_progress_bars()
