@@ -39,6 +39,7 @@ DOORS = {"", "__main__"}
 # Where torch may be imported at all; everything else must work without it.
 TORCH_ROOMS = {"models", "devices", "prediction", "evaluate", "fewshot", "inspection", "train"}
 TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}
+TORCH_MODULES |= {"checkpoints.verify"}
 
 LINES_PER_FILE = 440
 LINES_PER_FUNCTION = 80

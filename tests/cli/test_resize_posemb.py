@@ -34,6 +34,10 @@ def test_json_and_a_dry_run(vit: Vit, file: Path) -> None:
     told = json.loads(result.stdout)
     assert told["from"] == [4, 4] and told["to"] == [2, 6] and told["written"] is False
     assert 0 < told["loss"] < 1
+    result = vit("resize-posemb", file, "--resolution", "32x96", "--dry-run")
+    assert (
+        "would be" in result.stdout and "there and back changes the embeddings by" in result.stdout
+    )
     assert list(file.parent.iterdir()) == [file]
 
 
@@ -45,9 +49,19 @@ def test_a_picture_of_both(vit: Vit, file: Path) -> None:
 
 def test_the_same_grid_says_so(vit: Vit, file: Path) -> None:
     result = vit("resize-posemb", file, "--grid", "4", "--in-place")
-    assert "a copy: the grid is 4 x 4 already" in result.stdout and result.stderr == ""
+    assert "is as it was: the grid is 4 x 4 already" in result.stdout and result.stderr == ""
+    result = vit("resize-posemb", file, "--grid", "4")
+    assert f"is a copy of {file}: the grid is 4 x 4 already" in result.stdout
 
 
-@pytest.mark.parametrize("words", [[], ["--grid", "0"], ["--grid", "2", "--resolution", "32"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--grid", "0"],
+        ["--grid", "2", "--resolution", "32"],
+        ["--grid", "2", "--plot", "x.txt"],
+    ],
+)
 def test_wrong_calls(vit: Vit, file: Path, words: list[str]) -> None:
     assert vit("resize-posemb", file, *words).exit_code == 2

@@ -232,4 +232,4 @@ def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
             nan.append(name)
         return array
 
-    return LazyTensor(tensor.dtype, tensor.shape, read)
+    return LazyTensor(tensor.dtype, tensor.shape, read, tensor.extent)

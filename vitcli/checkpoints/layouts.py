@@ -17,6 +17,7 @@ from vitcli.checkpoints import transformers_config as hf
 from vitcli.checkpoints.keymaps import Row
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor, check_keys
 from vitcli.checkpoints.recognise import Layout, recognise
+from vitcli.checkpoints.rewrite import RECORD, recorded
 from vitcli.checkpoints.shapes import infer_architecture, tensor_shapes
 from vitcli.checkpoints.stores import Store
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Size
@@ -116,7 +117,10 @@ def _describe(store: Store, layout: Layout, rows: list[Row], grid: Size | None) 
         for name, part in zip(row.ours, _parts(row, total), strict=True):
             shapes[name] = (part, *loaded[0][1:]) if loaded[0] else ()
     patch, size = shapes.get("patch_embed.proj.weight", ()), layout.fields.get("image_size")
-    if grid is None and size and len(patch) == 4:
+    resized = recorded(store.path, store.kind)
+    if grid is None and resized:
+        grid = (resized["to"][0], resized["to"][1])
+    elif grid is None and size and len(patch) == 4:
         grid = (size[0] // patch[2], size[1] // patch[3])
     model, assumed = infer_architecture(shapes, store.path, grid)
     try:
@@ -124,7 +128,7 @@ def _describe(store: Store, layout: Layout, rows: list[Row], grid: Size | None) 
             resnet = dataclasses.replace(model.resnet, **layout.resnet)
             model = dataclasses.replace(model, resnet=resnet)
         else:
-            model = dataclasses.replace(model, **_fields(layout, model, shapes, grid))
+            model = dataclasses.replace(model, **_fields(layout, model, shapes))
     except ConfigError as error:
         raise CheckpointError(f"makes no model: {error.what}", where=store.path) from error
     if layout.fields.get("num_heads") or layout.resnet:
@@ -133,6 +137,8 @@ def _describe(store: Store, layout: Layout, rows: list[Row], grid: Size | None) 
     if not said:
         assumed = [*assumed, f"pictures prepared as usual for {layout.kind}"]
     provenance: dict[str, Any] = {"converted_from": layout.name}
+    if resized:
+        provenance[RECORD] = resized
     if store.notes:
         provenance["took"] = store.notes
     if assumed:
@@ -141,14 +147,15 @@ def _describe(store: Store, layout: Layout, rows: list[Row], grid: Size | None) 
 
 
 def _fields(
-    layout: Layout, model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], grid: Size | None
+    layout: Layout, model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """What the layout says of a model that its shapes do not."""
     fields = dict(layout.fields)
     if layout.kind == "dinov2" and model.num_classes == 0:
         fields["pool"] = "token"
-    if fields.get("image_size") and model.posemb != "none" and model.grid != grid:
-        fields.pop("image_size")
+    if (size := fields.get("image_size")) and model.posemb != "none":
+        if dataclasses.replace(model, image_size=size).grid != model.grid:
+            fields.pop("image_size")  # of a table that this file does not have
     if model.pool == "gap" and "fc_norm.weight" not in shapes:
         fields["fc_norm"] = False
     if model.stem:

@@ -9,6 +9,7 @@ library, because `vit info` needs nothing else, and so that a file that lies get
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from vitcli.atomic import whole_file
+from vitcli.checkpoints.copying import Extent, append, made_ahead
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, Score
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
@@ -80,6 +82,8 @@ class LazyTensor(NamedTuple):
     """numpy's name of the element type."""
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    extent: Extent | None = None
+    """Where its bytes lie on the disk just as they are to be written, if they do."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -219,7 +223,8 @@ def write(
     tensors: Mapping[str, np.ndarray | LazyTensor],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write a safetensors file whole or not at all, one tensor in memory at a time.
+    """Write a safetensors file whole or not at all, two tensors in memory at a time: the next is
+    made while one is written. What lies on the disk as it is to be written is copied there.
 
     The order is the mapping's, but wider types come first, so that each tensor lies aligned.
 
@@ -235,10 +240,17 @@ def write(
         start, end = end, end + math.prod(shape) * ITEM_SIZES[dtype]
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     start_of_file = header_bytes(entries, path)
+    makers = [functools.partial(_made, tensors[name]) for name in order]
     with whole_file(path) as file:
         file.write(start_of_file)
-        for name in order:
-            file.write(tensor_bytes(tensors[name]))
+        append(file, made_ahead(makers))
+
+
+def _made(tensor: np.ndarray | LazyTensor) -> memoryview | Extent:
+    if isinstance(tensor, LazyTensor) and tensor.extent is not None:
+        tensor.read()  # costs nothing, but for who wants to look at the numbers on the way
+        return tensor.extent
+    return tensor_bytes(tensor)
 
 
 def header_bytes(entries: Mapping[str, Any], path: str | Path) -> bytes:

@@ -6,9 +6,13 @@ import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitcli.atomic import whole_file
-from vitcli.checkpoints.native import LazyTensor, tensor_bytes
+from vitcli.checkpoints.native import LazyTensor, numpy_dtype, tensor_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def write(path: str | Path, tensors: Mapping[str, LazyTensor]) -> None:
@@ -17,16 +21,27 @@ def write(path: str | Path, tensors: Mapping[str, LazyTensor]) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    import numpy as np
-
     with whole_file(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name, tensor in tensors.items():
-            array = np.require(tensor.read(), requirements="C")
-            descr = "|V2" if tensor.dtype == "bfloat16" else array.dtype.str
-            header = io.BytesIO()
-            about = {"descr": descr, "fortran_order": False, "shape": tuple(array.shape)}
-            np.lib.format.write_array_header_1_0(header, about)
-            member = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same arrays, the same file
-            with archive.open(member, "w", force_zip64=array.nbytes > 1 << 30) as out:
-                out.write(header.getvalue())
-                out.write(tensor_bytes(array))
+            # A member of 1980: the same arrays, the same file.
+            write_array(archive, zipfile.ZipInfo(f"{name}.npy"), tensor.read())
+
+
+def write_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, array: np.ndarray) -> None:
+    """Appends an array to an archive as a .npy file."""
+    import numpy as np
+
+    descr = "|V2" if array.dtype.name == "bfloat16" else numpy_dtype(array.dtype.name).str
+    about = {"descr": descr, "fortran_order": False, "shape": tuple(array.shape)}
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, about)
+    with archive.open(member, "w", force_zip64=array.nbytes > 1 << 30) as out:
+        out.write(header.getvalue())
+        out.write(tensor_bytes(array))
+
+
+def member_like(member: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """A member of that name, date and compression, to be written anew."""
+    new = zipfile.ZipInfo(member.filename, member.date_time)
+    new.compress_type, new.external_attr = member.compress_type, member.external_attr
+    return new

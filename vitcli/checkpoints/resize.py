@@ -1,23 +1,31 @@
 """Position embeddings of a checkpoint on disk, resized: one tensor changes, the rest is copied.
 
-No torch, and no tensor in memory but the one that changes: what is around it goes from file to
-file in pieces.
+No torch (but for a pickle), and no tensor in memory but the one that changes: what is around it
+goes from file to file. Every layout stays what it is; a pickle, which is read and not written,
+becomes safetensors in ours.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from vitcli.atomic import whole_file, write_text
-from vitcli.checkpoints import hub, native, npz, read, stores
+from vitcli.atomic import whole_folder, write_text
+from vitcli.checkpoints import hub, native, read, stores
 from vitcli.checkpoints.adapt import adapt_tensor, at_size
-from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor
+from vitcli.checkpoints.companions import copy_companions, resize_configs
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.rewrite import (
+    RECORD,
+    copy_file,
+    record_text,
+    rewrite_npz,
+    rewrite_safetensors,
+)
 from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -26,38 +34,62 @@ if TYPE_CHECKING:
     import numpy as np
 
 TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")
-PIECE = 1 << 22
-"""Bytes that are copied at once."""
+SQUARE = ("dinov2", "dinov2_with_registers", "vit_mae", "siglip_vision_model", "clip_vision_model")
+"""Models of transformers that take square pictures only."""
 
 
 @dataclass(frozen=True)
 class Resize:
     """What `resize_posemb` does: read, decided and checked, but not written yet."""
 
-    source: Path
-    """A safetensors file in timm's layout, or an .npz of the authors or of big_vision."""
+    checkpoint: read.Checkpoint
+    kind: str
+    """Of its file: "safetensors", "shards", "npz" or "pickle"."""
     output: Path
-    """A file of the same kind, or a folder that holds one."""
-    header: Header | None
-    """None for an .npz."""
+    is_folder: bool
+    """Whether the output is a folder."""
+    folder: Path | None
+    """The input's, whose other files go along; None where the input is a file by itself."""
     info: CheckpointInfo
     """As the output will say it."""
-    old: CheckpointInfo
     models: tuple[ModelConfig, ModelConfig]
     """Of the input and of the output."""
+    method: PosembMethod
     tables: Mapping[str, np.ndarray]
-    """The position embeddings as they are."""
+    """The position embeddings as they are, under our names."""
     resized: Mapping[str, np.ndarray]
     """And as they will be; none where the grid stays."""
 
-    source_name: str = "pos_embed"
-    """What an .npz calls the table."""
+    @property
+    def source(self) -> Path:
+        """The file that is read; of shards the index."""
+        return self.checkpoint.file
 
     @property
     def file(self) -> Path:
-        """The safetensors file that is written."""
-        is_file = self.output.suffix in (".safetensors", ".npz")
-        return self.output if is_file else self.output / "model.safetensors"
+        """The file that is written; of shards the index."""
+        if not self.is_folder:
+            return self.output
+        return self.output / ("model.safetensors" if self.kind == "pickle" else self.source.name)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the output says of the resize."""
+        old, new = self.models
+        return {"method": self.method, "from": list(old.grid), "to": list(new.grid)}
+
+    @property
+    def in_place(self) -> bool:
+        return os.path.realpath(self.file) == os.path.realpath(self.source)
+
+    def changed(self) -> dict[str, np.ndarray]:
+        """The new tables under the file's names, in its shapes."""
+        names = {name: self.checkpoint.sources.get(name, (name,))[0] for name in self.resized}
+        two_axes = ".position_embedding."  # (N, D) in transformers' SigLIP and CLIP
+        return {
+            theirs: self.resized[ours][0] if two_axes in theirs else self.resized[ours]
+            for ours, theirs in names.items()
+        }
 
     def loss(self) -> float:
         """How far the embeddings are after the way there and back, relative to their size: what
@@ -65,10 +97,9 @@ class Resize:
         import numpy as np
 
         back, there = self.models
-        method = self.info.provenance.get("posemb_resize", {}).get("method", "bilinear")
         error = size = 0.0
         for name, table in self.tables.items():
-            again = adapt_tensor(name, self.resized.get(name, table), there, back, method)
+            again = adapt_tensor(name, self.resized.get(name, table), there, back, self.method)
             prefix = back.posemb_prefix if name == "pos_embed" else 0
             grid = np.asarray(table, np.float64)[:, prefix:]
             error += float(((np.asarray(again, np.float64)[:, prefix:] - grid) ** 2).sum())
@@ -91,10 +122,10 @@ def plan_resize(
     """Reads a checkpoint's header and its position embeddings and resizes them in memory.
 
     Args:
-        spec: a safetensors file, a model's folder, a name or a Hub repo.
+        spec: a file of any layout that we read, a model's folder, a name or a Hub repo.
         grid: rows and columns of patches wanted, or `resolution`: height and width of the pictures.
-        output: a .safetensors file or a folder; by default beside the input, under its name and
-            the grid.
+        output: a file of the input's kind, or a folder; by default beside the input, under its
+            name and the grid.
         in_place: the input is the output.
         old_grid: rows and columns of today's table, where the checkpoint does not say.
 
@@ -103,60 +134,117 @@ def plan_resize(
         CheckpointError: the checkpoint has no position embeddings, or cannot be read.
         OutputError: there is no place for the output.
     """
-    source = read.locate(spec, offline, on_progress)
-    opened = read.open_checkpoint(source.file, source.entry, old_grid)
-    old, model, is_npz = opened.info, opened.info.model, stores.kind_of(source.file) == "npz"
-    if opened.layout != "vit" and not is_npz:
-        raise CheckpointError(
-            f"is in the layout of {opened.layout}, which is not resized in place of its own",
-            where=source.file,
-            hint="`vit convert` writes it in ours, which is",
-        )
-    if not isinstance(model, ModelConfig):
-        raise CheckpointError("is a ResNet: it has no position embeddings", where=source.file)
     if (grid is None) == (resolution is None):
         raise ConfigError("give either a grid or a resolution")
+    source = read.locate(spec, offline, on_progress)
+    opened = read.open_checkpoint(source.file, source.entry, old_grid)
+    model, kind = opened.info.model, stores.kind_of(source.file)
+    if not isinstance(model, ModelConfig):
+        raise CheckpointError("is a ResNet: it has no position embeddings", where=source.file)
     if grid is not None:
         resolution = grid[0] * model.patch_size[0], grid[1] * model.patch_size[1]
     assert resolution is not None
+    tables = _tables(opened)
+    info, new, resized = opened.info, model, {}
+    if resolution != model.image_size and grid != model.grid:
+        info, new = at_size(info, resolution, method), model.at(resolution)
+        resized = {n: adapt_tensor(n, t, model, new, method) for n, t in tables.items()}
+        _check_square(opened, new)
+    is_folder, path = _output(spec, source.file, kind, new.grid, output, in_place)
+    if kind == "pickle" and not resized:
+        raise CheckpointError(
+            f"has a grid of {new.grid[0]} x {new.grid[1]} already, and pickles are not written",
+            where=source.file,
+            hint="`vit convert` makes safetensors of it",
+        )
+    lone = Path(spec).expanduser().is_file() and not _is_standard(source.file)
+    folder = None if lone else source.file.parent
+    return Resize(
+        opened, kind, path, is_folder, folder, info, (model, new), method, tables, resized
+    )
+
+
+def _is_standard(file: Path) -> bool:
+    """Whether a file is the one that the config.json beside it is about."""
+    return file.name in ("model.safetensors", "model.safetensors.index.json")
+
+
+def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
+    """The position embeddings that the file holds. Raises CheckpointError where there are none."""
     names = [n for n in TABLES if n in opened.tensors and opened.sources.get(n, (n,))]
     if not names:
-        raise CheckpointError("has no position embeddings to resize", where=source.file)
-    tables = {name: opened.tensors[name].read() for name in names}
-    header = None if is_npz else native.read_header(source.file)
-    info, new, resized = old, model, {}
-    if resolution != model.image_size and grid != model.grid:
-        info, new = at_size(old, resolution, method), model.at(resolution)
-        resized = {n: adapt_tensor(n, t, model, new, method) for n, t in tables.items()}
-    path = _output(Path(spec), source.file, new.grid, output, in_place, is_npz)
-    if (path.suffix == ".npz") != is_npz:
-        raise OutputError("would be of another kind than the input: `vit convert`", where=path)
-    name = opened.sources.get(names[0], names)[0]
-    return Resize(source.file, path, header, info, old, (model, new), tables, resized, name)
+        computed = getattr(opened.info.model, "posemb", None) == "sincos2d"
+        raise CheckpointError(
+            "has no position embeddings to resize",
+            where=opened.file,
+            hint="they are sines and cosines, computed for any grid" if computed else None,
+        )
+    return {name: opened.tensors[name].read() for name in names}
+
+
+def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
+    """Raises ConfigError where transformers' class could not load the result."""
+    from vitcli.checkpoints import transformers_config
+
+    height, width = model.image_size
+    if opened.layout != "transformers" or height == width:
+        return
+    kind = transformers_config.read_config(opened.file.parent).get("model_type")
+    if kind in SQUARE:
+        raise ConfigError(
+            f"transformers' {kind} takes square pictures only",
+            where=opened.file,
+            hint="`vit convert` writes it in timm's layout, which takes any",
+        )
+
+
+SUFFIXES = {"safetensors": ".safetensors", "pickle": ".safetensors", "npz": ".npz"}
+"""Of the file that is written, by the kind of the one that is read."""
 
 
 def _output(
-    spec: Path, file: Path, grid: Size, output: str | Path | None, in_place: bool, is_npz: bool
-) -> Path:
-    """Where the result goes."""
+    spec: str | Path,
+    file: Path,
+    kind: str,
+    grid: Size,
+    output: str | Path | None,
+    in_place: bool,
+) -> tuple[bool, Path]:
+    """Where the result goes, and whether that is a folder. Raises ConfigError and OutputError."""
+    path = Path(spec).expanduser()
     if in_place and output is not None:
         raise ConfigError("--in-place and -o contradict each other")
-    if not spec.expanduser().exists() and output is None:
+    if output is None and not path.exists():
         raise OutputError(
             "is not a file here: it has no place beside it", where=spec, hint="say where: -o OUT"
         )
+    if in_place and kind == "pickle":
+        raise OutputError(
+            "is a pickle, which is read and not written", where=file, hint="say where: -o OUT"
+        )
+    several = kind == "shards"
     if output is not None:
-        return Path(output)
-    if in_place:
-        return spec if spec.is_dir() else file
-    name = f"{grid[0]}x{grid[1]}"
-    if spec.is_dir():
-        return spec.resolve().with_name(f"{spec.resolve().name}-{name}")
-    return file.with_name(f"{file.stem}-{name}{'.npz' if is_npz else '.safetensors'}")
+        path = Path(output)
+        is_folder = path.suffix not in (".safetensors", ".npz", ".bin", ".pth", ".pt")
+        if not is_folder and (several or path.suffix != SUFFIXES[kind]):
+            wanted = "several files, in a folder" if several else f"a {SUFFIXES[kind]} file"
+            raise OutputError(
+                f"what is resized here is written as {wanted}",
+                where=path,
+                hint="`vit convert` writes other kinds",
+            )
+        return is_folder, path
+    is_folder = several or path.is_dir()
+    if is_folder:
+        path = path if path.is_dir() else path.parent
+        whole = path.resolve()
+        return True, path if in_place else whole.with_name(f"{whole.name}-{grid[0]}x{grid[1]}")
+    name = f"{file.stem.removesuffix('.pth')}-{grid[0]}x{grid[1]}{SUFFIXES[kind]}"
+    return False, file if in_place else file.with_name(name)
 
 
 def resize_posemb(job: Resize, force: bool = False) -> None:
-    """Writes what was planned: each file whole or not at all, the tensors before their description.
+    """Writes what was planned: a file, or all files of a folder, whole or not at all.
 
     Other bytes, their order and the header's other entries stay. A grid that is today's gives a
     copy, bit for bit.
@@ -164,94 +252,71 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
     Raises:
         OutputError: the output exists (without `force`), or cannot be written.
     """
-    in_place = os.path.realpath(job.file) == os.path.realpath(job.source)
-    if job.output.exists() and not in_place and not force:
+    if job.in_place and not job.resized:
+        return
+    empty = job.is_folder and job.output.is_dir() and not any(job.output.iterdir())
+    if job.output.exists() and not job.in_place and not empty and not force:
         raise OutputError("exists already", where=job.output, hint="--force replaces it")
-    if in_place and not job.resized:
+    if job.is_folder:
+        with whole_folder(job.output) as folder:
+            _write_folder(job, folder)
         return
-    if job.header is None and job.resized:
-        _write_npz(job)
-        return
-    if job.file is not job.output:
-        _copy_companions(job.source, job.output)
-    with open(job.source, "rb") as source, whole_file(job.file) as target:
-        if job.resized:
-            _write_resized(job, source, target)
-        else:
-            _copy(source, target, os.fstat(source.fileno()).st_size)
-    config = job.source.with_name("config.json")
-    if job.file is job.output and not in_place:
-        return  # a file of its own says everything in its header
-    if not config.is_file():
-        write_config(job.file.with_name("config.json"), job.info)
-    elif job.resized:
-        text = json.dumps(_at_size(config, job.info), indent=2, ensure_ascii=False) + "\n"
-        write_text(job.file.with_name("config.json"), text)
+    _write_weights(job, job.output)
+    if job.in_place and job.folder:  # a file of the standard name, which its config.json is about
+        resize_configs(job.folder, job.folder, job.models[0].image_size, job.info)
 
 
-def _write_resized(job: Resize, source: BinaryIO, target: BinaryIO) -> None:
-    """The header with new offsets, then each tensor in the order in which they lie."""
-    header = job.header
-    assert header is not None
-    order = sorted(header.tensors, key=lambda name: header.tensors[name].start)
-    entries: dict[str, Any] = {"__metadata__": {**header.metadata, **job.info.to_metadata()}}
-    end = 0
-    for name in order:
-        spec = header.tensors[name]
-        new = job.resized.get(name)
-        start, end = end, end + (spec.end - spec.start if new is None else new.nbytes)
-        shape = list(spec.shape if new is None else new.shape)
-        entries[name] = {"dtype": spec.dtype, "shape": shape, "data_offsets": [start, end]}
-    target.write(native.header_bytes(entries, job.file))
-    source.seek(header.data_start)
-    for name in order:
-        spec = header.tensors[name]
-        if name in job.resized:
-            target.write(native.tensor_bytes(job.resized[name]))
-            source.seek(spec.end - spec.start, os.SEEK_CUR)
-        else:
-            _copy(source, target, spec.end - spec.start)
+def _write_folder(job: Resize, folder: Path) -> None:
+    """The weights, and what stands beside them."""
+    _write_weights(job, folder / job.file.name)
+    if job.folder and not job.in_place:
+        copy_companions(job.folder, folder)
+    if job.folder and job.resized:
+        resize_configs(job.folder, folder, job.models[0].image_size, job.info)
+    described = (folder / "config.json").is_file() or job.in_place
+    if job.kind == "pickle" or (job.checkpoint.layout == "vit" and not described):
+        write_config(folder / "config.json", job.info)
 
 
-def _write_npz(job: Resize) -> None:
-    """The arrays as they are but one. An npz has no place for the method."""
-    table = job.resized["pos_embed"]
-    resized = LazyTensor(table.dtype.name, table.shape, lambda: table)
-    npz.write(job.file, {**stores.read_npz(job.source), job.source_name: resized})
+def _write_weights(job: Resize, file: Path) -> None:
+    if job.kind == "pickle":
+        native.write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
+    elif job.kind == "shards":
+        _write_shards(job, file)
+    elif not job.resized:
+        copy_file(job.source, file)
+    elif job.kind == "npz":
+        rewrite_npz(job.source, file, job.changed(), job.record)
+    else:
+        _write_safetensors(job, job.source, file)
 
 
-def _copy(source: BinaryIO, target: BinaryIO, length: int) -> None:
-    while length:
-        piece = source.read(min(length, PIECE))
-        if not piece:
-            raise CheckpointError("was cut short while it was read", where=source.name)
-        target.write(piece)
-        length -= len(piece)
+def _write_safetensors(job: Resize, source: Path, file: Path) -> int:
+    """One file with the new tables, which says so; returns by how many bytes its tensors grew."""
+    said = {RECORD: record_text(job.record)}
+    if job.checkpoint.layout == "vit":
+        said = job.info.to_metadata()
+    metadata = {**native.read_header(source).metadata, **said}
+    return rewrite_safetensors(source, file, job.changed(), metadata)
 
 
-def _copy_companions(source: Path, folder: Path) -> None:
-    """The other files of a model's folder: its card, its curves. Not other weights."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in source.parent.iterdir() if source.name == "model.safetensors" else ():
-            weights = path.suffix in (".safetensors", ".bin", ".pth", ".npz", ".pt")
-            if path.is_file() and not weights and path.parent != folder:
-                shutil.copyfile(path, folder / path.name)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror or error}", where=folder) from error
-
-
-def _at_size(path: Path, info: CheckpointInfo) -> dict[str, Any]:
-    """A config.json of timm's or ours with the new size, all else as it stands."""
-    config: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    size = list(info.model.image_size)
-    pretrained = config.get("pretrained_cfg", config)
-    pretrained["input_size"] = [3, *size]
-    if "architecture" in config:
-        config["model_args"] = {**(config.get("model_args") or {}), "img_size": size}
-    if "vit" in config:
-        config["vit"] = {**config["vit"], **info.to_dict()}
-    return config
+def _write_shards(job: Resize, index: Path) -> None:
+    """The shards, of which those with the tables are others, and then their index."""
+    table: dict[str, Any] = json.loads(job.source.read_text("utf-8"))
+    names: dict[str, str] = table["weight_map"]
+    resized = {names[name] for name in job.changed()}
+    grown = 0
+    for name in sorted(set(names.values())):
+        source, file = job.source.with_name(name), index.with_name(name)
+        if name in resized:
+            grown += _write_safetensors(job, source, file)
+        elif not job.in_place:
+            copy_file(source, file)
+    about = table.get("metadata")
+    if isinstance(about, dict) and isinstance(about.get("total_size"), int):
+        about["total_size"] += grown
+    text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+    write_text(index, text if resized else job.source.read_text("utf-8"))
 
 
 def similarity(tables: Mapping[str, np.ndarray], model: ModelConfig) -> np.ndarray:

@@ -5,7 +5,6 @@ No torch here: its tensors are turned into arrays through their own methods.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from vitcli.atomic import write_text
 from vitcli.checkpoints import native, timm_config
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.checkpoints.rewrite import rewrite_safetensors
 from vitcli.errors import OutputError
 
 SaveDtype = Literal["float32", "float16", "bfloat16"]
@@ -59,16 +59,8 @@ def rewrite_info(
         OutputError: a file cannot be written.
     """
     file = Path(folder) / "model.safetensors"
-    header = native.read_header(file)
-    tensors = {
-        name: LazyTensor(
-            native.DTYPES[spec.dtype],
-            spec.shape,
-            functools.partial(native.read_tensor, file, header, name),
-        )
-        for name, spec in header.tensors.items()
-    }
-    native.write(file, tensors, {**header.metadata, **info.to_metadata()})
+    metadata = native.read_header(file).metadata
+    rewrite_safetensors(file, file, {}, {**metadata, **info.to_metadata()})
     write_config(Path(folder) / "config.json", info, train)
 
 

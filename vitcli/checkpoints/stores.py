@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.checkpoints import native
+from vitcli.checkpoints.copying import Extent
 from vitcli.checkpoints.native import LazyTensor
 from vitcli.errors import CheckpointError
 
@@ -91,6 +92,7 @@ def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
             native.DTYPES[spec.dtype],
             spec.shape,
             functools.partial(native.read_tensor, path, header, name),
+            Extent(path, header.data_start + spec.start, spec.end - spec.start),
         )
         for name, spec in header.tensors.items()
     }

@@ -12,6 +12,7 @@ from vitcli.cli import options, output
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import Conversion
+    from vitcli.checkpoints.read import Checkpoint
 
 Source = Annotated[
     str,
@@ -71,6 +72,13 @@ PatchSize = Annotated[
     int | None,
     typer.Option("--patch-size", min=1, metavar="N", help="Resample the patch embedding."),
 ]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Compare with the source's own library (timm, transformers), on a random picture.",
+    ),
+]
 
 
 def convert(
@@ -86,6 +94,7 @@ def convert(
     num_heads: Heads = None,
     patch_size: PatchSize = None,
     old_grid: options.OldGrid = None,
+    verify: Verify = False,
     dry_run: options.DryRun = False,
     force: options.Force = False,
     json: options.Json = False,
@@ -123,12 +132,14 @@ def convert(
             offline=offline,
             on_progress=fetching,
         )
+    verified = [_verified(job.source)] if verify else []
     if not dry_run:
         converting.write(job, force)
+        verified += _verified_result(job) if verify else []
     for name in job.nan:
         output.warning(f"{job.source.file}: {name} holds values that are not numbers (NaN)")
     if json:
-        output.json_line(describe(job, not dry_run))
+        output.json_line({**describe(job, not dry_run), "verified": verified})
         return
     if dry_run:
         rows = [(name, ", ".join(here), ", ".join(there)) for name, here, there in job.names()]
@@ -142,6 +153,39 @@ def convert(
             f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
         )
     )
+    for row in verified:
+        output.line(
+            output.printable(
+                f"{row['file']} verified: max |difference| of {row['what']} from {row['library']} "
+                f"{row['difference']:.2g}, on a random picture in float64 (they reach "
+                f"{row['largest']:.3g})"
+            )
+        )
+
+
+def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
+    """How a checkpoint compares with its own library, as JSON has it. Raises CheckpointError."""
+    import dataclasses
+
+    from vitcli.checkpoints.verify import verify
+
+    found = verify(checkpoint)
+    return {**dataclasses.asdict(found), "file": str(found.file)}
+
+
+def _verified_result(job: Conversion) -> list[dict[str, Any]]:
+    """The same of what was written, where its library is there."""
+    from vitcli.checkpoints import read
+    from vitcli.checkpoints.verify import check_verifiable
+    from vitcli.errors import CheckpointError
+
+    written = read.open_checkpoint(read.locate(job.output).file)
+    try:
+        check_verifiable(written)
+    except CheckpointError as error:
+        output.note(str(error))
+        return []
+    return [_verified(written)]
 
 
 def describe(job: Conversion, written: bool) -> dict[str, Any]:

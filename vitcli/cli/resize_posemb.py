@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="CKPT",
-        help="A safetensors file, a model's folder, a name or a Hub repo.",
+        help="A checkpoint of any layout, a model's folder, a name or a Hub repo.",
         show_default=False,
         autocompletion=options.complete_model,
     ),
@@ -40,13 +40,16 @@ Out = Annotated[
         "--output",
         "-o",
         metavar="OUT",
-        help="A .safetensors file or a folder.  [default: beside the input, named by the grid]",
+        help="A file or a folder.  [default: beside the input, named by the grid]",
     ),
 ]
 Plot = Annotated[
     str | None,
     typer.Option(
-        "--plot", metavar="FILE", help="Draw the similarity of the embeddings before and after."
+        "--plot",
+        metavar="FILE",
+        help="Draw the similarity of the embeddings before and after.",
+        callback=options.drawable,
     ),
 ]
 
@@ -90,49 +93,54 @@ def resize_posemb(
             offline=offline,
             on_progress=fetching,
         )
-    old, new = job.models
     for name, table in job.tables.items():
         if not (table == table).all():
             output.warning(f"{job.source}: {name} holds values that are not numbers (NaN)")
-    told = {
-        "source": str(job.source),
-        "output": str(job.output),
-        "from": old.grid,
-        "to": new.grid,
-        "method": method,
-        "loss": job.loss(),
-    }
     if not dry_run:
         resize.resize_posemb(job, force)
     if plot:
-        from vitcli import plots
-
-        before, after = job.tables, {**job.tables, **job.resized}
-        plots.position_similarity(
-            [
-                (f"{c.grid[0]} x {c.grid[1]}", resize.similarity(t, c))
-                for t, c in ((before, old), (after, new))
-            ],
-            plot,
-        )
+        _draw(job, plot)
     if json:
-        output.json_line({**told, "written": not dry_run})
+        output.json_line({**describe(job), "written": not dry_run})
         return
-    output.line(output.printable(_sentence(job, method, dry_run)))
-    if job.resized and not quiet:
-        output.note(
-            f"there and back changes the embeddings by {told['loss']:.2%}; "
-            "accuracy drops until the model is fine-tuned at this size"
-        )
-
-
-def _sentence(job: Resize, method: str, dry_run: bool) -> str:
-    verb = "would be" if dry_run else "is"
-    rows, columns = job.models[0].grid
+    output.line(output.printable(_sentence(job, dry_run)))
     if not job.resized:
-        return f"{job.output} {verb} a copy: the grid is {rows} x {columns} already"
-    new_rows, new_columns = job.models[1].grid
+        return
+    distance = f"there and back changes the embeddings by {job.loss():.2%}"
+    if dry_run:
+        output.line(distance)
+    else:
+        output.note(f"{distance}; accuracy drops until the model is fine-tuned at this size", quiet)
+    if job.kind == "pickle":
+        output.note("a pickle is read and not written: this is safetensors, in our layout", quiet)
+
+
+def describe(job: Resize) -> dict[str, Any]:
+    """A resize as JSON has it."""
+    return {
+        "source": str(job.source),
+        "output": str(job.output),
+        **job.record,
+        "loss": job.loss(),
+    }
+
+
+def _draw(job: Resize, path: str) -> None:
+    from vitcli import plots
+    from vitcli.checkpoints.resize import similarity
+
+    both = zip((job.tables, {**job.tables, **job.resized}), job.models, strict=True)
+    tiles = [(f"{m.grid[0]} x {m.grid[1]}", similarity(tables, m)) for tables, m in both]
+    plots.position_similarity(tiles, path)
+
+
+def _sentence(job: Resize, dry_run: bool) -> str:
+    verb = "would be" if dry_run else "is"
+    (rows, columns), (new_rows, new_columns) = (model.grid for model in job.models)
+    if not job.resized:
+        what = "as it was" if job.in_place else f"a copy of {job.source}"
+        return f"{job.output} {verb} {what}: the grid is {rows} x {columns} already"
     return (
         f"{job.output} {verb} {job.source} with position embeddings for "
-        f"{new_rows} x {new_columns} patches, from {rows} x {columns} ({method})"
+        f"{new_rows} x {new_columns} patches, from {rows} x {columns} ({job.method})"
     )

@@ -1,0 +1,241 @@
+"""Every layout keeps its own names, files and configuration when its positions are resized."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import zoom
+
+from checkpoints.golden_cases import GOLDEN
+from vitcli.checkpoints import native, read
+from vitcli.checkpoints.resize import plan_resize, resize_posemb
+from vitcli.errors import CheckpointError, ConfigError, OutputError
+
+TRANSFORMERS = {
+    "hf_vit": ("vit.embeddings.position_embeddings", 1),
+    "hf_deit_teacher": ("deit.embeddings.position_embeddings", 2),
+    "hf_dinov2": ("dinov2.embeddings.position_embeddings", 1),
+    "hf_dinov2_registers": ("dinov2_with_registers.embeddings.position_embeddings", 1),
+    "hf_vitmae_encoder": ("embeddings.position_embeddings", 1),
+    "hf_siglip_vision": ("embeddings.position_embedding.weight", 0),
+    "hf_clip_vision": ("embeddings.position_embedding.weight", 1),
+}
+"""The table's name in a golden case, and the prefix tokens that have an embedding."""
+
+
+def resize(spec: Path, **options: object) -> Path:
+    job = plan_resize(spec, **options)  # type: ignore[arg-type]
+    resize_posemb(job)
+    return job.file
+
+
+def tensors_in(path: Path) -> dict[str, np.ndarray]:
+    header = native.read_header(path)
+    return {name: native.read_tensor(path, header, name) for name in header.tensors}
+
+
+def scipys(table: np.ndarray, prefix: int, grid: tuple[int, int]) -> np.ndarray:
+    """The authors' way: each channel of the grid through `scipy.ndimage.zoom(order=1)`."""
+    tokens = table.reshape(-1, table.shape[-1]).astype(np.float64)
+    side = round((len(tokens) - prefix) ** 0.5)
+    zoomed = zoom(
+        tokens[prefix:].reshape(side, side, -1), (grid[0] / side, grid[1] / side, 1), order=1
+    )
+    whole = np.concatenate([tokens[:prefix], zoomed.reshape(-1, tokens.shape[1])])
+    return whole.reshape(*table.shape[:-2], *whole.shape)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
+    table, prefix = TRANSFORMERS[name]
+    source = shutil.copytree(GOLDEN / name, tmp_path / "model")
+    old_side = json.loads((source / "config.json").read_text())["image_size"]
+    patch = read.read_info(source)[0].model.patch_size[0]
+    file = resize(source, grid=(6, 6))
+    assert file == tmp_path / "model-6x6" / "model.safetensors"
+    before, after = tensors_in(source / "model.safetensors"), tensors_in(file)
+    (table,) = (n for n in before if n.endswith(table))
+    assert list(before) == list(after)
+    assert [n for n in before if before[n].tobytes() != after[n].tobytes()] == [table]
+    expected = scipys(before[table], prefix, (6, 6))
+    np.testing.assert_allclose(after[table], expected, rtol=0, atol=1e-6)
+    old = json.loads((source / "config.json").read_text())
+    new = json.loads((file.parent / "config.json").read_text())
+    assert new == {**old, "image_size": 6 * patch} and old_side != 6 * patch
+    info, _ = read.read_info(file)
+    assert info.model.image_size == (6 * patch, 6 * patch)
+    grid = [old_side // patch] * 2
+    assert info.provenance["posemb_resize"] == {"method": "bilinear", "from": grid, "to": [6, 6]}
+
+
+def test_pictures_are_prepared_at_the_new_size(tmp_path: Path) -> None:
+    source = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "model")
+    processor = source / "preprocessor_config.json"
+    for before, after in [
+        ({"size": {"height": 32, "width": 32}}, {"size": {"height": 48, "width": 96}}),
+        ({"size": 32}, {"size": {"height": 48, "width": 96}}),
+        (
+            {"size": {"shortest_edge": 40}, "crop_size": 32, "do_center_crop": True},
+            {"size": {"shortest_edge": 60}, "crop_size": {"height": 48, "width": 96}},
+        ),
+        (
+            {"size": {"height": 40, "width": 40}, "crop_size": {"height": 32, "width": 32}},
+            {"size": {"height": 60, "width": 120}, "crop_size": {"height": 48, "width": 96}},
+        ),
+    ]:
+        processor.write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], **before}))
+        file = resize(source, resolution=(48, 96), output=tmp_path / f"out{len(str(before))}")
+        found = json.loads((file.parent / processor.name).read_text())
+        assert found == {"image_mean": [0.1, 0.2, 0.3], **before, **after}
+        assert json.loads((file.parent / "config.json").read_text())["image_size"] == [48, 96]
+        assert read.read_info(file)[0].model.grid == (6, 12)
+
+
+def test_what_transformers_cannot_load_is_refused() -> None:
+    for name in ("hf_dinov2", "hf_clip_vision"):
+        with pytest.raises(ConfigError, match="takes square pictures only") as error:
+            plan_resize(GOLDEN / name, grid=(6, 3))
+        assert "vit convert" in str(error.value.hint)
+
+
+def sharded(folder: Path) -> Path:
+    """The golden ViT of transformers in two files and their index."""
+    shutil.copytree(GOLDEN / "hf_vit", folder)
+    tensors = {n: np.array(t) for n, t in tensors_in(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"other weights")
+    weight_map = {}
+    for k, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
+        file = f"model-0000{k + 1}-of-00002.safetensors"
+        native.write(folder / file, {n: tensors[n] for n in names}, {"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_shards_stay_shards(tmp_path: Path, in_place: bool) -> None:
+    source = sharded(tmp_path / "model")
+    before = shutil.copytree(source, tmp_path / "before")
+    index = resize(source, grid=(7, 7), in_place=in_place)
+    folder = index.parent
+    assert folder == (source if in_place else tmp_path / "model-7x7")
+    table = "vit.embeddings.position_embeddings"
+    about, old = json.loads(index.read_text()), json.loads((before / index.name).read_text())
+    grown = (49 - 16) * 48 * 4
+    assert about["metadata"]["total_size"] == old["metadata"]["total_size"] + grown
+    assert about["weight_map"] == old["weight_map"]
+    for file in set(about["weight_map"].values()):
+        changed = file == about["weight_map"][table]
+        assert ((folder / file).read_bytes() == (before / file).read_bytes()) != changed
+    assert read.read_info(folder)[0].model.grid == (7, 7)
+    assert (folder / "pytorch_model.bin").exists() == in_place
+    with pytest.raises(OutputError, match="several files"):
+        plan_resize(source, grid=(4, 4), output=tmp_path / "x.safetensors")
+
+
+def test_a_single_file_of_another_layout_says_its_grid_itself(tmp_path: Path) -> None:
+    source = Path(shutil.copy(GOLDEN / "hf_vit" / "model.safetensors", tmp_path / "x.safetensors"))
+    file = resize(source, grid=(2, 8), method="bicubic-hf")
+    assert file == tmp_path / "x-2x8.safetensors"
+    info, _ = read.read_info(file)  # 16 tokens, which no config.json says are no square
+    assert info.model.grid == (2, 8)
+    assert native.read_header(file).metadata["format"] == "pt"
+
+
+NPZ = {
+    "vit_jax_token/checkpoint_opt_target.npz": "hires_pos_embedding",
+    "big_vision_map_scan_twotower/checkpoint.npz": "hires_pos_embedding",
+    "big_vision_gap_rep_bf16/checkpoint.npz": None,
+}
+
+
+@pytest.mark.parametrize("name", NPZ)
+def test_an_npz_stays_one(tmp_path: Path, name: str) -> None:
+    source = Path(shutil.copy(GOLDEN / name, tmp_path / "x.npz"))
+    file = resize(source, grid=(6, 6))
+    assert file == tmp_path / "x-6x6.npz"
+    old, new = np.load(source), np.load(file)
+    assert list(old) == list(new)
+    (changed,) = (n for n in old if old[n].tobytes() != new[n].tobytes())
+    assert old[changed].dtype == new[changed].dtype
+    if hires := NPZ[name]:
+        expected = np.load((GOLDEN / name).parent / "io.npz")[hires]
+        np.testing.assert_allclose(new[changed], expected, rtol=0, atol=1e-6)
+    with pytest.raises(OutputError, match="written as a .npz file"):
+        plan_resize(source, grid=(6, 6), output=tmp_path / "y.safetensors")
+
+
+def test_members_of_an_npz_are_copied_as_they_lie(tmp_path: Path) -> None:
+    source = tmp_path / "x.npz"
+    np.savez_compressed(source, **np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz"))
+    with zipfile.ZipFile(source, "a") as archive:
+        archive.comment = b"from the authors"
+    again = resize(resize(source, grid=(3, 7)), grid=(5, 2), output=tmp_path / "y.npz")
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(again) as new:
+        assert new.testzip() is None
+        assert new.comment.splitlines()[0] == b"from the authors"
+        assert len(new.comment.splitlines()) == 2
+        kept = ("filename", "date_time", "compress_type", "CRC", "compress_size", "file_size")
+        for a, b in zip(old.infolist(), new.infolist(), strict=True):
+            if "pos" not in a.filename:
+                assert [getattr(a, key) for key in kept] == [getattr(b, key) for key in kept]
+    info, _ = read.read_info(again)
+    assert info.model.grid == (5, 2)
+    resized = {"method": "bilinear", "from": [3, 7], "to": [5, 2]}
+    assert info.provenance["posemb_resize"] == resized
+
+
+def test_an_npz_in_place_and_the_same_grid(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    source = Path(shutil.copy(GOLDEN / "vit_jax_token" / "checkpoint.npz", folder / "x.npz"))
+    copied = resize(folder, grid=(4, 4), output=tmp_path / "same")
+    assert copied == tmp_path / "same" / "x.npz"
+    assert copied.read_bytes() == source.read_bytes()
+    resize(source, grid=(2, 9), in_place=True)
+    assert read.read_info(folder)[0].model.grid == (2, 9)
+    assert [path.name for path in folder.iterdir()] == ["x.npz"]
+
+
+def test_sines_need_no_resizing() -> None:
+    with pytest.raises(CheckpointError, match="no position embeddings") as error:
+        plan_resize(GOLDEN / "big_vision_gap_sincos" / "checkpoint.npz", grid=(6, 6))
+    assert "computed for any grid" in str(error.value.hint)
+
+
+def test_a_pickle_becomes_safetensors_in_our_layout(tmp_path: Path) -> None:
+    tensors = tensors_in(GOLDEN / "timm_vit_default" / "model.safetensors")
+    state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}
+    torch.save({"model": state}, tmp_path / "x.pth.tar")
+    file = resize(tmp_path / "x.pth.tar", grid=(3, 5))
+    assert file == tmp_path / "x-3x5.safetensors"
+    found = tensors_in(file)
+    expected = scipys(tensors["pos_embed"], 1, (3, 5))
+    np.testing.assert_allclose(found["pos_embed"], expected, rtol=0, atol=1e-6)
+    for name in set(tensors) - {"pos_embed"}:
+        assert found[name].tobytes() == tensors[name].tobytes()
+    assert read.read_info(file)[0].model.grid == (3, 5)
+    for options, error in (({"in_place": True}, OutputError), ({}, CheckpointError)):
+        with pytest.raises(error, match="written"):
+            plan_resize(tmp_path / "x.pth.tar", grid=(4, 4), **options)
+
+
+def test_a_model_by_name_goes_where_it_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="no place beside it"):
+        plan_resize("default", grid=(4, 4))
+    file = resize("default", grid=(4, 6), output=tmp_path / "new")
+    assert read.read_info(file)[0].model.grid == (4, 6)
+    config = json.loads((file.parent / "config.json").read_text())
+    assert config["pretrained_cfg"]["input_size"] == [3, 64, 96]
+    assert (file.parent / "README.md").is_file()
+    (tmp_path / "empty").mkdir()
+    assert resize("default", grid=(4, 6), output=tmp_path / "empty").is_file()

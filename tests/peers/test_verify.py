@@ -1,0 +1,142 @@
+"""`vit convert --verify` with the real timm and transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from checkpoints.golden_cases import GOLDEN
+from peers.random_models import CLASSES, fill
+from vitcli.checkpoints import native
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.checkpoints.verify import verify
+from vitcli.cli.main import app
+from vitcli.config import ModelConfig, Preprocess
+from vitcli.errors import CheckpointError
+from vitcli.models.vit import ViT
+
+pytestmark = pytest.mark.peers
+
+VIT = ModelConfig(48, 2, 3, 96, (8, 8), (32, 32), 6)
+EXACT = 1e-10
+
+
+@pytest.fixture
+def vit(transformers: ModuleType) -> Callable[..., Result]:
+    def run(*words: object) -> Result:
+        return CliRunner().invoke(app, [str(word) for word in words], prog_name="vit")
+
+    return run
+
+
+def saved(folder: Path, config: ModelConfig = VIT) -> Path:
+    model = ViT(config)
+    fill(model, 0)
+    classes = CLASSES if config.num_classes else ()
+    info = CheckpointInfo(config, Preprocess(size=config.image_size), classes)
+    return save_checkpoint(folder, model.state_dict(), info)
+
+
+READABLE = [
+    "timm_vit_default/model.safetensors",
+    "timm_vit_reg4_gap/model.safetensors",
+    "timm_vit_reg4_dinov2/model.safetensors",
+    "timm_deit_distilled/model.safetensors",
+    "timm_siglip_map/model.safetensors",
+    "timm_clip_prenorm/model.safetensors",
+    "vit_jax_token/checkpoint.npz",
+    "big_vision_tok/checkpoint.npz",
+    "big_vision_map_scan_twotower/checkpoint.npz",
+    "hf_vit/model.safetensors",
+    "hf_deit_teacher/model.safetensors",
+    "hf_dinov2/model.safetensors",
+    "hf_dinov2_registers/model.safetensors",
+    "hf_vitmae_encoder/model.safetensors",
+    "hf_siglip_vision/model.safetensors",
+    "hf_clip_vision/model.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_the_source_is_compared(transformers: ModuleType, name: str) -> None:
+    found = verify(open_checkpoint(GOLDEN / name))
+    assert found.difference < EXACT < found.largest
+    assert found.library.startswith("transformers " if name.startswith("hf_") else "timm ")
+
+
+@pytest.mark.parametrize(
+    ("output", "layout", "library"),
+    [
+        ("m", "vit", "timm"),
+        ("m", "transformers", "transformers"),
+        ("m.npz", "vit-npz", "timm"),
+        ("m.safetensors", "vit", "timm"),
+    ],
+)
+def test_the_result_is_compared(
+    vit: Callable[..., Result], tmp_path: Path, output: str, layout: str, library: str
+) -> None:
+    source = saved(tmp_path / "ours", dataclasses.replace(VIT, activation="gelu_tanh"))
+    words = ["convert", source, tmp_path / output, "--to", layout, "--verify", "--json"]
+    result = vit(*words)
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)["verified"]
+    assert first["file"] == str(source / "model.safetensors") and first["what"] == "logits"
+    assert second["library"].startswith(library) and str(tmp_path / output) in second["file"]
+    assert max(first["difference"], second["difference"]) < EXACT < first["largest"]
+
+
+def test_a_pickle_of_timms(timm: ModuleType, vit: Callable[..., Result], tmp_path: Path) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "x.pth")
+    result = vit("convert", tmp_path / "x.pth", tmp_path / "y", "--verify", "-q")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if "verified: max |difference|" in line]
+    assert [line.partition(" ")[0] for line in lines] == [
+        str(tmp_path / "x.pth"),
+        str(tmp_path / "y" / "model.safetensors"),
+    ]
+
+
+def test_another_model_is_noticed_before_anything_is_written(
+    vit: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Heads that a bare file does not tell, where its config.json does."""
+    folder = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu_new"}))
+    file = folder / "model.safetensors"
+    checkpoint = open_checkpoint(file)
+    model = dataclasses.replace(checkpoint.info.model, activation="gelu")
+    other = dataclasses.replace(checkpoint, info=dataclasses.replace(checkpoint.info, model=model))
+    assert verify(other).difference < EXACT  # what is compared is the file as it is read
+
+    ours = saved(tmp_path / "ours")
+    wrong = json.loads((ours / "config.json").read_text())
+    wrong["model_args"]["num_heads"] = 6  # the header says three
+    (ours / "config.json").write_text(json.dumps(wrong))
+    result = vit("convert", ours, tmp_path / "out", "--verify")
+    assert result.exit_code == 1 and "computes other logits: max |difference|" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_library_cannot_hold_is_said(vit: Callable[..., Result], tmp_path: Path) -> None:
+    source = saved(tmp_path / "ours", dataclasses.replace(VIT, pre_logits=48))
+    result = vit("convert", source, tmp_path / "x.npz", "--verify")
+    assert result.exit_code == 1
+    assert "cannot be verified: timm does not know pre_logits of size 48" in result.stderr
+    header = native.read_header(source / "model.safetensors")
+    bare = {n: native.read_tensor(source / "model.safetensors", header, n) for n in header.tensors}
+    native.write(tmp_path / "bare.safetensors", bare, {})
+    with pytest.raises(CheckpointError, match="pre_logits of size 48"):
+        verify(open_checkpoint(tmp_path / "bare.safetensors"))

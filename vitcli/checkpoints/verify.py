@@ -1,0 +1,187 @@
+"""Whether a checkpoint computes here what it computes in the library whose layout it has.
+
+Both models see the same random picture in float64, so that a difference is one of the models and
+not of rounding. The library reads the file by its own code; nothing of ours comes between.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitcli.checkpoints import timm_config, transformers_config
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.read import Checkpoint
+from vitcli.checkpoints.save import write_config
+from vitcli.config import ModelConfig
+from vitcli.errors import CheckpointError
+
+LIBRARIES = {
+    "vit": "timm",
+    "timm": "timm",
+    "vit-npz": "timm",
+    "big_vision": "timm",
+    "bit-npz": "timm",
+    "transformers": "transformers",
+}
+"""The library that reads a layout."""
+TOLERANCE = 1e-6
+"""Of the largest value. The same arithmetic agrees to about 1e-13 in float64; GELU's tanh
+approximation in place of the exact one is 1e-5 or more."""
+SMALL = 1e-3
+"""Values below this are compared as if they were as large."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What two libraries made of one file."""
+
+    file: Path
+    library: str
+    """And its version."""
+    what: str
+    """"logits", or "features" where the model has no head."""
+    difference: float
+    """The largest, absolute."""
+    largest: float
+    """The largest absolute value of the library's own."""
+
+
+def check_verifiable(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError where no library that is installed reads such a checkpoint."""
+    library, model = LIBRARIES.get(checkpoint.layout), checkpoint.info.model
+    if library is None:
+        raise _unverifiable(checkpoint, f"no library reads the layout {checkpoint.layout}")
+    if library == "timm" and (said := timm_config.not_in_timm(model)):
+        raise _unverifiable(checkpoint, f"timm does not know {', '.join(said)}")
+    if library == "timm" and getattr(model, "posemb", "") == "sincos2d":
+        raise _unverifiable(checkpoint, "timm does not compute sincos2d")
+    try:
+        importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        raise _unverifiable(
+            checkpoint,
+            f"{error.name} is not installed",
+            f"pip install {error.name}, or with pipx: pipx inject vitcli {error.name}",
+        ) from error
+    except Exception as error:  # of another library's own making
+        raise _unverifiable(checkpoint, f"{library} cannot be imported: {error}") from error
+
+
+def _unverifiable(
+    checkpoint: Checkpoint, why: str, hint: str = "without --verify it is not compared"
+) -> CheckpointError:
+    return CheckpointError(f"cannot be verified: {why}", where=checkpoint.file, hint=hint)
+
+
+def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
+    """Runs a random picture through a checkpoint's own library and through ours.
+
+    Raises:
+        CheckpointError: they differ; or it cannot be done (see `check_verifiable`).
+    """
+    check_verifiable(checkpoint)
+    library, model = LIBRARIES[checkpoint.layout], checkpoint.info.model
+    generator = torch.Generator().manual_seed(seed)
+    picture = torch.randn(1, 3, *model.image_size, generator=generator, dtype=torch.float64)
+    try:
+        with torch.inference_mode():
+            run = _in_timm if library == "timm" else _in_transformers
+            theirs = run(checkpoint, picture)
+    except Exception as error:  # of another library's own making
+        lines = str(error).strip().splitlines() or [repr(error)]
+        raise _unverifiable(checkpoint, f"{library} does not load it: {lines[0]}") from error
+    with torch.inference_mode():
+        ours = load(checkpoint.file, dtype=torch.float64)(picture)
+    if ours.shape != theirs.shape:
+        raise _unverifiable(
+            checkpoint, f"{library} gives {tuple(theirs.shape)}, not {tuple(ours.shape)}"
+        )
+    difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    what, name = "logits" if model.num_classes else "features", f"{library} {version(library)}"
+    if not difference <= TOLERANCE * max(largest, SMALL):  # NaN is no agreement
+        raise CheckpointError(
+            f"{name} computes other {what}: max |difference| {difference:.2g} (they reach "
+            f"{largest:.3g})",
+            where=checkpoint.file,
+            hint=_assumed(checkpoint),
+        )
+    return Agreement(checkpoint.file, name, what, difference, largest)
+
+
+def _assumed(checkpoint: Checkpoint) -> str | None:
+    """What may be the reason."""
+    assumed = checkpoint.info.provenance.get("assumed")
+    return f"the file does not say, so it was assumed: {', '.join(assumed)}" if assumed else None
+
+
+def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
+    """Logits, or features, (1, K): of the model that a config.json names, or that we would."""
+    import timm
+
+    file, info = checkpoint.file, checkpoint.info
+    said = file.with_name("config.json")
+    if checkpoint.layout == "vit":
+        with tempfile.TemporaryDirectory() as folder:
+            if file.name != "model.safetensors" or not said.is_file():
+                Path(folder, "model.safetensors").symlink_to(file.resolve())
+                write_config(Path(folder, "config.json"), info)
+            else:
+                folder = str(file.parent)
+            model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    else:
+        name, arguments = timm_config.best_architecture(info.model)
+        model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)
+        if checkpoint.layout == "timm":
+            from timm.models.vision_transformer import checkpoint_filter_fn
+
+            timm.models.load_checkpoint(
+                model, str(file), strict=False, filter_fn=checkpoint_filter_fn, weights_only=True
+            )
+        else:
+            model.load_pretrained(str(file))
+    logits: Tensor = model.eval().double()(picture)
+    return logits
+
+
+def _in_transformers(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
+    """Logits, or what stands for the picture where there is no head, (1, K)."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folder, config = checkpoint.file.parent, checkpoint.info.model
+    assert isinstance(config, ModelConfig)
+    kind = transformers_config.read_config(folder).get("model_type", "")
+    names = {
+        "siglip_vision_model": "SiglipVisionModel",  # two towers, or one
+        "clip_vision_model": "CLIPVisionModel",
+    }
+    head = "AutoModelForImageClassification" if config.num_classes else "AutoModel"
+    loading: dict[str, Any] = {}
+    seeing: dict[str, Any] = {}
+    if kind == "vit_mae":  # every patch is seen, in its order
+        loading["mask_ratio"] = 0.0
+        seeing["noise"] = torch.arange(config.grid[0] * config.grid[1], dtype=torch.float64)[None]
+    model = getattr(transformers, names.get(kind, head)).from_pretrained(
+        folder, dtype=torch.float64, local_files_only=True, **loading
+    )
+    answer = model.eval()(picture, **seeing)
+    if config.num_classes:
+        logits: Tensor = answer.logits
+        return logits
+    pooled: Tensor
+    if config.pool == "map" or config.pre_logits or kind == "clip_vision_model":
+        pooled = answer.pooler_output
+    elif config.pool == "token":
+        pooled = answer.last_hidden_state[:, 0]
+    else:
+        pooled = answer.last_hidden_state[:, int(config.class_token) :].mean(1)
+    return pooled
