@@ -153,9 +153,9 @@ def _fields(
     fields = dict(layout.fields)
     if layout.kind == "dinov2" and model.num_classes == 0:
         fields["pool"] = "token"
-    if (size := fields.get("image_size")) and model.posemb != "none":
-        if dataclasses.replace(model, image_size=size).grid != model.grid:
-            fields.pop("image_size")  # of a table that this file does not have
+    size = fields.get("image_size") if model.posemb != "none" else None
+    if size and dataclasses.replace(model, image_size=size).grid != model.grid:
+        fields.pop("image_size")  # of a table that this file does not have
     if model.pool == "gap" and "fc_norm.weight" not in shapes:
         fields["fc_norm"] = False
     if model.stem:

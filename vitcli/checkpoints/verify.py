@@ -124,8 +124,7 @@ def _assumed(checkpoint: Checkpoint) -> str | None:
 
 def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
     """Logits, or features, (1, K): of the model that a config.json names, or that we would."""
-    import timm
-
+    timm: Any = importlib.import_module("timm")
     file, info = checkpoint.file, checkpoint.info
     said = file.with_name("config.json")
     if checkpoint.layout == "vit":
@@ -140,10 +139,9 @@ def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
         name, arguments = timm_config.best_architecture(info.model)
         model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)
         if checkpoint.layout == "timm":
-            from timm.models.vision_transformer import checkpoint_filter_fn
-
+            renamed = timm.models.vision_transformer.checkpoint_filter_fn
             timm.models.load_checkpoint(
-                model, str(file), strict=False, filter_fn=checkpoint_filter_fn, weights_only=True
+                model, str(file), strict=False, filter_fn=renamed, weights_only=True
             )
         else:
             model.load_pretrained(str(file))
@@ -153,8 +151,7 @@ def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
 
 def _in_transformers(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
     """Logits, or what stands for the picture where there is no head, (1, K)."""
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     folder, config = checkpoint.file.parent, checkpoint.info.model
