@@ -7,7 +7,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # The peers that we compare with. Installed without their dependencies: what of torchvision they
 # use needs no compiled operator, and its wheels ask for a torch of their own.
 PEERS := timm==1.0.31 torchvision==0.28.0
-TRANSFORMERS := transformers==5.23.0
+# These come with what they depend on.
+WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
 
 .PHONY: demo test test-slow lint bench clean
 
@@ -51,5 +52,5 @@ clean:
 
 .venv/.peers: .venv/.test Makefile
 	$(INSTALL) --no-deps $(PEERS)
-	$(INSTALL) $(TRANSFORMERS)
+	$(INSTALL) $(WITH_DEPENDENCIES)
 	touch $@

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "vitcli"
 # Rooms from the foundation upwards: a room may import its own level and those before it.
 LEVELS = [
     {"errors", "choices", "atomic", "resnets", "architectures", "config", "posemb", "patches"},
-    {"models", "data", "devices"},
+    {"models", "data", "devices", "metrics"},
     {"checkpoints"},
     {"prediction"},
     {"evaluate", "features", "fewshot", "inspection"},
@@ -37,7 +37,16 @@ LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 DOORS = {"", "__main__"}
 
 # Where torch may be imported at all; everything else must work without it.
-TORCH_ROOMS = {"models", "devices", "prediction", "evaluate", "fewshot", "inspection", "train"}
+TORCH_ROOMS = {
+    "models",
+    "devices",
+    "metrics",
+    "prediction",
+    "evaluate",
+    "fewshot",
+    "inspection",
+    "train",
+}
 TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}
 TORCH_MODULES |= {"checkpoints.verify"}
 

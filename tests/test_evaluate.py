@@ -1,4 +1,4 @@
-"""Accuracy, top-5 and confusion, counted by hand and by numpy; classes matched by id and name."""
+"""A checkpoint on labelled pictures: classes matched by id and name, what is left out."""
 
 from __future__ import annotations
 
@@ -6,80 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from vitcli.config import DataConfig
 from vitcli.errors import ConfigError, DataError
-from vitcli.evaluate import Evaluation, Tally, evaluate
+from vitcli.evaluate import evaluate
 from vitcli.prediction import Predictor
-
-
-@pytest.fixture(scope="module")
-def logits() -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(1000, 12)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def labels() -> np.ndarray:
-    """Class 11 has no pictures."""
-    return np.random.default_rng(1).integers(0, 11, 1000)
-
-
-@pytest.fixture(scope="module")
-def figures(logits, labels) -> Evaluation:
-    tally = Tally(12)
-    for part in np.array_split(np.arange(1000), 7):
-        tally.add(torch.from_numpy(logits[part]), labels[part])
-    return tally.result()
-
-
-def test_figures_are_those_of_numpy(figures, logits, labels):
-    order = np.argsort(-logits, axis=1)
-    assert figures.count == 1000
-    assert figures.top1 == np.mean(order[:, 0] == labels)
-    assert figures.top5 == np.mean((order[:, :5] == labels[:, None]).any(axis=1))
-    exponents = np.exp(logits.astype(float))
-    likelihood = exponents[np.arange(1000), labels] / exponents.sum(axis=1)
-    assert figures.loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-6)
-    table = np.zeros((12, 12), int)
-    np.add.at(table, (labels, order[:, 0]), 1)
-    np.testing.assert_array_equal(figures.confusion, table)
-    np.testing.assert_array_equal(figures.confusion_of([3, 0]), table[[3, 0]][:, [3, 0]])
-    for row in figures.by_class():
-        assert row.count == table[row.index].sum()
-        assert row.recall == table[row.index, row.index] / row.count
-        assert row.precision == table[row.index, row.index] / table[:, row.index].sum()
-    assert [row.index for row in figures.by_class()] == list(range(11))
-    wrong = table - np.diag(np.diag(table))
-    worst = figures.mistakes(3)
-    assert [count for *_, count in worst] == sorted(wrong.ravel())[:-4:-1]
-    assert all(wrong[label, prediction] == count for label, prediction, count in worst)
-
-
-def test_fewer_than_five_classes():
-    tally = Tally(2)
-    tally.add(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
-    figures = tally.result()
-    assert (figures.top1, figures.top5) == (0.5, 1.0)
-    assert np.isnan(figures.by_class()[1].precision)
-
-
-def test_many_classes_take_memory_for_what_occurs():
-    tally = Tally(21_843)
-    scores = torch.zeros(4, 21_843)
-    scores[:, 20_000] = 1
-    tally.add(scores, np.array([20_000, 5, 5, 21_842]))
-    figures = tally.result()
-    assert figures.top1 == 0.25 and len(figures.counts) == 3
-    assert figures.mistakes(1) == [(5, 20_000, 2)]
-
-
-def test_nothing_seen():
-    figures = Tally(3).result()
-    assert (figures.count, figures.top1, figures.top5) == (0, 0.0, 0.0)
-
 
 # ---------------------------------------------------------------------------------------------
 # A checkpoint on a folder

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from vitcli.errors import OutputError
-from vitcli.plots import confusion_matrix, training_curves
+from vitcli.metrics import Calibration
+from vitcli.plots import confusion_matrix, reliability, training_curves
 
 
 def metrics(steps: int) -> list[dict]:
@@ -73,6 +74,22 @@ def test_confusion_of_any_size(tmp_path, classes):
         # The diagonal's darkest blue is there, and what is beside it is nearly white.
         colours = {c for _, c in image.convert("RGB").getcolors(1 << 24)}
         assert any(r < 20 and b > 90 for r, _, b in colours)
+
+
+def test_reliability(tmp_path):
+    counts = np.array([0] * 10 + [3, 0, 7, 20, 70])
+    means = (np.arange(15) + 0.5) / 15 * (counts > 0)
+    reliability(Calibration(counts, means, means * 0.9), tmp_path / "reliability.svg")
+    assert {"accuracy", "gap to the mean confidence", "confidence", "share of answers"} <= words(
+        tmp_path / "reliability.svg"
+    )
+    assert "expected calibration error 9.3%" in words(tmp_path / "reliability.svg")
+    nothing = np.zeros(15, np.int64)
+    reliability(
+        Calibration(nothing, nothing.astype(float), nothing.astype(float)), tmp_path / "a.png"
+    )
+    with Image.open(tmp_path / "a.png") as image:
+        assert min(image.size) > 700
 
 
 def test_the_same_figures_give_the_same_file(tmp_path):

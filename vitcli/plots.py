@@ -1,4 +1,4 @@
-"""Pictures of figures: a confusion matrix, the curves of a run. Arrays in, a file out.
+"""Pictures of figures: confusions, calibration, the curves of a run. Arrays in, a file out.
 
 matplotlib is imported here and nowhere else, without pyplot: nothing opens a window. The ending of
 the file (.png, .pdf, .svg) decides its format.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import matplotlib as mpl
 import numpy as np
@@ -38,8 +38,23 @@ STYLE: Any = {
 TRAINING, VALIDATION, NEUTRAL = "#0072b2", "#d55e00", "#555555"
 """Told apart by colour-blind readers too (Okabe and Ito)."""
 
-NUMBERED, NAMED = 25, 100
-"""Up to so many classes, a confusion matrix shows counts in its cells; names on its axes."""
+NUMBERED, NAMED, DRAWN = 25, 100, 2000
+"""Up to so many classes, a confusion matrix shows counts in its cells; names on its axes; can be
+drawn."""
+
+
+class Bins(Protocol):
+    """Answers by their confidence (`vitcli.metrics.Calibration`): three arrays (M,) of the bins'
+    answers, mean confidences and accuracies, and their mean gap."""
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def confidence(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def accuracy(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def error(self) -> float: ...
 
 
 def confusion_matrix(
@@ -103,6 +118,48 @@ def _write_counts(
             fontsize=8 if widest <= 4 else 6,
             color="white" if shares[row, column] > 0.4 else "#222222",
         )
+
+
+def reliability(calibration: Bins, path: str | Path) -> None:
+    """Draws a reliability diagram (Guo et al. 2017, figure 1): the accuracy of each bin of the
+    confidence, its gap to the mean confidence, and how many answers the bin holds.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    counts, bins = calibration.counts, len(calibration.counts)
+    centres, full = (np.arange(bins) + 0.5) / bins, calibration.counts > 0
+    x, accuracy, confidence = (
+        centres[full],
+        calibration.accuracy[full],
+        calibration.confidence[full],
+    )
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.2, 5.0), layout="constrained")
+        axes, histogram = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
+        width = 1 / bins
+        axes.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8, linestyle="--", zorder=3)
+        axes.bar(x, accuracy, width, color=TRAINING, edgecolor="white", label="accuracy")
+        axes.bar(
+            x,
+            confidence - accuracy,
+            width,
+            accuracy,
+            color=(VALIDATION, 0.25),
+            edgecolor=VALIDATION,
+            linewidth=0.8,
+            label="gap to the mean confidence",
+        )
+        axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+        axes.set_title(f"expected calibration error {calibration.error:.1%}", loc="left")
+        axes.legend(loc="upper left")
+        histogram.bar(
+            centres, counts / max(counts.sum(), 1), width, color=NEUTRAL, edgecolor="white"
+        )
+        histogram.set(xlabel="confidence", ylabel="share of answers")
+        for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
+            axis.set_major_formatter(PercentFormatter(1))
+        _save(figure, path)
 
 
 def training_curves(metrics: Iterable[Mapping[str, Any]], path: str | Path) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
+import torch
 from huggingface_hub import ModelCard
 
 from vitcli.checkpoints.card import model_card
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import ClassLabel, Preprocess, model_config
+from vitcli.metrics import Evaluation, Tally
 
 
-class Table(NamedTuple):
-    """An evaluation."""
-
-    confusion: Any
-
-    @property
-    def count(self) -> int:
-        return int(self.confusion.sum())
+def shown(confusion: np.ndarray) -> Evaluation:
+    """An evaluation with this confusion matrix."""
+    tally, k = Tally(len(confusion)), len(confusion)
+    labels, answers = np.indices((k, k)).reshape(2, -1).repeat(confusion.ravel(), axis=1)
+    tally.add(torch.eye(k)[answers], labels)
+    return tally.result()
 
 
 CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "cat | dog"))
@@ -37,10 +35,10 @@ INFO = CheckpointInfo(
         "seed": 3,
         "steps": 500,
         "seconds": 3725,
-        "figures": {"val_top1": 0.9375, "test_top1": 0.9, "val_loss": 0.3},
+        "figures": {"val_top1": 0.9375, "val_ece": 0.03, "test_top1": 0.9, "val_loss": 0.3},
     },
 )
-SHOWN = Table(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
+SHOWN = shown(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
 
 
 def test_the_front_matter_is_the_hubs() -> None:
@@ -53,6 +51,7 @@ def test_the_front_matter_is_the_hubs() -> None:
     assert results is not None
     assert [(r.metric_name, r.metric_value) for r in results] == [
         ("top-1, validation part", 0.9375),
+        ("ECE, validation part", 0.03),
         ("top-1, test part", 0.9),
     ]
     assert results[0].dataset_name == 'my "flowers": 5 kinds'
@@ -64,9 +63,10 @@ def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
     for line in (
         "# me/flowers",
         "| top-1, validation part | 93.8% |",
-        "| crane (n1) | 10 | 80.0% | crane (n2) |",
-        "| crane (n2) | 10 | 80.0% | crane (n1) |",
-        "| cat \\| dog | 10 | 100.0% | - |",
+        "| ECE, validation part | 3.0% |",
+        "| crane (n1) | 10 | 80.0% | 88.9% | 84.2% | crane (n2) |",
+        "| crane (n2) | 10 | 80.0% | 80.0% | 80.0% | crane (n1) |",
+        "| cat \\| dog | 10 | 100.0% | 90.9% | 95.2% | - |",
         "Of 30 pictures:",
         "![Confusion](confusion.png)",
         "vit finetune --data flowers --lr 0.003",
@@ -105,9 +105,9 @@ def test_of_many_classes_the_hardest_are_listed() -> None:
     confusion[7, 7], confusion[7, 8] = 1, 9
     confusion[199] = 0  # no picture of it
     info = CheckpointInfo(model_config("Ti/16", num_classes=200), Preprocess(), classes)
-    text = model_card(info, Table(confusion))
+    text = model_card(info, shown(confusion))
     rows = [line for line in text.splitlines() if line.startswith("| name")]
-    assert len(rows) == 30 and rows[0] == "| name7 | 10 | 10.0% | name8 |"
+    assert len(rows) == 30 and rows[0] == "| name7 | 10 | 10.0% | 100.0% | 18.2% | name8 |"
     assert "name199" not in text and "with 200 classes." in text
 
 

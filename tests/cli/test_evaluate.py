@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -35,7 +36,7 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     assert result.exit_code == 0 and result.stderr == ""
     told = json.loads(result.stdout)
     rows, pairs = told.pop("classes"), told.pop("confusion")
-    loss = told.pop("loss")
+    loss, ece, macro_f1 = (told.pop(name) for name in ("loss", "ece", "macro_f1"))
     first, second = timm_logits.argmax(axis=1).tolist()
     right = sum([True, second == 3]) / 2
     among = [3 in np.argsort(-timm_logits[1])[:5], True]
@@ -55,8 +56,12 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
         (first, first, 1),
         (3, second, 1),
     }
-    assert set(rows[0]) == {"index", "id", "label", "pictures", "recall", "precision"}
-    assert {row["index"] for row in rows} == {first, 3}
+    exact = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    gaps = np.abs(exact.max(axis=1) - [True, second == 3])  # each in a bin of its own
+    assert ece == pytest.approx(gaps.mean(), abs=1e-5)
+    assert set(rows[0]) == {"index", "id", "label", "pictures", "recall", "precision", "f1"}
+    assert {row["index"] for row in rows} == {first, second, 3}
+    assert macro_f1 == sum(row["f1"] for row in rows) / len(rows)
     # A class that nothing was taken for has no precision, and JSON has no NaN.
     assert "NaN" not in result.stdout
 
@@ -66,8 +71,10 @@ def test_tables_for_people(evaluate, tiny_checkpoint, data):
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0] == f"{tiny_checkpoint} on {data}: all pictures, 2 pictures"
-    assert lines[1].startswith("top-1 ") and "   top-5 " in lines[1]
-    assert lines[3].split() == ["class", "pictures", "recall", "precision"]
+    assert re.fullmatch(
+        r"top-1 \S+%   top-5 \S+%   macro F1 \S+%   ECE \S+%   loss \d\.\d{4}", lines[1]
+    )
+    assert lines[3].split() == ["class", "pictures", "recall", "precision", "F1"]
     assert any(line.split()[:3] == ["dog", "1", "0.0%"] for line in lines[4:6])
     assert lines[7].startswith("label \\ prediction")
 

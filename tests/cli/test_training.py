@@ -60,7 +60,7 @@ def test_finetune_prints_the_plan_the_result_and_what_to_type_next(pictures, par
     assert result.exit_code == 0, result.stderr
     assert "24 x 24 px in patches of 8: 10 tokens a picture" in result.stderr
     assert "4 steps of 8" in result.stderr and "sgd, learning rate 0.01" in result.stderr
-    assert result.stdout.splitlines()[0].startswith("val top1: ")
+    assert result.stdout.splitlines()[0].startswith("val: top-1 ")
     assert f"next: vit predict PICTURE --model {folder}" in result.stderr
     again = vit("predict", pictures / "cats" / "0.png", "--model", folder, "--json")
     (line,) = again.stdout.splitlines()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
+from vitcli import metrics
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_config import not_in_timm, unique_names
 from vitcli.config import Architecture, BiTConfig, variant_name
+from vitcli.metrics import Evaluation
 
 FIGURES = {
-    "val_top1": "top-1, validation part",
-    "val_top5": "top-5, validation part",
-    "test_top1": "top-1, test part",
-    "test_top5": "top-5, test part",
+    f"{part}_{key}": (kind, f"{name}, {words} part")
+    for part, words in (("val", "validation"), ("test", "test"))
+    for key, (kind, name) in metrics.FIGURES.items()
 }
-"""Accuracies in [0, 1] under `provenance["figures"]`, and what a reader calls them."""
+"""What may stand under `provenance["figures"]`: the kind of metric, and what a reader calls it."""
 
 TAGS = ("vit", "vitcli", "timm")
 """Beside the task; the second tells that a card is ours."""
@@ -27,21 +29,9 @@ MOST_CLASSES = 30
 """More are counted and not listed one by one."""
 
 
-class Shown(Protocol):
-    """What an evaluation tells (`vitcli.evaluate.Evaluation` does)."""
-
-    @property
-    def confusion(self) -> Any:
-        """(K, K) counts: row is the label, column the prediction."""
-
-    @property
-    def count(self) -> int:
-        """Pictures seen."""
-
-
 def model_card(
     info: CheckpointInfo,
-    shown: Shown | None = None,
+    shown: Evaluation | None = None,
     name: str | None = None,
     pictures: Mapping[str, str] | None = None,
     license: str | None = None,
@@ -93,7 +83,7 @@ def _front_matter(
         named = json.dumps(data or "unnamed data", ensure_ascii=False)
         lines += [
             "metrics:",
-            "- accuracy",
+            *(f"- {kind}" for kind in dict.fromkeys(FIGURES[key][0] for key in figures)),
             "model-index:",
             f"- name: {json.dumps(name or variant_name(info.model))}",
             "  results:",
@@ -102,8 +92,8 @@ def _front_matter(
             "    metrics:",
         ]
         for key, value in figures.items():
-            what = json.dumps(FIGURES[key])
-            lines.append(f"    - {{type: accuracy, name: {what}, value: {value:.4f}}}")
+            kind, what = FIGURES[key]
+            lines.append(f"    - {{type: {kind}, name: {json.dumps(what)}, value: {value:.4f}}}")
     return [*lines, "---"]
 
 
@@ -142,7 +132,9 @@ def _triple(values: tuple[float, float, float]) -> str:
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
-def _figures(info: CheckpointInfo, shown: Shown | None, pictures: Mapping[str, str]) -> list[str]:
+def _figures(
+    info: CheckpointInfo, shown: Evaluation | None, pictures: Mapping[str, str]
+) -> list[str]:
     numbers = _numbers(info)
     if not numbers and shown is None:
         return []
@@ -151,8 +143,8 @@ def _figures(info: CheckpointInfo, shown: Shown | None, pictures: Mapping[str, s
         lines[-1] += " Validation chose the step that was kept; a test part chose nothing."
     lines.append("")
     if numbers:
-        lines += ["| accuracy | |", "|---|---|"]
-        lines += [f"| {FIGURES[key]} | {value:.1%} |" for key, value in numbers.items()]
+        lines += ["| figure | |", "|---|---|"]
+        lines += [f"| {FIGURES[key][1]} | {value:.1%} |" for key, value in numbers.items()]
     if shown is not None:
         lines += [*([""] if numbers else []), f"Of {shown.count:,} pictures:", ""]
         lines += _by_class(info, shown)
@@ -161,24 +153,23 @@ def _figures(info: CheckpointInfo, shown: Shown | None, pictures: Mapping[str, s
     return lines
 
 
-def _by_class(info: CheckpointInfo, shown: Shown) -> Iterator[str]:
-    """A row a class: pictures, the part that is right, what the others are most often taken for;
-    of many classes the worst."""
+def _by_class(info: CheckpointInfo, shown: Evaluation) -> Iterator[str]:
+    """A row for each class that has pictures; of many classes those with the lowest F1."""
     names = unique_names(info.classes)
-    rows = []
-    for index, counts in enumerate(shown.confusion.tolist()):
-        total, right = sum(counts), counts[index]
-        counts[index] = 0
-        other = names[max(range(len(counts)), key=counts.__getitem__)] if any(counts) else "-"
-        rows.append((right / total if total else 0.0, names[index], total, other))
+    rows = [row for row in shown.by_class if row.count]
     if len(rows) > MOST_CLASSES:
-        rows = sorted(row for row in rows if row[2])[:MOST_CLASSES]
+        rows = sorted(rows, key=lambda row: row.f1)[:MOST_CLASSES]
         yield f"The {MOST_CLASSES} classes that are hardest:"
         yield ""
-    yield "| class | pictures | right | most often taken for |"
-    yield "|---|---|---|---|"
-    for part, name, total, other in rows:
-        yield f"| {_cell(name)} | {total} | {f'{part:.1%}' if total else '-'} | {_cell(other)} |"
+    yield "| class | pictures | recall | precision | F1 | most often taken for |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        other = "-" if row.taken_for is None else names[row.taken_for]
+        parts = " | ".join(
+            "-" if math.isnan(part) else f"{part:.1%}"
+            for part in (row.recall, row.precision, row.f1)
+        )
+        yield f"| {_cell(names[row.index])} | {row.count} | {parts} | {_cell(other)} |"
 
 
 def _cell(text: str) -> str:

@@ -46,11 +46,18 @@ Plot = Annotated[
         callback=options.drawable,
     ),
 ]
+Reliability = Annotated[
+    str | None,
+    typer.Option(
+        "--reliability",
+        metavar="FILE",
+        help="Draw accuracy against confidence there (.png, .pdf or .svg).",
+        callback=options.drawable,
+    ),
+]
 
 TABLE = 20
 """Up to so many classes, the confusion matrix is printed."""
-DRAWN = 2000
-"""Up to so many, it can be drawn."""
 MISTAKES = 10
 """With more, so many of the most frequent mistakes are."""
 
@@ -61,6 +68,7 @@ def evaluate(
     split: Part = "auto",
     classes: Classes = None,
     plot: Plot = None,
+    reliability: Reliability = None,
     batch_size: options.BatchSize = None,
     json: options.Json = False,
     device: options.Device = "auto",
@@ -69,7 +77,7 @@ def evaluate(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure a model on labelled pictures: top-1, top-5, class by class, and its confusions.
+    """Measure a model on labelled pictures: accuracy, macro F1, calibration, class by class.
 
     The data's classes are matched to the model's by id, then by a name that is unique. A picture
     that cannot be read is reported and not counted; the exit code is then 1.
@@ -103,6 +111,11 @@ def evaluate(
     if plot is not None:
         draw(report, plot)
         output.note(f"the confusion matrix is in {plot}", quiet)
+    if reliability is not None:
+        from vitcli import plots
+
+        plots.reliability(report.evaluation.calibration, reliability)
+        output.note(f"the reliability diagram is in {reliability}", quiet)
     if report.errors:
         output.note(f"{len(report.errors):,} pictures could not be read and are not counted")
         raise typer.Exit(1)
@@ -121,6 +134,8 @@ def as_object(report: Report) -> dict[str, Any]:
         "unreadable": len(report.errors),
         "top1": figures.top1,
         "top5": figures.top5,
+        "macro_f1": figures.macro_f1,
+        "ece": figures.ece,
         "loss": figures.loss,
         "classes": [
             {
@@ -130,8 +145,9 @@ def as_object(report: Report) -> dict[str, Any]:
                 "pictures": row.count,
                 "recall": row.recall,
                 "precision": row.precision,
+                "f1": row.f1,
             }
-            for row in figures.by_class()
+            for row in figures.by_class
         ],
         "confusion": [
             {"label": int(label), "prediction": int(prediction), "pictures": int(count)}
@@ -148,14 +164,15 @@ def show(report: Report) -> None:
 
     figures, names = report.evaluation, unique_names(report.classes)
     output.line(f"{report.model} on {report.data}: {report.part}, {figures.count:,} pictures")
-    output.line(f"top-1 {figures.top1:.2%}   top-5 {figures.top5:.2%}   loss {figures.loss:.4f}")
+    output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
     output.line()
     rows = [
-        [names[row.index], f"{row.count:,}", _percent(row.recall), _percent(row.precision)]
-        for row in figures.by_class()
+        [names[row.index], f"{row.count:,}", *map(_percent, (row.recall, row.precision, row.f1))]
+        for row in figures.by_class
+        if row.count
     ]
-    output.table(["class", "pictures", "recall", "precision"], rows, numbers=[1, 2, 3])
-    shown = _shown_classes(report)
+    output.table(["class", "pictures", "recall", "precision", "F1"], rows, numbers=range(1, 5))
+    shown = figures.seen
     output.line()
     if len(shown) <= TABLE:
         counts = figures.confusion_of(shown)
@@ -173,20 +190,14 @@ def draw(report: Report, path: str) -> None:
     from vitcli import plots
     from vitcli.checkpoints.timm_config import unique_names
 
-    names, shown = unique_names(report.classes), _shown_classes(report)
-    if len(shown) > DRAWN:
+    names, shown = unique_names(report.classes), report.evaluation.seen
+    if len(shown) > plots.DRAWN:
         raise OutputError(
             f"a confusion matrix of {len(shown):,} classes is too large to draw",
             where=path,
             hint="--json lists what was taken for what",
         )
     plots.confusion_matrix(report.evaluation.confusion_of(shown), [names[i] for i in shown], path)
-
-
-def _shown_classes(report: Report) -> list[int]:
-    """The classes of a confusion matrix: those that have pictures or were named."""
-    figures = report.evaluation
-    return sorted({*figures.labels.tolist(), *figures.predictions.tolist()})
 
 
 def _percent(part: float) -> str:

@@ -133,6 +133,14 @@ def _console(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False)
 
 
+def figures(values: Mapping[str, float], prefix: str = "") -> list[str]:
+    """Those of `metrics.FIGURES` that are there under the prefix: ["top-1 64.54%", ...]."""
+    from vitcli.metrics import FIGURES
+
+    known = {name: values.get(prefix + key) for key, (_, name) in FIGURES.items()}
+    return [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
+
+
 def duration(seconds: float) -> str:
     """Seconds in words: "8 s", "3 min 20 s", "2 h 5 min"."""
     whole = round(seconds)

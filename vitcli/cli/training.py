@@ -171,8 +171,9 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
         result = {"event": "result", "folder": str(outcome.folder.path), **outcome.figures}
         output.json_line(result)
         return
-    for name, value in outcome.figures.items():
-        output.line(f"{name.replace('_', ' ')}: {value:.2%}")
+    for part in ("val", "test"):
+        if told := output.figures(outcome.figures, f"{part}_"):
+            output.line(f"{part}: {', '.join(told)}")
     output.line(f"model: {outcome.folder.path}")
     output.note(f"next: vit predict PICTURE --model {where}")
 

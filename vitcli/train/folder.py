@@ -5,7 +5,7 @@ config.json         timm's layout, our description, and the run's whole configur
 state.safetensors   what --resume needs, from step 0 on; gone when the run is finished
 split.json          which files are held out, where the data does not say
 metrics.jsonl       one line an event: training, evaluation
-curves.png  confusion.png  README.md
+curves.png  confusion.png  reliability.png  README.md
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.curves = self.path / "curves.png"
         self.confusion = self.path / "confusion.png"
+        self.reliability = self.path / "reliability.png"
         self.card = self.path / "README.md"
         self.files = (
             *(self.model, self.config, self.state, self.split, self.metrics),
-            *(self.curves, self.confusion, self.card),
+            *(self.curves, self.confusion, self.reliability, self.card),
         )
 
     def check_free(self, force: bool) -> None:

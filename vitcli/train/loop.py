@@ -47,7 +47,7 @@ class Outcome:
     stopped_by: int | None = None
     """The signal that stopped it; `--resume` goes on. None: it is finished."""
     figures: dict[str, float] = field(default_factory=dict)
-    """Of the stored model: val_top1, val_top5, test_top1, test_top5, of the parts there are."""
+    """Of the stored model: those of `Evaluation.figures`, as val_top1, of the parts there are."""
 
 
 def train(
@@ -142,12 +142,12 @@ def train(
             if run.val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 part, workers = batch // parts, config.workers or 0
                 evaluation = evaluate_model(
-                    model, run.val, run.preprocess, part, device, dtype, workers
+                    model, run.val, run.preprocess, part, device, dtype, workers, config.loss
                 )
                 model.train()
                 accuracy = evaluation.top1
                 line = {"event": "evaluation", "step": step, "val_top1": accuracy}
-                line |= {"val_top5": evaluation.top5, "val_loss": evaluation.loss}
+                line |= {**evaluation.figures("val_"), "val_loss": evaluation.loss}
                 folder.append_metrics(line)
                 on_event(line)
                 if progress.best_accuracy is None or accuracy > progress.best_accuracy:

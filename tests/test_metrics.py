@@ -1,0 +1,169 @@
+"""Accuracy, F1, calibration and confusion, against plain loops that count picture by picture."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitcli.metrics import BINS, Evaluation, Tally
+
+
+@pytest.fixture(scope="module")
+def logits() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(1000, 12)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def labels() -> np.ndarray:
+    """Class 11 has no pictures."""
+    return np.random.default_rng(1).integers(0, 11, 1000)
+
+
+@pytest.fixture(scope="module")
+def figures(logits, labels) -> Evaluation:
+    tally = Tally(12)
+    for part in np.array_split(np.arange(1000), 7):
+        tally.add(torch.from_numpy(logits[part]), labels[part])
+    return tally.result()
+
+
+def test_figures_are_those_of_numpy(figures, logits, labels):
+    order = np.argsort(-logits, axis=1)
+    assert figures.count == 1000
+    assert figures.top1 == np.mean(order[:, 0] == labels)
+    assert figures.top5 == np.mean((order[:, :5] == labels[:, None]).any(axis=1))
+    exponents = np.exp(logits.astype(float))
+    likelihood = exponents[np.arange(1000), labels] / exponents.sum(axis=1)
+    assert figures.loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-6)
+    table = np.zeros((12, 12), int)
+    np.add.at(table, (labels, order[:, 0]), 1)
+    np.testing.assert_array_equal(figures.confusion, table)
+    np.testing.assert_array_equal(figures.confusion_of([3, 0]), table[[3, 0]][:, [3, 0]])
+    wrong = table - np.diag(np.diag(table))
+    worst = figures.mistakes(3)
+    assert [count for *_, count in worst] == sorted(wrong.ravel())[:-4:-1]
+    assert all(wrong[label, prediction] == count for label, prediction, count in worst)
+
+
+def test_figures_of_each_class_are_counted_picture_by_picture(figures, logits, labels):
+    answers = logits.argmax(axis=1)
+    scores = []
+    assert [row.index for row in figures.by_class] == list(range(12))
+    for row in figures.by_class:
+        hits = misses = false = 0
+        for label, answer in zip(labels.tolist(), answers.tolist(), strict=True):
+            hits += label == answer == row.index
+            misses += label == row.index != answer
+            false += answer == row.index != label
+        assert row.count == hits + misses
+        assert row.precision == hits / (hits + false)
+        if row.index == 11:  # answered, and no picture is of it
+            assert math.isnan(row.recall) and row.f1 == 0 and row.taken_for is None
+        else:
+            assert row.recall == hits / (hits + misses)
+            assert row.f1 == pytest.approx(2 / (1 / row.precision + 1 / row.recall))
+            others = np.bincount(answers[labels == row.index], minlength=12)
+            others[row.index] = 0
+            assert others[row.taken_for] == others.max()
+        scores.append(row.f1)
+    assert figures.macro_f1 == pytest.approx(sum(scores) / 12, abs=1e-12)
+
+
+def test_a_class_that_occurs_nowhere_is_no_part_of_macro_f1():
+    tally = Tally(100)
+    tally.add(torch.eye(100)[[3, 3, 7]], np.array([3, 7, 7]))
+    figures = tally.result()
+    assert [row.index for row in figures.by_class] == [3, 7] == figures.seen
+    assert figures.macro_f1 == pytest.approx(2 / 3)
+
+
+# ---------------------------------------------------------------------------------------------
+# Calibration
+
+
+def expected_calibration_error(confidence: list[float], right: list[bool]) -> float:
+    """Guo et al. 2017, equations 1 to 3, bin by bin and answer by answer."""
+    error = 0.0
+    for m in range(1, BINS + 1):
+        inside = [i for i, c in enumerate(confidence) if (m - 1) / BINS < c <= m / BINS]
+        if inside:
+            accuracy = sum(right[i] for i in inside) / len(inside)
+            mean = sum(confidence[i] for i in inside) / len(inside)
+            error += len(inside) / len(confidence) * abs(accuracy - mean)
+    return error
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_calibration_is_that_of_plain_loops(logits, labels, score):
+    sharp = 3 * logits.astype(float)
+    if score == "softmax":
+        scores = np.exp(sharp) / np.exp(sharp).sum(axis=1, keepdims=True)
+    else:
+        scores = 1 / (1 + np.exp(-sharp))
+    right = (sharp.argmax(axis=1) == labels).tolist()
+    tally = Tally(12, score)
+    for part in np.array_split(np.arange(1000), 3):
+        tally.add(torch.from_numpy(3 * logits[part]), labels[part])
+    calibration = tally.result().calibration
+    expected = expected_calibration_error(scores.max(axis=1).tolist(), right)
+    assert calibration.error == pytest.approx(expected, abs=1e-6) and expected > 0.5
+    assert calibration.counts.sum() == 1000
+    assert (calibration.accuracy * calibration.counts).sum() == pytest.approx(sum(right))
+
+
+def test_answers_that_are_as_sure_as_right_are_calibrated():
+    """Of ten answers at 0.9 nine are right: no error. All right: 0.1. A certain one: the last
+    bin holds 1."""
+    logits = torch.tensor([[math.log(9.0), 0.0]]).repeat(10, 1)
+    for wrong, error in ((1, 0.0), (0, 0.1)):
+        tally = Tally(2)
+        tally.add(logits, np.array([1] * wrong + [0] * (10 - wrong)))
+        assert tally.result().ece == pytest.approx(error, abs=1e-6)
+    certain = Tally(2)
+    certain.add(torch.tensor([[1000.0, 0.0]]), np.array([1]))
+    assert certain.result().ece == 1.0 and certain.result().calibration.counts[-1] == 1
+
+
+# ---------------------------------------------------------------------------------------------
+# Odd numbers of classes
+
+
+@pytest.mark.parametrize(("classes", "said"), [(5, False), (6, True)])
+def test_top5_of_five_classes_says_nothing(classes, said):
+    tally = Tally(classes)
+    tally.add(torch.eye(classes), np.arange(classes))
+    figures = tally.result()
+    assert (figures.top5 is not None) is said is ("val_top5" in figures.figures("val_"))
+    assert figures.figures()["top1"] == 1.0
+
+
+def test_two_classes():
+    tally = Tally(2)
+    tally.add(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
+    figures = tally.result()
+    assert figures.top1 == 0.5
+    assert np.isnan(figures.by_class[1].precision)
+
+
+def test_many_classes_take_memory_for_what_occurs():
+    tally = Tally(21_843)
+    scores = torch.zeros(4, 21_843)
+    scores[:, 20_000] = 1
+    tally.add(scores, np.array([20_000, 5, 5, 21_842]))
+    figures = tally.result()
+    assert figures.top1 == 0.25 and len(figures.counts) == 3
+    assert figures.mistakes(1) == [(5, 20_000, 2)]
+
+
+def test_nothing_seen():
+    figures = Tally(3).result()
+    assert (figures.count, figures.top1, figures.macro_f1, figures.ece) == (0, 0.0, 0.0, 0.0)
+
+
+def test_logits_that_are_no_numbers_are_wrong_and_not_a_crash():
+    tally = Tally(7)
+    tally.add(torch.full((2, 7), float("nan")), np.array([5, 6]))
+    assert tally.result().count == 2 and tally.result().ece <= 1

@@ -1,0 +1,218 @@
+"""What is counted about a model's answers: accuracy, F1, calibration, class by class.
+
+A `Tally` adds up logits batch by batch; an `Evaluation` is what comes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitcli.config import Score
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+FIGURES = {
+    "top1": ("accuracy", "top-1"),
+    "top5": ("accuracy", "top-5"),
+    "macro_f1": ("f1", "macro F1"),
+    "ece": ("ece", "ECE"),
+}
+"""What is said of an evaluation in one line: the kind of each figure, and its name."""
+BINS = 15
+"""Of the confidence, equally wide (Guo et al. 2017, arXiv 1706.04599, section 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """How a model does on one class."""
+
+    index: int
+    count: int
+    """Pictures of the class: its support."""
+    recall: float
+    """The part of them that is recognised: the class's own accuracy. NaN without pictures."""
+    precision: float
+    """The part of the pictures taken for this class that are of it. NaN where none was."""
+    f1: float
+    """The harmonic mean of both, 2 TP / (2 TP + FP + FN): 0 where either is 0 or NaN."""
+    taken_for: int | None
+    """What its other pictures are most often taken for."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Confidence against accuracy. The confidence of an answer is its score; bin m of `BINS` holds
+    the answers with one in ((m - 1) / BINS, m / BINS]."""
+
+    counts: Ints
+    """(BINS,): answers."""
+    confidence: Floats
+    """(BINS,): their mean confidence; 0 without answers."""
+    accuracy: Floats
+    """(BINS,): the part of them that is right; 0 without answers."""
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error (ECE): the bins' |accuracy - confidence|, weighted by
+        their answers (Guo et al. 2017, equation 3)."""
+        gaps = np.abs(self.accuracy - self.confidence)
+        return float((self.counts * gaps).sum() / max(self.counts.sum(), 1))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of one pass over labelled pictures; all but the loss in [0, 1]."""
+
+    num_classes: int
+    labels: Ints
+    """(P,) with `predictions` and `counts`: how often pictures of a class are taken for another.
+    Pairs that never occur are left out: 21,843 classes have 477 million."""
+    predictions: Ints
+    counts: Ints
+    top5: float | None
+    """The part of the pictures whose label is among the five best classes; None where there are
+    no more than five."""
+    loss: float
+    """Mean cross-entropy of the labels under a softmax."""
+    calibration: Calibration
+
+    @property
+    def count(self) -> int:
+        """Pictures seen."""
+        return int(self.counts.sum())
+
+    @property
+    def top1(self) -> float:
+        """The part of the pictures whose best class is their label."""
+        right = self.counts[self.labels == self.predictions].sum()
+        return float(right / max(self.count, 1))
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean F1 of the classes that occur, as a label or as an answer: scikit-learn's
+        `f1_score(average="macro")`. A class without pictures that is answered counts with 0."""
+        return float(np.mean([row.f1 for row in self.by_class] or [0.0]))
+
+    @property
+    def ece(self) -> float:
+        """The expected calibration error."""
+        return self.calibration.error
+
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """Those of `FIGURES`, each with the prefix; top5 only where it says something."""
+        known = {name: getattr(self, name) for name in FIGURES}
+        return {prefix + name: value for name, value in known.items() if value is not None}
+
+    @property
+    def seen(self) -> list[int]:
+        """The classes that occur, as a label or as an answer, in index order."""
+        return [int(i) for i in np.union1d(self.labels, self.predictions)]
+
+    @property
+    def confusion(self) -> Ints:
+        """(K, K): row is the label, column the prediction."""
+        return self.confusion_of(range(self.num_classes))
+
+    def confusion_of(self, classes: Sequence[int]) -> Ints:
+        """(n, n): the confusion matrix of some classes, in the given order."""
+        place = np.full(self.num_classes, -1)
+        place[list(classes)] = np.arange(len(classes))
+        rows, columns = place[self.labels], place[self.predictions]
+        inside = (rows >= 0) & (columns >= 0)
+        table = np.zeros((len(classes), len(classes)), np.int64)
+        table[rows[inside], columns[inside]] = self.counts[inside]
+        return table
+
+    @cached_property
+    def by_class(self) -> list[ClassFigures]:
+        """Figures of each class that occurs, in index order."""
+
+        def total(of: Ints, wanted: Any = True) -> Ints:
+            return np.bincount(of, np.where(wanted, self.counts, 0), self.num_classes).astype(int)
+
+        pictures, taken = total(self.labels), total(self.predictions)
+        right = total(self.labels, self.labels == self.predictions)
+        others = {label: taken_for for label, taken_for, _ in reversed(self.mistakes())}
+
+        def part(of: int, all: int) -> float:
+            return of / all if all else math.nan
+
+        rows = []
+        for i in self.seen:
+            hit, support, answers = int(right[i]), int(pictures[i]), int(taken[i])
+            f1 = 2 * hit / (support + answers)  # support is TP + FN, answers are TP + FP
+            recall, precision = part(hit, support), part(hit, answers)
+            rows.append(ClassFigures(i, support, recall, precision, f1, others.get(i)))
+        return rows
+
+    def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
+        """(label, prediction, pictures) of the most frequent confusions, worst first."""
+        wrong = np.flatnonzero(self.labels != self.predictions)
+        order = wrong[np.argsort(-self.counts[wrong], kind="stable")][:most]
+        return [(int(self.labels[i]), int(self.predictions[i]), int(self.counts[i])) for i in order]
+
+
+class Tally:
+    """Adds up logits batch by batch, in memory that the number of pictures does not change.
+
+    Args:
+        score: what makes a confidence of a logit.
+    """
+
+    def __init__(self, num_classes: int, score: Score = "softmax") -> None:
+        self.num_classes, self.score = num_classes, score
+        self.pairs: dict[int, int] = {}
+        self.count, self.among_five, self.loss = 0, 0, 0.0
+        self.bins = np.zeros((3, BINS))
+        """Rows: answers, the sum of their confidences, how many are right."""
+
+    def add(self, logits: Tensor, labels: Ints) -> None:
+        """logits: float32 (B, num_classes), on the CPU; labels: (B,)."""
+        import torch
+        import torch.nn.functional as F
+
+        best = logits.topk(min(5, self.num_classes))
+        answers = best.indices.numpy()
+        pairs = np.unique(labels * self.num_classes + answers[:, 0], return_counts=True)
+        for pair, count in zip(*(part.tolist() for part in pairs), strict=True):
+            self.pairs[pair] = self.pairs.get(pair, 0) + count
+        self.count += len(labels)
+        self.among_five += int((answers == labels[:, None]).sum())
+        self.loss += float(F.cross_entropy(logits, torch.from_numpy(labels), reduction="sum"))
+        highest = best.values[:, 0]
+        scores = (
+            highest.sigmoid() if self.score == "sigmoid" else (highest - logits.logsumexp(1)).exp()
+        )
+        confidence = np.nan_to_num(scores.double().numpy())
+        place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+        for row, weights in enumerate((None, confidence, answers[:, 0] == labels)):
+            self.bins[row] += np.bincount(place, weights, BINS)
+
+    def result(self) -> Evaluation:
+        """The figures of all that was added."""
+        pairs = np.array(sorted(self.pairs), np.int64)
+        labels, predictions = np.divmod(pairs, max(self.num_classes, 1))
+        counts = np.array([self.pairs[int(pair)] for pair in pairs], np.int64)
+        pictures = max(self.count, 1)
+        answers, confidence, right = self.bins
+        filled = np.maximum(answers, 1)
+        return Evaluation(
+            self.num_classes,
+            labels,
+            predictions,
+            counts,
+            self.among_five / pictures if self.num_classes > 5 else None,
+            self.loss / pictures,
+            Calibration(answers.astype(np.int64), confidence / filled, right / filled),
+        )
