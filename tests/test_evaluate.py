@@ -6,11 +6,15 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from vitcli.config import DataConfig
+from vitcli.data.alignment import MatchRules
 from vitcli.errors import ConfigError, DataError
 from vitcli.evaluate import evaluate
+from vitcli.imagenet import imagenet_classes
 from vitcli.prediction import Predictor
 
 # ---------------------------------------------------------------------------------------------
@@ -103,3 +107,111 @@ def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, 
     predictor = Predictor(bare, device="cpu", precision="fp32")
     with pytest.raises(ConfigError, match="does not name its 10 classes, and the data has 2"):
         evaluate(predictor, DataConfig(str(labelled("dog", "cat"))))
+
+
+# ---------------------------------------------------------------------------------------------
+# Among which classes, by which labels, at which resolution
+
+
+def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):
+    """A picture's answer is then the best of the classes that the data has."""
+    place = {label.id: i for i, label in enumerate(predictor.classes)}
+    root = labelled("horse", "rocket")
+    horse, rocket = place["horse"], place["rocket"]
+    told: list[str] = []
+    answers = []
+    report = evaluate(
+        predictor,
+        DataConfig(str(root)),
+        rules=MatchRules(among="data"),
+        on_answer=answers.append,
+        report=told.append,
+    )
+    expected = [bool(row[horse] > row[rocket]) for row in timm_logits]
+    assert [answer.best[0][0].id == "horse" for answer in answers] == expected
+    assert report.evaluation.top1 == (expected[0] + (not expected[1])) / 2
+    assert report.evaluation.top5 is None and report.indices == (horse, rocket)
+    assert told == ["answers are chosen among 2 classes, of the 10 of the model (--among)"]
+    two = timm_logits[:, [horse, rocket]].astype(float)
+    scores = np.exp(two) / np.exp(two).sum(axis=1, keepdims=True)
+    found = [answer.best[0][1] for answer in answers]
+    np.testing.assert_allclose(found, scores.max(axis=1), rtol=1e-4)
+
+
+def test_a_class_that_stands_for_several_has_the_best_of_their_scores(
+    predictor, labelled, timm_logits
+):
+    """So that whichever of them is answered is right."""
+    order = np.argsort(-timm_logits[0])
+    group = [predictor.classes[i].id for i in order[:2]]
+    other = predictor.classes[order[3]].id
+    root = labelled("anything", other)
+    answers = []
+    rules = MatchRules(mapping={"anything": group})
+    report = evaluate(predictor, DataConfig(str(root)), rules=rules, on_answer=answers.append)
+    (answer,) = (answer for answer in answers if answer.label.id == "anything")
+    assert len(report.classes) == 9 and answer.correct
+    # The second of the group does not stand beside the first.
+    assert [label.id for label, _ in answer.best[:2]] == [
+        "anything",
+        predictor.classes[order[2]].id,
+    ]
+
+
+def test_pictures_of_unknown_classes_are_left_out_and_told(predictor, labelled):
+    root = labelled("zebra", "dog")
+    report = evaluate(predictor, DataConfig(str(root)), rules=MatchRules(skip_unknown=True))
+    assert report.evaluation.count == 1
+    assert report.warnings == ("left out: 1 pictures of 'zebra'",)
+    rules = MatchRules(mapping={"zebra": [], "dog": []})
+    with pytest.raises(DataError, match="all its pictures are left out"):
+        evaluate(predictor, DataConfig(str(root)), rules=rules)
+
+
+def test_real_labels_are_counted_beside_the_datas_own(predictor, labelled, timm_logits):
+    """a.png as validation picture 1 and b.png as 2, whose labels are the two cranes of ImageNet,
+    134 and 517, of which the model knows both."""
+    root = labelled("dog", "cat")
+    (root / "dog" / "a.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")
+    (root / "cat" / "b.png").rename(root / "cat" / "ILSVRC2012_val_00000002.JPEG")
+    answers = []
+    assert [imagenet_classes()[i] for i in (134, 517)] == list(predictor.classes[:2])
+    for right in ([134, 517], [134], [0]):
+        accepted = [right, right, *[[]] * 49_998]
+        report = evaluate(
+            predictor, DataConfig(str(root)), accepted=accepted, on_answer=answers.append
+        )
+        best = timm_logits.argmax(axis=1)  # of a.png and b.png
+        known = [{134: 0, 517: 1}.get(i, -1) for i in right]
+        assert report.real.count == (2 if right != [0] else 0)
+        if right != [0]:
+            assert report.real.accuracy == np.isin(best, known).mean()
+        assert report.real.left_out == 2 - report.real.count
+    assert [answer.accepted for answer in answers[-2:]] == [None, None]
+
+
+def test_another_resolution_is_the_model_with_its_position_embeddings_resized(
+    tiny_checkpoint, labelled
+):
+    from vitcli.checkpoints.load import load
+
+    root, answers = labelled("dog", "cat"), []
+    predictor = Predictor(tiny_checkpoint, device="cpu", precision="fp32", resolution=(80, 48))
+    assert predictor.stored.image_size == (64, 64)
+    report = evaluate(predictor, DataConfig(str(root)), on_answer=answers.append)
+    model = load(tiny_checkpoint, resolution=(80, 48))
+    pictures = [model.transform(root / name) for name in ("cat/b.png", "dog/a.png")]
+    with torch.inference_mode():
+        scores = model(torch.stack(pictures)).softmax(1)
+    found = [answer.best[0][1] for answer in answers]
+    np.testing.assert_allclose(found, scores.max(dim=1).values, rtol=1e-5)
+    assert report.resolution == (80, 48)
+    with pytest.raises(ConfigError, match="height 65 is not a multiple of the patch size 16"):
+        Predictor(tiny_checkpoint, resolution=(65, 64))
+
+
+def test_a_data_set_of_one_class_has_figures(predictor, labelled):
+    """It cannot be learnt from, but a model can be tried on it."""
+    root = labelled("dog", "dog")
+    report = evaluate(predictor, DataConfig(str(root)))
+    assert report.evaluation.count == 2 and 0 <= report.evaluation.macro_f1 <= 1

@@ -83,7 +83,7 @@ def test_reliability(tmp_path):
     assert {"accuracy", "gap to the mean confidence", "confidence", "share of answers"} <= words(
         tmp_path / "reliability.svg"
     )
-    assert "expected calibration error 9.3%" in words(tmp_path / "reliability.svg")
+    assert "expected calibration error 9.4%" in words(tmp_path / "reliability.svg")
     nothing = np.zeros(15, np.int64)
     reliability(
         Calibration(nothing, nothing.astype(float), nothing.astype(float)), tmp_path / "a.png"

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitcli.config import ClassLabel, DataConfig, Preprocess, Score
+from vitcli.config import ClassLabel, DataConfig, Preprocess, Score, Size
+from vitcli.data.alignment import Alignment, MatchRules, align
 from vitcli.data.inputs import Picture
+from vitcli.data.labels import listed
 from vitcli.data.records import Source
 from vitcli.data.sources import Part, open_part
 from vitcli.errors import ConfigError, DataError
+from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
 from vitcli.metrics import Evaluation, Tally
 from vitcli.prediction import Predictor
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 # ---------------------------------------------------------------------------------------------
@@ -40,12 +43,36 @@ class Report:
     data: str
     part: str
     """Which pictures of the data, in words."""
+    resolution: Size
+    """Of the model's input, height and width."""
     classes: tuple[ClassLabel, ...]
-    """The model's, in index order."""
+    """Those that labels and answers are indices of: the model's, or those it might answer."""
+    indices: tuple[int, ...]
+    """The model's index of each; of several that stand for one, the first."""
     evaluation: Evaluation
+    real: Reassessment | None
+    """Under labels that accept several classes."""
     warnings: tuple[str, ...]
     errors: tuple[tuple[str, DataError], ...]
     """Pictures that could not be read, which no figure counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said of one labelled picture, or what is wrong with it."""
+
+    file: str
+    label: ClassLabel
+    best: tuple[tuple[ClassLabel, float], ...] = ()
+    """At most five classes and their scores, the best first."""
+    accepted: bool | None = None
+    """Whether the best is among the classes that are right, where several may be."""
+    error: DataError | None = None
+
+    @property
+    def correct(self) -> bool:
+        """Whether the best is the label."""
+        return bool(self.best) and self.best[0][0] == self.label
 
 
 def evaluate(
@@ -53,6 +80,9 @@ def evaluate(
     data: DataConfig,
     part: Part = "auto",
     batch_size: int | None = None,
+    rules: MatchRules | None = None,
+    accepted: Accepted | None = None,
+    on_answer: Callable[[Answer], None] = lambda answer: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Report:
@@ -61,6 +91,9 @@ def evaluate(
     Args:
         part: "auto" takes the test part, else the validation part (on the data that the model was
             trained on: what its run held out), else all pictures.
+        rules: how classes are matched, and among which the model answers; None: the defaults.
+        accepted: ReaL labels, to be counted beside the data's own (`imagenet.read_accepted`).
+        on_answer: called with what is said of each picture, in order.
         on_progress: called with the pictures that are done and those there are.
         report: told, in a line, of what takes time before the first picture.
 
@@ -72,33 +105,101 @@ def evaluate(
     if not info.model.num_classes:
         raise ConfigError("the model has no classes to be right about", where=predictor.name)
     record = _split_record(predictor.file.parent, data.path)
-    source, words, warnings = open_part(data, part, info.classes or None, record, report)
-    classes = predictor.classes
-    if not info.classes:
-        if len(source.classes) != info.model.num_classes:
-            raise ConfigError(
-                f"the model does not name its {info.model.num_classes:,} classes, and the data "
-                f"has {len(source.classes):,}",
-                where=predictor.name,
-            )
-        classes = source.classes
-        warnings += ("the model does not name its classes: the data's order was taken",)
-    tally, errors, done = (
-        Tally(info.model.num_classes, info.score),
-        list[tuple[str, DataError]](),
-        0,
+    source, words, warnings = open_part(data, part, None, record, report)
+    model, assumed = _classes_of(predictor, source, accepted is not None)
+    aligned = align(
+        source.classes,
+        np.flatnonzero(source.counts()).tolist(),
+        model,
+        rules or MatchRules(),
+        imagenet_classes(),
+        data.path,
     )
+    source, left_out = _evaluated(source, aligned)
+    if len(aligned.classes) < len(model):
+        report(
+            f"answers are chosen among {len(aligned.classes):,} classes, of the {len(model):,} of "
+            "the model (--among)"
+        )
+    real = Reassessment(accepted, source, model, aligned) if accepted is not None else None
+    tally, errors, done = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]](), 0
     for slots, logits in predictor.batches(_pictures(source), "logits", batch_size):
         read = np.array([slot.error is None for slot in slots])
-        errors += [(slot.name, slot.error) for slot in slots if slot.error is not None]
-        labels = source.labels[done : done + len(slots)][read]
-        if len(labels):
-            tally.add(logits, labels)
+        labels = source.labels[done : done + len(slots)]
+        best = tally.add(_among(logits, aligned), labels[read]) if read.any() else []
+        rows = iter(best)
+        for i, (name, error) in enumerate(slots):
+            label = aligned.classes[labels[i]]
+            if error is not None:
+                errors.append((name, error))
+                on_answer(Answer(name, label, error=error))
+                continue
+            row = next(rows)
+            found = real.add(done + i, row[0][0]) if real is not None else None
+            named = tuple((aligned.classes[answer], score) for answer, score in row)
+            on_answer(Answer(name, label, named, found))
         done += len(slots)
         on_progress(done, len(source))
     return Report(
-        predictor.name, data.path, words, classes, tally.result(), warnings, tuple(errors)
+        predictor.name,
+        data.path,
+        words,
+        info.model.image_size,
+        aligned.classes,
+        tuple(aligned.first.tolist()),
+        tally.result(),
+        real,
+        (*warnings, *assumed, *left_out),
+        tuple(errors),
     )
+
+
+def _classes_of(
+    predictor: Predictor, source: Source, imagenet: bool
+) -> tuple[tuple[ClassLabel, ...], list[str]]:
+    """The model's classes, and what had to be assumed where it does not name them."""
+    count = predictor.info.model.num_classes
+    if predictor.info.classes:
+        return predictor.classes, []
+    if len(source.classes) == count:
+        return source.classes, ["the model does not name its classes: the data's order was taken"]
+    if count == len(imagenet_classes()) and imagenet:
+        return imagenet_classes(), ["the model does not name its classes: ImageNet's were taken"]
+    raise ConfigError(
+        f"the model does not name its {count:,} classes, and the data has {len(source.classes):,}",
+        where=predictor.name,
+        hint="vit convert --labels FILE writes names into a checkpoint",
+    )
+
+
+def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
+    """The pictures whose class can be answered, labelled with it; and a line about the others."""
+    labels, counts = aligned.of_data[source.labels], source.counts()
+    kept = np.flatnonzero(labels >= 0)
+    if not len(kept):
+        raise DataError("all its pictures are left out", where=source.root)
+    lines = []
+    if len(kept) < len(source):
+        names = [
+            label.name
+            for label, count, place in zip(source.classes, counts, aligned.of_data, strict=True)
+            if count and place < 0
+        ]
+        lines = [f"left out: {len(source) - len(kept):,} pictures of {listed(names)}"]
+    return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
+
+
+def _among(logits: Tensor, aligned: Alignment) -> Tensor:
+    """Logits (B, K) of a model's classes as those of the classes of an evaluation; the highest of
+    several that stand for one, so that any of them is as right."""
+    import torch
+
+    if len(aligned.classes) == logits.shape[1]:
+        return logits
+    allowed = torch.from_numpy(np.flatnonzero(aligned.of_model >= 0))
+    place = torch.from_numpy(aligned.of_model)[allowed].expand(len(logits), -1)
+    lowest = logits.new_full((len(logits), len(aligned.classes)), float("-inf"))
+    return lowest.scatter_reduce(1, place, logits[:, allowed], "amax")
 
 
 def _pictures(source: Source) -> Iterator[Picture]:

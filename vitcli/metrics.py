@@ -177,8 +177,16 @@ class Tally:
         self.bins = np.zeros((3, BINS))
         """Rows: answers, the sum of their confidences, how many are right."""
 
-    def add(self, logits: Tensor, labels: Ints) -> None:
-        """logits: float32 (B, num_classes), on the CPU; labels: (B,)."""
+    def add(self, logits: Tensor, labels: Ints) -> list[list[tuple[int, float]]]:
+        """Counts a batch.
+
+        Args:
+            logits: float32 (B, num_classes), on the CPU.
+            labels: (B,)
+
+        Returns:
+            For each picture at most five classes with their scores, the best first.
+        """
         import torch
         import torch.nn.functional as F
 
@@ -190,14 +198,18 @@ class Tally:
         self.count += len(labels)
         self.among_five += int((answers == labels[:, None]).sum())
         self.loss += float(F.cross_entropy(logits, torch.from_numpy(labels), reduction="sum"))
-        highest = best.values[:, 0]
-        scores = (
-            highest.sigmoid() if self.score == "sigmoid" else (highest - logits.logsumexp(1)).exp()
-        )
-        confidence = np.nan_to_num(scores.double().numpy())
+        if self.score == "sigmoid":
+            scores = best.values.sigmoid()
+        else:
+            scores = (best.values - logits.logsumexp(1, keepdim=True)).exp()
+        confidence = np.nan_to_num(scores[:, 0].double().numpy())
         place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
         for row, weights in enumerate((None, confidence, answers[:, 0] == labels)):
             self.bins[row] += np.bincount(place, weights, BINS)
+        return [
+            list(zip(*row, strict=True))
+            for row in zip(answers.tolist(), scores.tolist(), strict=True)
+        ]
 
     def result(self) -> Evaluation:
         """The figures of all that was added."""

@@ -36,6 +36,7 @@ STYLE: Any = {
     "pdf.fonttype": 42,
 }
 TRAINING, VALIDATION, NEUTRAL = "#0072b2", "#d55e00", "#555555"
+LINES = (TRAINING, VALIDATION, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", NEUTRAL)
 """Told apart by colour-blind readers too (Okabe and Ito)."""
 
 NUMBERED, NAMED, DRAWN = 25, 100, 2000
@@ -255,6 +256,51 @@ def accuracy_by_shots(
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set(xlabel="training pictures of each class", ylabel="accuracy")
+        _save(figure, path)
+
+
+def accuracy_by_resolution(
+    lines: Mapping[str, Sequence[tuple[tuple[int, int], float]]],
+    trained: tuple[int, int],
+    path: str | Path,
+) -> None:
+    """Draws accuracy against the resolution of the pictures, a line for each data set.
+
+    Args:
+        lines: by the data's name, ((height, width), accuracy in [0, 1]) of each resolution.
+        trained: the model's own resolution, which is marked.
+        path: the picture, written whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+
+    def side(size: tuple[int, int]) -> float:
+        return float(np.sqrt(size[0] * size[1]))
+
+    sizes = sorted({size for points in lines.values() for size, _ in points} | {trained}, key=side)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+        axes = figure.subplots()
+        axes.axvline(side(trained), color=NEUTRAL, linewidth=0.8, linestyle="--")
+        for i, (name, points) in enumerate(lines.items()):
+            ordered = sorted((side(size), value) for size, value in points)
+            axes.plot(
+                *zip(*ordered, strict=True),
+                marker="o",
+                ms=4,
+                color=LINES[i % len(LINES)],
+                label=name,
+            )
+        axes.set_xticks(
+            [side(size) for size in sizes],
+            [str(h) if h == w else f"{h}x{w}" for h, w in sizes],
+            rotation=90 if len(sizes) > 8 else 0,
+        )
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set(xlabel="resolution (dashed: the checkpoint's)", ylabel="top-1 accuracy")
+        if len(lines) > 1:
+            axes.legend(loc="best")
         _save(figure, path)
 
 

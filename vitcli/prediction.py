@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from vitcli.checkpoints import read, registry
 from vitcli.checkpoints.timm_config import unique_names
-from vitcli.config import ClassLabel, Preprocess
+from vitcli.config import ClassLabel, PosembMethod, Preprocess, Size
 from vitcli.data.inputs import Picture, find_pictures
 from vitcli.errors import ConfigError, DataError
 
@@ -121,7 +121,12 @@ class Slot(NamedTuple):
 
 class Predictor:
     """A checkpoint that is asked about pictures. Its header is read at once; its weights, and
-    torch, when the first pictures are on their way."""
+    torch, when the first pictures are on their way.
+
+    Args:
+        resolution: of its pictures, where that is not the checkpoint's: the position embeddings
+            are resized by `posemb_method`.
+    """
 
     def __init__(
         self,
@@ -130,8 +135,15 @@ class Predictor:
         precision: str = "auto",
         offline: bool = False,
         on_progress: Progress | None = None,
+        resolution: Size | None = None,
+        posemb_method: PosembMethod = "bilinear",
     ) -> None:
         self.info, self.file = read.read_info(spec, offline, on_progress)
+        self.stored, self.posemb_method = self.info.model, posemb_method
+        if resolution is not None and resolution != self.stored.image_size:
+            from vitcli.checkpoints.adapt import at_size
+
+            self.info = at_size(self.info, resolution, posemb_method)
         self.name = registry.aliases().get(str(spec), str(spec))
         self.classes = self.info.classes or tuple(
             ClassLabel(str(i), str(i)) for i in range(self.info.model.num_classes)
@@ -203,6 +215,7 @@ class Predictor:
     def model(self) -> LoadedModel:
         """The model on its device, at its precision; loaded when first asked for."""
         if self._model is None:
+            from vitcli.checkpoints.adapt import adapt
             from vitcli.checkpoints.load import build, load_weights
             from vitcli.devices import (
                 PRECISIONS,
@@ -216,8 +229,10 @@ class Predictor:
             device, precision = self._wanted
             self.device = choose_device(device)
             self.dtype = choose_precision(precision, self.device)
-            weights = load_weights(self.file)
-            self._model = build(self.info, weights.tensors, self.device, self.dtype).eval()
+            tensors = load_weights(self.file).tensors
+            if self.info.model != self.stored:
+                tensors = adapt(tensors, self.stored, self.info.model, self.posemb_method)
+            self._model = build(self.info, tensors, self.device, self.dtype).eval()
             fast = self.device.type == "cpu" and multiplies_bf16(self.device) and can_pack()
             if fast and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
                 pack(self._model, CORE_BATCH * _cores())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,8 +46,10 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
         "model": str(tiny_checkpoint),
         "data": str(data),
         "part": "all pictures",
+        "resolution": [64, 64],
         "pictures": 2,
         "unreadable": 0,
+        "among": 10,
         "top1": right,
         "top5": sum(among) / 2,
     }
@@ -57,8 +61,8 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
         (3, second, 1),
     }
     exact = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    gaps = np.abs(exact.max(axis=1) - [True, second == 3])  # each in a bin of its own
-    assert ece == pytest.approx(gaps.mean(), abs=1e-5)
+    gaps = exact.max(axis=1) - [True, second == 3]  # of two answers that share a bin
+    assert ece == pytest.approx(abs(gaps.mean()), abs=1e-5)
     assert set(rows[0]) == {"index", "id", "label", "pictures", "recall", "precision", "f1"}
     assert {row["index"] for row in rows} == {first, second, 3}
     assert macro_f1 == sum(row["f1"] for row in rows) / len(rows)
@@ -80,7 +84,7 @@ def test_tables_for_people(evaluate, tiny_checkpoint, data):
 
 
 def test_many_classes_are_summed_up_by_their_mistakes(evaluate, monkeypatch):
-    from vitcli.cli import evaluate as command
+    from vitcli.cli import evaluation as command
 
     monkeypatch.setattr(command, "TABLE", 1)
     lines = evaluate().stdout.splitlines()
@@ -101,6 +105,169 @@ def test_the_picture(evaluate, tmp_path):
     assert f"error: {place}: cannot be written: Not a directory\n" in result.stderr
     result = evaluate("--plot", tmp_path / "confusion.txt")
     assert result.exit_code == 2 and "does not end in .png, .pdf or .svg" in result.stderr
+
+
+def test_the_reliability_diagram(evaluate, tmp_path):
+    file = tmp_path / "reliability.png"
+    result = evaluate("--reliability", file, "--json")
+    assert result.exit_code == 0
+    assert result.stderr == f"the reliability diagram is in {file}\n"
+    assert min(Image.open(file).size) > 300
+
+
+# ---------------------------------------------------------------------------------------------
+# Several data sets, several resolutions, predictions
+
+
+def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
+    other = shutil.copytree(data, tmp_path / "other")
+    for file in (other / "dog").iterdir():
+        shutil.copy(file, other / "dog" / "again.png")
+    result = evaluate("--data", other)
+    assert result.exit_code == 0
+    lines = [re.split(r"  +", line) for line in result.stdout.splitlines()]
+    assert lines[0] == [str(tiny_checkpoint)]
+    assert lines[1] == ["data", "part", "pictures", "top-1", "top-5", "macro F1", "ECE"]
+    assert [line[:3] for line in lines[2:]] == [
+        [str(data), "all pictures", "2"],
+        [str(other), "all pictures", "3"],
+    ]
+    told = [json.loads(line) for line in evaluate("--data", other, "--json").stdout.splitlines()]
+    assert [(one["data"], one["pictures"]) for one in told] == [(str(data), 2), (str(other), 3)]
+
+
+def test_several_resolutions(evaluate, data, tmp_path):
+    file = tmp_path / "resolutions.png"
+    result = evaluate("--resolutions", "48,64,64x96", "--plot", file)
+    assert result.exit_code == 0
+    assert result.stderr == f"accuracy against resolution is in {file}\n"
+    lines = [re.split(r"  +", line) for line in result.stdout.splitlines()]
+    assert lines[1][:4] == ["data", "part", "resolution", "pictures"]
+    assert [line[2] for line in lines[2:5]] == ["48", "64 *", "64x96"]
+    assert result.stdout.splitlines()[-1].startswith("* the resolution of the checkpoint")
+    assert min(Image.open(file).size) > 300
+    once = evaluate("--resolutions", "48", "--json").stdout
+    assert json.loads(once)["resolution"] == [48, 48]
+    assert once == evaluate("--resolutions", "48,64", "--json").stdout.splitlines(True)[0]
+
+
+def test_predictions(evaluate, data, tmp_path, timm_logits):
+    from conftest import CLASSES
+
+    file = tmp_path / "predictions.csv"
+    assert evaluate("--predictions", file).exit_code == 0
+    with file.open(newline="") as opened:
+        rows = {Path(row["file"]).name: row for row in csv.DictReader(opened)}
+    assert set(rows) == {"a.png", "b.png"}
+    for (name, label), logits in zip(
+        {"a.png": CLASSES[timm_logits[0].argmax()].id, "b.png": CLASSES[3].id}.items(),
+        timm_logits.astype(float),
+        strict=True,
+    ):
+        row, scores = rows[name], np.exp(logits) / np.exp(logits).sum()
+        order = np.argsort(-logits)[:5]
+        named = [row["prediction"], *(row[f"prediction{i}"] for i in range(2, 6))]
+        assert named == [CLASSES[i].id for i in order]
+        found = [float(row["score"]), *(float(row[f"score{i}"]) for i in range(2, 6))]
+        np.testing.assert_allclose(found, scores[order], rtol=1e-4)
+        assert row["data"] == str(data) and row["label"] == label and row["real"] == ""
+        assert row["correct"] == str(int(named[0] == label)) and row["error"] == ""
+
+
+def test_predictions_by_real_labels_and_of_an_unreadable_picture(
+    data, tmp_path, vit, tiny_checkpoint
+):
+    root = shutil.copytree(data, tmp_path / "data")
+    (root / "dog" / "b.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")  # none is right
+    (picture,) = root.glob("*/a.png")
+    picture.rename(picture.with_name("ILSVRC2012_val_00000002.JPEG"))
+    (root / "dog" / "ILSVRC2012_val_00000003.JPEG").write_text("no picture")
+    labels, file = tmp_path / "labels.json", tmp_path / "predictions.csv"
+    labels.write_text(json.dumps([[], [134], *[[]] * 49_998]))
+    words = ["evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--labels", labels]
+    result = vit(*words, "--predictions", file, "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)["real"]
+    assert told == {"top1": told["top1"], "pictures": 1, "left_out": 1}
+    with file.open(newline="") as opened:
+        rows = {Path(row["file"]).name[-10:-5]: row for row in csv.DictReader(opened)}
+    assert rows["00001"]["real"] == "" and rows["00002"]["real"] == str(int(told["top1"]))
+    assert rows["00003"]["error"].startswith("is not a picture")
+    assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
+    text = vit(*words).stdout.splitlines()[2]
+    assert re.fullmatch(r"ReaL \S+% of 1 pictures \(1 without a class that is right\)", text)
+
+
+# ---------------------------------------------------------------------------------------------
+# What is refused
+
+
+def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_checkpoint):
+    twice = tmp_path / "twice.txt"
+    twice.write_text("dog\ncat\ndog\n")
+    short = tmp_path / "short.json"
+    short.write_text("[[1], [2]]")
+    mapping = tmp_path / "mapping.tsv"
+    mapping.write_text("dog\twolf\n")
+    for words, message in (
+        (("--classes", twice), f"error: {twice}: 'dog' stands for more than one class\n"),
+        (
+            ("--labels", short),
+            f"error: {short}: holds 2 entries, and ImageNet's validation part has 50,000 pictures",
+        ),
+        (
+            ("--labels", "real"),
+            "is not named as one of ImageNet's validation pictures, and these labels go by their "
+            "names\nkeep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG\n",
+        ),
+        (("--labels", "reel"), "error: reel: the labels cannot be read: No such file"),
+        (
+            ("--mapping", mapping),
+            f"error: {data}: 'wolf' is not among the 10 classes of the model\n"
+            "say which classes they are with --mapping FILE, or leave them out with "
+            "--skip-unknown\n",
+        ),
+        (
+            ("--resolutions", "64,100"),
+            "error: height 100 is not a multiple of the patch size 16\n"
+            "take a resolution of 96 or 112\n",
+        ),
+    ):
+        result = evaluate(*words)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert message in result.stderr and result.stderr.count("\n") <= 2
+    for words, message in (
+        (("--resolutions", "64,big"), "'big' is not a size such as 384 or 192x320"),
+        (
+            ("--resolutions", "48,64", "--predictions", "a.csv"),
+            "--predictions: give one resolution",
+        ),
+        (("--data", "b", "--plot", "a.png"), "--plot: a confusion matrix is of one --data"),
+        (("--data", "b", "--reliability", "a.png"), "--reliability: give one --data"),
+    ):
+        result = evaluate(*words)
+        assert result.exit_code == 2 and message in result.stderr, result.stderr
+
+
+def test_data_that_the_model_knows_nothing_of(vit, tiny_checkpoint, data, tmp_path):
+    root = tmp_path / "flowers"
+    for name in ("daisy", "rose"):
+        shutil.copytree(data / "dog", root / name)
+    result = vit("evaluate", "--data", root, "-m", tiny_checkpoint, *FP32)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"error: {root}: none of 'daisy' and 'rose' is among the 10 classes of the model\n"
+        "say which classes they are with --mapping FILE, or leave them out with --skip-unknown\n"
+    )
+    parts = tmp_path / "parts"
+    for part, name in (("train", "dog"), ("val", "dog"), ("val", "horse")):
+        shutil.copytree(data / "dog", parts / part / name)
+    result = vit("evaluate", "--data", parts, "-m", tiny_checkpoint, *FP32)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"error: {parts / 'val'}: 'horse' has no pictures in the training part\n"
+        "add some there, or remove it here\n"
+    )
 
 
 def test_an_unreadable_picture(vit, tiny_checkpoint, data, tmp_path):

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import functools
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitcli.cli import options, output
-from vitcli.config import DataConfig
-from vitcli.errors import OutputError
+from vitcli.cli import evaluation, options, output
+from vitcli.config import DataConfig, Size
 from vitcli.prediction import Predictor
 
 if TYPE_CHECKING:
     from vitcli.evaluate import Report
 
 Data = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--data",
         metavar="PATH",
         help="A folder of class folders, a CSV (path,label), a parquet file or folder, or tar "
-        "shards.",
+        "shards. May be given several times.",
         show_default=False,
     ),
 ]
@@ -42,7 +44,8 @@ Plot = Annotated[
     typer.Option(
         "--plot",
         metavar="FILE",
-        help="Draw the confusion matrix there (.png, .pdf or .svg).",
+        help="Draw the confusion matrix there (.png, .pdf or .svg); with several --resolutions, "
+        "accuracy against resolution.",
         callback=options.drawable,
     ),
 ]
@@ -55,11 +58,48 @@ Reliability = Annotated[
         callback=options.drawable,
     ),
 ]
-
-TABLE = 20
-"""Up to so many classes, the confusion matrix is printed."""
-MISTAKES = 10
-"""With more, so many of the most frequent mistakes are."""
+Labels = Annotated[
+    str,
+    typer.Option(
+        "--labels",
+        metavar="original|real|FILE.json",
+        help="real: count ReaL labels too (several classes may be right) on ImageNet's validation "
+        "pictures, told by their names; FILE: other such labels, 50,000 lists of classes.",
+    ),
+]
+MappingFile = Annotated[
+    str | None,
+    typer.Option(
+        "--mapping",
+        metavar="FILE",
+        help="Lines of the data's class, tab, the model's (ids or names; - leaves its pictures "
+        "out). Several lines for one class: any of those answers is right.",
+    ),
+]
+Among = Annotated[
+    Literal["auto", "model", "data", "imagenet-1k"],
+    typer.Option(
+        "--among",
+        help="Classes that the model may answer: all of its own, the data's, or ImageNet's 1,000. "
+        "auto: those 1,000 for a model of ImageNet-21k on data of ImageNet-1k, else its own.",
+    ),
+]
+SkipUnknown = Annotated[
+    bool,
+    typer.Option("--skip-unknown", help="Leave out pictures of classes that the model lacks."),
+]
+Resolutions = Annotated[
+    str | None,
+    typer.Option(
+        "--resolutions",
+        metavar="N,...",
+        help="Evaluate at each of these sizes (224 or 192x320), with position embeddings resized.",
+    ),
+]
+Predictions = Annotated[
+    str | None,
+    typer.Option("--predictions", metavar="FILE.csv", help="Write the answer for each picture."),
+]
 
 
 def evaluate(
@@ -67,6 +107,12 @@ def evaluate(
     model: options.Model = "default",
     split: Part = "auto",
     classes: Classes = None,
+    labels: Labels = "original",
+    mapping: MappingFile = None,
+    among: Among = "auto",
+    skip_unknown: SkipUnknown = False,
+    resolutions: Resolutions = None,
+    predictions: Predictions = None,
     plot: Plot = None,
     reliability: Reliability = None,
     batch_size: options.BatchSize = None,
@@ -80,125 +126,58 @@ def evaluate(
     """Measure a model on labelled pictures: accuracy, macro F1, calibration, class by class.
 
     The data's classes are matched to the model's by id, then by a name that is unique. A picture
-    that cannot be read is reported and not counted; the exit code is then 1.
+    that cannot be read is reported and not counted; the exit code is then 1. Several --data or
+    --resolutions give a table with a row each.
     """
-    with output.FetchDisplay(quiet) as fetching:
-        predictor = Predictor(model, device, precision, offline, fetching)
+    sizes: list[Size | None] = [None]
+    if resolutions is not None:
+        sizes = [options.parse_resolution(text) for text in resolutions.split(",")]
+    one = len(data) * len(sizes) == 1
+    if plot and not one and len(sizes) == 1:
+        raise typer.BadParameter("a confusion matrix is of one --data", param_hint="--plot")
+    if reliability and not one:
+        raise typer.BadParameter("give one --data, one resolution", param_hint="--reliability")
+    if predictions and len(sizes) > 1:
+        raise typer.BadParameter("give one resolution", param_hint="--predictions")
     from vitcli import evaluate as library
+    from vitcli.data.alignment import MatchRules, read_mapping
+    from vitcli.imagenet import read_accepted
 
-    with output.Meter("pictures", quiet=quiet) as meter:
-
-        def advance(done: int, total: int) -> None:
-            meter.total = total
-            meter.advance(done - meter.done)
-
-        report = library.evaluate(
-            predictor,
-            DataConfig(data, classes=classes),
-            split,
-            batch_size,
-            advance,
-            lambda text: output.note(text, quiet),
+    rules = MatchRules(read_mapping(Path(mapping)) if mapping else {}, among, skip_unknown)
+    accepted = None if labels == "original" else read_accepted(None if labels == "real" else labels)
+    with output.FetchDisplay(quiet) as fetching:
+        # All before the first picture: a size that the model cannot have fails at once.
+        waiting = deque(
+            Predictor(model, device, precision, offline, fetching, size) for size in sizes
         )
-    for warning in report.warnings:
-        output.warning(warning)
-    for name, error in report.errors:
-        output.error(f"{name}: {error.what}")
-    if json:
-        output.json_line(as_object(report))
-    else:
-        show(report)
-    if plot is not None:
-        draw(report, plot)
-        output.note(f"the confusion matrix is in {plot}", quiet)
-    if reliability is not None:
-        from vitcli import plots
-
-        plots.reliability(report.evaluation.calibration, reliability)
-        output.note(f"the reliability diagram is in {reliability}", quiet)
-    if report.errors:
-        output.note(f"{len(report.errors):,} pictures could not be read and are not counted")
+    stored = waiting[0].stored.image_size
+    # Each resolution finds the same to say of the data: it is said once.
+    note, warn, complain = map(
+        functools.cache, (partial(output.note, quiet=quiet), output.warning, output.error)
+    )
+    reports: list[Report] = []
+    with evaluation.predictions_file(predictions) as write:
+        while waiting:
+            predictor = waiting.popleft()  # its weights go when the next one's come
+            for place in data:
+                config, answered = DataConfig(place, classes=classes), partial(write, place)
+                with output.Meter("pictures", quiet=quiet) as meter:
+                    report = library.evaluate(
+                        *(predictor, config, split, batch_size, rules, accepted),
+                        *(answered, meter.reach, note),
+                    )
+                for warning in report.warnings:
+                    warn(warning)
+                for name, error in report.errors:
+                    complain(f"{name}: {error.what}")
+                if json:
+                    output.json_line(evaluation.as_object(report))
+                reports.append(report)
+    reports.sort(key=lambda report: data.index(report.data))
+    if not json:
+        evaluation.show(reports[0]) if one else evaluation.summarise(reports, stored)
+    evaluation.draw(reports, stored, plot, reliability, quiet)
+    unreadable = {name for report in reports for name, _ in report.errors}
+    if unreadable:
+        output.note(f"{len(unreadable):,} pictures could not be read and are not counted")
         raise typer.Exit(1)
-
-
-def as_object(report: Report) -> dict[str, Any]:
-    """The report as JSON has it; figures in [0, 1]."""
-    from vitcli.checkpoints.timm_config import unique_names
-
-    figures, names = report.evaluation, unique_names(report.classes)
-    return {
-        "model": report.model,
-        "data": report.data,
-        "part": report.part,
-        "pictures": figures.count,
-        "unreadable": len(report.errors),
-        "top1": figures.top1,
-        "top5": figures.top5,
-        "macro_f1": figures.macro_f1,
-        "ece": figures.ece,
-        "loss": figures.loss,
-        "classes": [
-            {
-                "index": row.index,
-                "id": report.classes[row.index].id,
-                "label": names[row.index],
-                "pictures": row.count,
-                "recall": row.recall,
-                "precision": row.precision,
-                "f1": row.f1,
-            }
-            for row in figures.by_class
-        ],
-        "confusion": [
-            {"label": int(label), "prediction": int(prediction), "pictures": int(count)}
-            for label, prediction, count in zip(
-                figures.labels, figures.predictions, figures.counts, strict=True
-            )
-        ],
-    }
-
-
-def show(report: Report) -> None:
-    """The report for people."""
-    from vitcli.checkpoints.timm_config import unique_names
-
-    figures, names = report.evaluation, unique_names(report.classes)
-    output.line(f"{report.model} on {report.data}: {report.part}, {figures.count:,} pictures")
-    output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
-    output.line()
-    rows = [
-        [names[row.index], f"{row.count:,}", *map(_percent, (row.recall, row.precision, row.f1))]
-        for row in figures.by_class
-        if row.count
-    ]
-    output.table(["class", "pictures", "recall", "precision", "F1"], rows, numbers=range(1, 5))
-    shown = figures.seen
-    output.line()
-    if len(shown) <= TABLE:
-        counts = figures.confusion_of(shown)
-        header = ["label \\ prediction", *(names[i] for i in shown)]
-        cells = [[names[i], *map(str, row)] for i, row in zip(shown, counts.tolist(), strict=True)]
-        output.table(header, cells, numbers=range(1, len(header)))
-    else:
-        mistakes = figures.mistakes(MISTAKES)
-        cells = [[names[a], names[b], f"{count:,}"] for a, b, count in mistakes]
-        output.table(["label", "taken for", "pictures"], cells, numbers=[2])
-
-
-def draw(report: Report, path: str) -> None:
-    """The confusion matrix as a picture."""
-    from vitcli import plots
-    from vitcli.checkpoints.timm_config import unique_names
-
-    names, shown = unique_names(report.classes), report.evaluation.seen
-    if len(shown) > plots.DRAWN:
-        raise OutputError(
-            f"a confusion matrix of {len(shown):,} classes is too large to draw",
-            where=path,
-            hint="--json lists what was taken for what",
-        )
-    plots.confusion_matrix(report.evaluation.confusion_of(shown), [names[i] for i in shown], path)
-
-
-def _percent(part: float) -> str:
-    return "-" if math.isnan(part) else f"{part:.1%}"

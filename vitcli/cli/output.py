@@ -196,6 +196,11 @@ class Meter(_Display):
         super().__init__(quiet)
         self.what, self.total, self.done = what, total, 0
 
+    def reach(self, done: int, total: int) -> None:
+        """So many of so many are done."""
+        self.total = total
+        self.advance(done - self.done)
+
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
         self.done += count

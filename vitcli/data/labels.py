@@ -138,6 +138,24 @@ def _first(name: str) -> str:
     return _plain(name.split(",")[0])
 
 
+class ClassIndex:
+    """Finds classes by id, then by name."""
+
+    def __init__(self, classes: Sequence[ClassLabel]) -> None:
+        self.classes = classes
+        self.by_id = {label.id: index for index, label in enumerate(classes)}
+        self.by_name = _indices_by(classes, _plain)
+        self.by_first_name = _indices_by(classes, _first)
+
+    def find(self, label: ClassLabel) -> list[int]:
+        """Indices of the classes that this may be: one, or those that share its name, or none."""
+        if label.id in self.by_id:
+            return [self.by_id[label.id]]
+        return self.by_name.get(_plain(label.name)) or self.by_first_name.get(
+            _first(label.name), []
+        )
+
+
 def _indices_by(
     classes: Sequence[ClassLabel], spelling: Callable[[str], str]
 ) -> dict[str, list[int]]:
@@ -156,36 +174,47 @@ def match_classes(
     Raises:
         DataError: a class that is not there, or a name that several have: all are listed.
     """
-    by_id = {label.id: index for index, label in enumerate(ours)}
-    by_name = _indices_by(ours, _plain)
-    by_first_name = _indices_by(ours, _first)
-    table = np.full(len(theirs), -1, np.int64)
-    missing: list[str] = []
-    ambiguous: list[str] = []
-    for position, label in enumerate(theirs):
-        if label.id in by_id:
-            table[position] = by_id[label.id]
-            continue
-        found = by_name.get(_plain(label.name)) or by_first_name.get(_first(label.name), [])
-        if len(found) == 1:
-            table[position] = found[0]
-        else:
-            (ambiguous if found else missing).append(label.name)
-    repeated = [i for i, n in Counter(table[table >= 0].tolist()).items() if n > 1]
+    index = ClassIndex(ours)
+    found = [index.find(label) for label in theirs]
+    require_known(theirs, found, ours, where, owner)
+    table = np.array([indices[0] for indices in found], np.int64)
+    repeated = [i for i, n in Counter(table.tolist()).items() if n > 1]
+    if repeated:
+        raise DataError(
+            f"several classes mean {listed(ours[i].name for i in repeated)} of {owner}", where=where
+        )
+    return table
+
+
+def require_known(
+    theirs: Sequence[ClassLabel],
+    found: Sequence[Sequence[int]],
+    ours: Sequence[ClassLabel],
+    where: object,
+    owner: str,
+    hint: str | None = None,
+) -> None:
+    """Raises DataError for those of their classes that were not found in ours, or more than once.
+
+    Args:
+        hint: what to do where a class is missing; else what there is, is listed.
+    """
+    pairs = list(zip(theirs, found, strict=True))
+    ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
             f"{listed(ambiguous)} could be more than one class of {owner}",
             where=where,
             hint="name these classes by their ids (WordNet synsets, for instance)",
         )
+    missing = [label.name for label, indices in pairs if not indices]
     if missing:
+        there = f"among the {len(ours):,} classes of {owner}"
+        all_of_them = len(missing) == len(pairs) > 1
         raise DataError(
-            f"{listed(missing)} is not among the {len(ours):,} classes of {owner}",
+            f"none of {listed(missing)} is {there}"
+            if all_of_them
+            else f"{listed(missing)} is not {there}",
             where=where,
-            hint=f"{owner} has {listed((label.name for label in ours), 8)}",
+            hint=hint or f"{owner} has {listed((label.name for label in ours), 8)}",
         )
-    if repeated:
-        raise DataError(
-            f"several classes mean {listed(ours[i].name for i in repeated)} of {owner}", where=where
-        )
-    return table

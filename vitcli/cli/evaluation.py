@@ -1,0 +1,222 @@
+"""The forms that an evaluation is shown in: tables, JSON, CSV, pictures."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vitcli.cli import output
+from vitcli.errors import OutputError
+
+if TYPE_CHECKING:
+    from vitcli.config import Size
+    from vitcli.evaluate import Answer, Report
+
+TABLE = 20
+"""Up to so many classes, the confusion matrix is printed."""
+MISTAKES = 10
+"""With more, so many of the most frequent mistakes are."""
+BEST = 5
+"""Answers that a row of predictions holds."""
+
+
+def as_object(report: Report) -> dict[str, Any]:
+    """The report as JSON has it; figures in [0, 1], classes by the model's indices."""
+    from vitcli.checkpoints.timm_config import unique_names
+
+    figures, names, index = report.evaluation, unique_names(report.classes), report.indices
+    told: dict[str, Any] = {
+        "model": report.model,
+        "data": report.data,
+        "part": report.part,
+        "resolution": list(report.resolution),
+        "pictures": figures.count,
+        "unreadable": len(report.errors),
+        "among": len(report.classes),
+        "top1": figures.top1,
+        "top5": figures.top5,
+        "macro_f1": figures.macro_f1,
+        "ece": figures.ece,
+        "loss": figures.loss,
+    }
+    if report.real is not None:
+        real = report.real
+        told["real"] = {
+            "top1": real.accuracy,
+            "pictures": real.count,
+            "left_out": real.left_out,
+        }
+    told["classes"] = [
+        {
+            "index": index[row.index],
+            "id": report.classes[row.index].id,
+            "label": names[row.index],
+            "pictures": row.count,
+            "recall": row.recall,
+            "precision": row.precision,
+            "f1": row.f1,
+        }
+        for row in figures.by_class
+    ]
+    told["confusion"] = [
+        {"label": index[label], "prediction": index[prediction], "pictures": int(count)}
+        for label, prediction, count in zip(
+            figures.labels, figures.predictions, figures.counts, strict=True
+        )
+    ]
+    return told
+
+
+def show(report: Report) -> None:
+    """One report for people: its figures, each class, what is taken for what."""
+    from vitcli.checkpoints.timm_config import unique_names
+
+    figures, names = report.evaluation, unique_names(report.classes)
+    output.line(f"{report.model} on {report.data}: {report.part}, {figures.count:,} pictures")
+    output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
+    if report.real is not None:
+        output.line(
+            f"ReaL {report.real.accuracy:.2%} of {report.real.count:,} pictures "
+            f"({report.real.left_out:,} without a class that is right)"
+        )
+    output.line()
+    rows = [
+        [names[row.index], f"{row.count:,}", *map(_percent, (row.recall, row.precision, row.f1))]
+        for row in figures.by_class
+        if row.count
+    ]
+    output.table(["class", "pictures", "recall", "precision", "F1"], rows, numbers=range(1, 5))
+    shown = figures.seen
+    output.line()
+    if len(shown) <= TABLE:
+        counts = figures.confusion_of(shown)
+        header = ["label \\ prediction", *(names[i] for i in shown)]
+        cells = [[names[i], *map(str, row)] for i, row in zip(shown, counts.tolist(), strict=True)]
+        output.table(header, cells, numbers=range(1, len(header)))
+    else:
+        mistakes = figures.mistakes(MISTAKES)
+        cells = [[names[a], names[b], f"{count:,}"] for a, b, count in mistakes]
+        output.table(["label", "taken for", "pictures"], cells, numbers=[2])
+
+
+def summarise(reports: Sequence[Report], stored: Size) -> None:
+    """Several reports for people: a row each, by data and then by resolution.
+
+    Args:
+        stored: the resolution that the model was trained at.
+    """
+    from vitcli.metrics import FIGURES
+
+    several = len({report.resolution for report in reports}) > 1
+    names = {key: name for key, (_, name) in FIGURES.items()}
+    values = [r.evaluation.figures() | _real(r) for r in reports]
+    shown = [key for key in (*names, "real") if any(key in row for row in values)]
+    header = ["data", "part", *["resolution"] * several, "pictures"]
+    header += [names.get(key, "ReaL") for key in shown]
+    rows = [
+        [
+            report.data,
+            report.part,
+            *[size_text(report.resolution) + " *" * (report.resolution == stored)] * several,
+            f"{report.evaluation.count:,}",
+            *(_percent(row.get(key, math.nan)) for key in shown),
+        ]
+        for report, row in zip(reports, values, strict=True)
+    ]
+    output.line(reports[0].model)
+    output.table(header, rows, numbers=range(2, len(header)))
+    if several:
+        output.line("* the resolution of the checkpoint; at others its position embeddings resized")
+
+
+def _real(report: Report) -> dict[str, float]:
+    return {} if report.real is None else {"real": report.real.accuracy}
+
+
+def size_text(size: Size) -> str:
+    """ "224", or "192x320" (height x width)."""
+    height, width = size
+    return str(height) if height == width else f"{height}x{width}"
+
+
+def _percent(part: float) -> str:
+    return "-" if math.isnan(part) else f"{part:.1%}"
+
+
+# ---------------------------------------------------------------------------------------------
+# Files
+
+
+@contextmanager
+def predictions_file(path: str | None) -> Iterator[Callable[[str, Answer], None]]:
+    """Called with a data set and an answer; writes a row of a CSV for each.
+
+    Columns: data, file, label, prediction, score, correct, real, then prediction2, score2 and so on
+    of the five best, and error. Classes are ids; correct and real are 1 or 0, or empty where
+    nothing can be said.
+    """
+    if path is None:
+        yield lambda data, answer: None
+        return
+    with output.results_file(path) as file:
+        table = csv.writer(file, lineterminator="\n")
+        columns = ["data", "file", "label", "prediction", "score", "correct", "real"]
+        others = [
+            f"{word}{rank}" for rank in range(2, BEST + 1) for word in ("prediction", "score")
+        ]
+        table.writerow([*columns, *others, "error"])
+
+        def write(data: str, answer: Answer) -> None:
+            cells = [cell for label, score in answer.best for cell in (label.id, score)]
+            cells += [""] * (2 * BEST - len(cells))
+            known = answer.error is None
+            table.writerow(
+                [
+                    *(data, answer.file, answer.label.id, *cells[:2]),
+                    int(answer.correct) if known else "",
+                    "" if answer.accepted is None else int(answer.accepted),
+                    *(*cells[2:], answer.error.what if answer.error else ""),
+                ]
+            )
+
+        yield write
+
+
+def draw(
+    reports: Sequence[Report], stored: Size, plot: str | None, reliability: str | None, quiet: bool
+) -> None:
+    """The pictures that were asked for: a confusion matrix of one report, or accuracy against
+    resolution of several; a reliability diagram of one."""
+    if plot is None and reliability is None:
+        return
+    from vitcli import plots
+
+    if plot is not None and len(reports) == 1:
+        _draw_confusion(reports[0], plot)
+        output.note(f"the confusion matrix is in {plot}", quiet)
+    elif plot is not None:
+        lines: dict[str, list[tuple[Size, float]]] = {}
+        for report in reports:
+            lines.setdefault(report.data, []).append((report.resolution, report.evaluation.top1))
+        plots.accuracy_by_resolution(lines, stored, plot)
+        output.note(f"accuracy against resolution is in {plot}", quiet)
+    if reliability is not None:
+        plots.reliability(reports[0].evaluation.calibration, reliability)
+        output.note(f"the reliability diagram is in {reliability}", quiet)
+
+
+def _draw_confusion(report: Report, path: str) -> None:
+    from vitcli import plots
+    from vitcli.checkpoints.timm_config import unique_names
+
+    names, shown = unique_names(report.classes), report.evaluation.seen
+    if len(shown) > plots.DRAWN:
+        raise OutputError(
+            f"a confusion matrix of {len(shown):,} classes is too large to draw",
+            where=path,
+            hint="--json lists what was taken for what",
+        )
+    plots.confusion_matrix(report.evaluation.confusion_of(shown), [names[i] for i in shown], path)
