@@ -152,9 +152,8 @@ def evaluate(
         )
     stored = waiting[0].stored.image_size
     # Each resolution finds the same to say of the data: it is said once.
-    note, warn, complain = map(
-        functools.cache, (partial(output.note, quiet=quiet), output.warning, output.error)
-    )
+    note = functools.cache(partial(output.note, quiet=quiet))
+    warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
     with evaluation.predictions_file(predictions) as write:
         while waiting:
