@@ -27,7 +27,11 @@ from vitcli.checkpoints.timm_config import not_in_timm
 from vitcli.errors import HubError, ModelNotFoundError
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-PICTURES = {"Loss, accuracy and learning rate": "curves.png", "Confusion matrix": "confusion.png"}
+PICTURES = {
+    "Loss, accuracy and learning rate": "curves.png",
+    "Confusion matrix": "confusion.png",
+    "Reliability": "reliability.png",
+}
 """What a run draws, by its caption in the card."""
 
 CONTRADICTING = (
