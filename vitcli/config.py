@@ -29,6 +29,7 @@ from vitcli.errors import ConfigError
 from vitcli.resnets import BiTConfig, ResNetConfig, Size
 
 __all__ = [
+    "FIGURES",
     "TASK_DEFAULTS",
     "VARIANTS",
     "Activation",
@@ -256,6 +257,15 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "pretrain": {"optimizer": "adamw", "weight_decay": 0.1},
 }
 """Where `vit pretrain` departs from the defaults of TrainConfig, which are fine-tuning's."""
+
+
+FIGURES = {
+    "top1": ("accuracy", "top-1"),
+    "top5": ("accuracy", "top-5"),
+    "macro_f1": ("f1", "macro F1"),
+    "ece": ("ece", "ECE"),
+}
+"""What is said of an evaluation in one line: the kind of each figure, and its name."""
 
 
 def nearest(name: str, known: list[str], n: int = 3) -> list[str]:

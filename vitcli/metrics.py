@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vitcli.config import FIGURES, Score
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from vitcli.config import Score
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-FIGURES = {
-    "top1": ("accuracy", "top-1"),
-    "top5": ("accuracy", "top-5"),
-    "macro_f1": ("f1", "macro F1"),
-    "ece": ("ece", "ECE"),
-}
-"""What is said of an evaluation in one line: the kind of each figure, and its name."""
 BINS = 15
 """Of the confidence, equally wide (Guo et al. 2017, arXiv 1706.04599, section 5)."""
 

@@ -7,18 +7,20 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitcli import metrics
+from vitcli import config
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_config import not_in_timm, unique_names
 from vitcli.config import Architecture, BiTConfig, variant_name
-from vitcli.metrics import Evaluation
+
+if TYPE_CHECKING:
+    from vitcli.metrics import Evaluation
 
 FIGURES = {
     f"{part}_{key}": (kind, f"{name}, {words} part")
     for part, words in (("val", "validation"), ("test", "test"))
-    for key, (kind, name) in metrics.FIGURES.items()
+    for key, (kind, name) in config.FIGURES.items()
 }
 """What may stand under `provenance["figures"]`: the kind of metric, and what a reader calls it."""
 

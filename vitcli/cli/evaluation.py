@@ -108,7 +108,7 @@ def summarise(reports: Sequence[Report], stored: Size) -> None:
     Args:
         stored: the resolution that the model was trained at.
     """
-    from vitcli.metrics import FIGURES
+    from vitcli.config import FIGURES
 
     several = len({report.resolution for report in reports}) > 1
     names = {key: name for key, (_, name) in FIGURES.items()}

@@ -135,7 +135,7 @@ def _console(stream: TextIO) -> Console:
 
 def figures(values: Mapping[str, float], prefix: str = "") -> list[str]:
     """Those of `metrics.FIGURES` that are there under the prefix: ["top-1 64.54%", ...]."""
-    from vitcli.metrics import FIGURES
+    from vitcli.config import FIGURES
 
     known = {name: values.get(prefix + key) for key, (_, name) in FIGURES.items()}
     return [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
