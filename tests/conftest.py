@@ -94,7 +94,13 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     from huggingface_hub import constants, file_download
     from huggingface_hub.utils import _http
 
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTP_PROXY", "http_proxy"):
+    for name in (
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "HF_HUB_CACHE",
+        "HTTP_PROXY",
+        "http_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in {**environment, "HF_HOME": str(home)}.items():
         monkeypatch.setenv(name, value)

@@ -154,7 +154,10 @@ def test_branches_requests_and_private_repos(run: Path, tmp_path: Path, hub: Loo
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Fault("hangup", "PUT /lfs/", at=100, times=99), "cannot be reached|did not"),
+        (
+            Fault("hangup", "PUT /lfs/", at=100, times=99),
+            "connection broke|cannot be reached|did not",
+        ),
         (Fault("status", "PUT /lfs/", status=500, times=99), "error 500"),
         (Fault("status", "/preupload/", status=503, times=99), "503"),
         (Fault("status", "/commit/", status=500, times=99), "error 500"),

@@ -5,24 +5,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import http.client
+import json
 import os
-import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from vitcli.checkpoints.hub_cache import COMMIT, Listing, RepoCache
+from vitcli.checkpoints.hub_errors import is_passing, worded
 from vitcli.errors import HubError
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are there and the bytes that there will be."""
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MAIN, CONFIG, INDEX = "main", "config.json", "model.safetensors.index.json"
+BESIDE = (CONFIG, "preprocessor_config.json")
+"""What is read beside the weights, where a repo has it."""
+SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
+PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
+"""What weights are called, the best first."""
+NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
+ALLOW_PICKLE = "VIT_ALLOW_PICKLE"
+"""Set to 1 by the option --allow-pickle."""
+TRANSFERS = 3
+"""Times that a file is asked for whose transfer breaks off."""
 
 
 def fetch(
@@ -30,48 +42,52 @@ def fetch(
     revision: str | None = None,
     offline: bool = False,
     on_progress: Progress | None = None,
+    pickles: bool = False,
 ) -> Path:
-    """The folder of a repo's checkpoint in the cache, fetched where it is not there yet.
+    """The file of a repo's weights in the cache (of shards: their index), fetched with what is
+    read beside it where it is not there yet.
 
-    The weights are compared with the Hub's sha256 before they are first used: the client itself
-    accepts a damaged download. A damaged file is removed and fetched once more.
+    Every file is compared with the digest that the Hub lists before it is first used: the client
+    itself accepts a damaged download. A damaged file is removed and fetched once more. Where the
+    Hub cannot be asked, what the cache has of the revision will do.
 
     Raises:
-        HubError: the repo, the revision or the file is not there, access is refused, the network
-            fails, or the file arrives damaged twice.
+        HubError: the repo, the revision or a file is not there, access is refused, the network
+            fails, a file arrives damaged twice, or the weights are pickled and `pickles` is not
+            set.
     """
-    offline = offline or is_offline()
-    if not offline and cached(repo, revision) is None:
-        _ask(repo, revision)
-    config = _download(repo, CONFIG, revision, offline, on_progress)
-    commit = config.parent.name  # both files of one commit, and no second question to the Hub
-    weights = _download(repo, WEIGHTS, commit, offline, on_progress)
-    if not _is_whole(weights):
-        _remove(weights)
-        if not offline:
-            weights = _download(repo, WEIGHTS, commit, offline, on_progress)
-        if offline or not _is_whole(weights):
-            _remove(weights)
-            raise HubError(
-                f"{WEIGHTS} arrived damaged and was removed",
-                where=repo,
-                hint="try again; if it happens again, the network or the disk alters data",
-            )
-    return weights.parent
+    pickles = pickles or os.environ.get(ALLOW_PICKLE) == "1"
+    cache, revision = RepoCache(repo), revision or MAIN
+    found = _look(cache, revision, offline or is_offline())
+    weights = _choose(found.listing, repo, pickles)
+    if found.otherwise is None:
+        cache.clear_incomplete()
+    for name in BESIDE:
+        if name in found.listing:
+            found.get(name, on_progress)
+        elif found.is_new:
+            found.check_absent(name)
+    file = found.get(weights, on_progress)
+    for shard in _shards(file) if weights == INDEX else ():
+        found.get(shard, on_progress)
+    if found.otherwise is None:
+        cache.remember(revision, found.commit, found.listing)
+    return file
 
 
 def cached(repo: str, revision: str | None = None) -> Path | None:
     """The folder of a repo's checkpoint if the cache holds it whole; asks no one."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        config, weights = (
-            try_to_load_from_cache(repo, name, revision=revision) for name in (CONFIG, WEIGHTS)
-        )
-    except HFValidationError:
+    cache = RepoCache(repo)
+    commit = cache.commit(revision or MAIN)
+    if commit is None:
         return None
-    return Path(weights).parent if isinstance(config, str) and isinstance(weights, str) else None
+    present, folder = cache.present(commit), cache.snapshot(commit)
+    try:
+        weights = _choose(present, repo, pickles=True)
+        shards = _shards(folder / weights) if weights == INDEX else ()
+    except HubError:
+        return None
+    return folder if all(shard in present for shard in shards) else None
 
 
 def is_offline() -> bool:
@@ -110,85 +126,176 @@ def reachable(timeout: float = 3.0, repo: str | None = None) -> bool:
 # ---------------------------------------------------------------------------------------------
 
 
-def _ask(repo: str, revision: str | None) -> None:
-    """One question, so that a failure is known at once: the client would try again for 20 s.
+@dataclass(frozen=True)
+class _Found:
+    """A commit of a repo: what it has, and whether what is not in the cache can be had."""
 
-    Raises:
-        HubError: the Hub cannot be reached, or does not give this repo's config.json.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    cache: RepoCache
+    commit: str
+    listing: Listing
+    is_new: bool = False
+    """The listing has not been made sure of yet."""
+    otherwise: HubError | None = None
+    """Why nothing can be fetched; None: it can."""
+
+    def get(self, name: str, on_progress: Progress | None) -> Path:
+        """A file, whole, in the cache. Raises HubError."""
+        repo, path = self.cache.repo, self.cache.snapshot(self.commit) / name
+        if name not in self.listing:
+            raise self.otherwise or HubError(f"has no {name}, which its index names", where=repo)
+        digest = self.listing[name]
+        if path.is_file() and self.cache.is_whole(path, digest):
+            return path
+        if self.otherwise is not None:
+            self.cache.remove(path)
+            raise HubError(
+                f"{name} is damaged in the cache, and was removed",
+                where=repo,
+                hint="fetch it again without --offline",
+            )
+        for _ in range(2):
+            self.cache.remove(path)
+            _download(repo, name, self.commit, on_progress)
+            if self.cache.is_whole(path, digest):
+                return path
+        self.cache.remove(path)
+        raise HubError(
+            f"{name} arrived damaged, twice, and was removed",
+            where=repo,
+            hint="try again; if it happens again, the network or the disk alters data",
+        )
+
+    def check_absent(self, name: str) -> None:
+        """Makes sure that a file that is not listed is not there: without its config a model
+        would be taken for another. Raises HubError."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.errors import HfHubHTTPError
+
+        repo = self.cache.repo
+        with worded(repo, name, self.commit):
+            try:
+                get_hf_file_metadata(hf_hub_url(repo, name, revision=self.commit))
+            except HfHubHTTPError as error:
+                if error.response.status_code != 404:
+                    raise
+                return
+        raise HubError(f"lists no {name} but has one", where=repo, hint="try again")
+
+
+def _look(cache: RepoCache, revision: str, offline: bool) -> _Found:
+    """Which commit a revision is, and what files it has: one question to the Hub, and none for a
+    commit that was asked about before. Raises HubError."""
+    known = cache.commit(revision)
+    present = cache.present(known) if known else {}
+    if offline:
+        missing = "is not in the cache" if revision == MAIN else f"{revision} is not in the cache"
+        otherwise = HubError(missing, where=cache.repo, hint="fetch it once without --offline")
+        if known is None or not present:
+            raise otherwise
+        return _Found(cache, known, present, otherwise=otherwise)
+    if known == revision and (listing := cache.listing(known)):
+        return _Found(cache, known, listing)
+    try:
+        with worded(cache.repo, revision=revision):
+            return _ask(cache, revision)
+    except HubError as error:
+        if known and _weights(present) and error.__cause__ and is_passing(error.__cause__):
+            return _Found(cache, known, present, otherwise=error)
+        raise
+
+
+def _ask(cache: RepoCache, revision: str) -> _Found:
+    """The question. Raises what the client raises."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        get_hf_file_metadata(hf_hub_url(repo, CONFIG, revision=revision), timeout=10)
-    except Exception as error:
-        raise _worded(error, repo, CONFIG, revision, offline=False) from error
+        info = HfApi().model_info(
+            cache.repo,
+            revision=revision,
+            files_metadata=True,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
+        listing = {
+            file.rfilename: str(file.lfs.sha256 if file.lfs else file.blob_id or "")
+            for file in info.siblings or ()
+        }
+        commit = str(info.sha)
+    except (HfHubHTTPError, HFValidationError):
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _not_understood(cache.repo) from error
+    if not COMMIT.fullmatch(commit):
+        raise _not_understood(cache.repo)
+    return _Found(cache, commit, listing, is_new=cache.listing(commit) != listing)
 
 
-def _download(
-    repo: str, name: str, revision: str | None, offline: bool, on_progress: Progress | None
-) -> Path:
-    """One file of a repo, in the cache. Raises HubError."""
+def _not_understood(repo: str) -> HubError:
+    hint = "check HF_ENDPOINT, and try again"
+    return HubError("the Hub's answer is not understood", where=repo, hint=hint)
+
+
+def _weights(names: Collection[str], patterns: Sequence[str] = SAFE + PICKLES) -> list[str]:
+    """The names that weights have, of the best kind there is: more than one where several might
+    be meant."""
+    top = [name for name in names if "/" not in name]
+    top = [name for name in top if not any(fnmatch(name, no) for no in NO_WEIGHTS)]
+    kinds = ([name for name in top if fnmatch(name, pattern)] for pattern in patterns)
+    return sorted(next((kind for kind in kinds if kind), []))
+
+
+def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
+    """The name of a repo's weights: safetensors where there are any. Raises HubError."""
+    safe = _weights(names, SAFE)
+    found = safe or _weights(names, PICKLES)
+    if not found:
+        some = ", ".join(sorted(names)[:8]) or "nothing"
+        raise HubError(
+            f"holds no weights that we read, but {some}",
+            where=repo,
+            hint="safetensors, .npz or torch's .bin and .pth are read, outside folders",
+        )
+    if len(found) > 1:
+        raise HubError(
+            f"holds several checkpoints: {', '.join(found[:8])}",
+            where=repo,
+            hint=f"fetch one (hf download {repo} {found[0]}) and name its path",
+        )
+    if not safe and not pickles:
+        raise HubError(
+            f"has its weights as a pickle only, {found[0]}, a kind of file that can run code",
+            where=repo,
+            hint="--allow-pickle reads its tensors, and nothing else in it",
+        )
+    return found[0]
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names. Raises HubError."""
+    try:
+        return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HubError("is no index of safetensors files", where=index) from error
+
+
+def _download(repo: str, name: str, commit: str, on_progress: Progress | None) -> None:
+    """Puts a file into the cache. The client goes on by Range after a cut or a silence; what it
+    does not try again, a connection that is reset, is begun again here. Raises HubError."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     options: dict[str, Any] = {}
     if on_progress is not None:
         options["tqdm_class"] = _progress_bar(name, on_progress)
-    try:
-        return Path(
-            hf_hub_download(repo, name, revision=revision, local_files_only=offline, **options)
-        )
-    except Exception as error:
-        raise _worded(error, repo, name, revision, offline) from error
-
-
-def _worded(
-    error: Exception, repo: str, name: str, revision: str | None, offline: bool
-) -> Exception:
-    """What a failure of the client means to a person; what is no such failure stays as it is."""
-    from huggingface_hub import errors
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
-
-    def hub_error(what: str, hint: str) -> HubError:
-        return HubError(what, where=repo, hint=hint)
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    login = "log in with `hf auth login`, or set HF_TOKEN"
-    if isinstance(error, errors.LocalEntryNotFoundError) and not offline:
-        cause = error.__cause__  # why the Hub was not asked
-        if isinstance(cause, Exception):
-            return _worded(cause, repo, name, revision, offline)
-    if isinstance(error, errors.GatedRepoError):
-        return hub_error("access has to be asked for", f"ask on the repo's page, then {login}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return hub_error(
-            "there is no such repo on the Hub, and no such folder here",
-            f"check the name; for a private repo, {login}",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return hub_error(f"has no revision '{revision}'", "look at the branches on its page")
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        if offline:
-            return hub_error(f"{name} is not in the cache", "fetch it once without --offline")
-        return hub_error("the Hub cannot be reached", "check the network and HF_ENDPOINT")
-    if isinstance(error, errors.EntryNotFoundError):
-        return hub_error(f"has no {name}", "only safetensors checkpoints with a config.json load")
-    if isinstance(error, httpx.TimeoutException):
-        return hub_error("the Hub did not answer in time", "try again")
-    if isinstance(error, httpx.TransportError | ConnectionError):
-        return hub_error("the Hub cannot be reached", "check the network and HF_ENDPOINT")
-    if status in (401, 403):
-        return hub_error(f"access is refused ({status})", login)
-    if status == 429:
-        return hub_error("the Hub asks for patience (429)", "wait a few minutes and try again")
-    if status is not None:
-        return hub_error(f"the Hub answered with error {status}", "try again later")
-    if isinstance(error, errors.HFValidationError):
-        return hub_error("is not a name of a repo", "write org/repo")
-    if isinstance(error, OSError):
-        return hub_error(
-            f"{name} cannot be kept: {error.strerror or error}", "look at the disk and at HF_HOME"
-        )
-    return error
+    with worded(repo, name, commit):
+        for left in reversed(range(TRANSFERS)):
+            try:
+                hf_hub_download(repo, name, revision=commit, **options)
+                return
+            except (httpx.ReadError, OSError) as error:
+                passing = is_passing(error) or "Consistency check" in str(error)
+                if not left or not passing:
+                    raise
 
 
 def _progress_bar(name: str, on_progress: Progress) -> type[Any]:
@@ -211,32 +318,3 @@ def _progress_bar(name: str, on_progress: Progress) -> type[Any]:
             return lambda *args, **kwargs: None  # whatever else a bar can do
 
     return Bar
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file of the cache has the sha256 that its blob is named by.
-
-    A blob that was found whole is remembered with its size and time, so that the next start costs
-    nothing. Files that the Hub keeps in git are named by another hash and are not weights.
-    """
-    blob = Path(os.path.realpath(path))
-    if not re.fullmatch(r"[0-9a-f]{64}", blob.name):
-        return True
-    stat = blob.stat()
-    seen = f"{stat.st_size} {stat.st_mtime_ns}"
-    note = blob.with_name(f"{blob.name}.vit-verified")
-    if note.is_file() and note.read_text() == seen:
-        return True
-    with open(blob, "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
-            return False
-    with contextlib.suppress(OSError):  # a read-only cache is hashed every time
-        note.write_text(seen)
-    return True
-
-
-def _remove(path: Path) -> None:
-    """Takes a damaged file out of the cache: the blob and what points to it."""
-    blob = Path(os.path.realpath(path))
-    blob.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)

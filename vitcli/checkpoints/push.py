@@ -18,7 +18,7 @@ from typing import Any
 
 from vitcli.atomic import write_text
 from vitcli.checkpoints import card, hub, native, read, registry
-from vitcli.checkpoints.hub import _worded as _worded_fetch
+from vitcli.checkpoints.hub_errors import explain
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.privacy import without_paths
 from vitcli.checkpoints.registry import RegistryEntry
@@ -351,4 +351,4 @@ def _in_words(error: Exception, repo: str) -> Exception:
         )
     if status == 412:
         return HubError("the repo changed meanwhile", where=repo, hint="push again")
-    return _worded_fetch(error, repo, CONFIG, None, offline=False)
+    return explain(error, repo, CONFIG) or error

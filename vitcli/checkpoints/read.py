@@ -43,7 +43,7 @@ def locate(
     if isinstance(found, RegistryEntry):
         found = HubRepo(found.repo, found.revision)
     if isinstance(found, HubRepo):
-        found = hub.fetch(found.id, found.revision, offline, on_progress)
+        return Located(hub.fetch(found.id, found.revision, offline, on_progress), entry)
     return Located(_weights_file(found), entry)
 
 
