@@ -74,6 +74,9 @@ class Preprocess:
     """Divides what is left."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "lanczos"] = "bicubic"
     """Pillow's filter (all but nearest are antialiased)."""
+    antialias: bool = True
+    """False, with bilinear: each pixel is interpolated from its four nearest alone, however much
+    the picture shrinks, as the authors' code does (tf.image.resize)."""
     crop_pct: float = 1.0
     """The part of the resized picture that the crop keeps: it is resized to size / crop_pct."""
     crop_mode: Literal["center", "squash", "border"] = "center"
@@ -84,6 +87,8 @@ class Preprocess:
         check_choices(self)
         if min(self.size) < 1:
             raise ConfigError(f"a picture cannot have the size {self.size}")
+        if not self.antialias and self.interpolation != "bilinear":
+            raise ConfigError(f"antialias=False is for bilinear, not {self.interpolation}")
         if not 0 < self.crop_pct <= 1:
             raise ConfigError(f"crop_pct must be above 0 and at most 1, not {self.crop_pct}")
         if min(self.std) <= 0:

@@ -1,4 +1,5 @@
-"""Evaluation transforms and pictures that the real timm and transformers were asked about."""
+"""Evaluation transforms and pictures that the real timm, transformers and TensorFlow were asked
+about."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from vitcli.config import Preprocess
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 GOLDEN = Path(__file__).parents[1] / "golden" / "preprocess" / "preprocess.npz"
+BIG_VISION_GOLDEN = GOLDEN.with_name("big_vision.npz")
 
 NAMES = ("astronaut.jpg", "cat.jpg", "coffee.jpg", "rocket.jpg")
 
@@ -33,6 +35,24 @@ TIMM = {
 }
 
 TRANSFORMERS = {"vit 224": Preprocess((224, 224), crop_mode="squash", interpolation="bilinear")}
+
+
+def _squashed(size: int) -> Preprocess:
+    return Preprocess(
+        (size, size),
+        interpolation="bilinear",
+        antialias=False,
+        crop_mode="squash",
+        crop_pct=224 / 256,
+    )
+
+
+BIG_VISION = {
+    "resize(256)|central_crop(224)": (256, _squashed(224)),
+    "resize(585)|central_crop(512)": (585, _squashed(512)),
+    "resize(36)|central_crop(32)": (36, _squashed(32)),
+}
+"""To what size the picture is squashed before the crop, and ours."""
 
 Array = npt.NDArray[np.float64]
 

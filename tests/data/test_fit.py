@@ -1,4 +1,4 @@
-"""Evaluation pixels equal those of the real timm and transformers."""
+"""Evaluation pixels equal those of the real timm, transformers and TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
-from data.preprocess_cases import GOLDEN, NAMES, PICTURES, TIMM, TRANSFORMERS, parts
+from data.preprocess_cases import (
+    BIG_VISION,
+    BIG_VISION_GOLDEN,
+    GOLDEN,
+    NAMES,
+    PICTURES,
+    TIMM,
+    TRANSFORMERS,
+    parts,
+)
 from vitcli.config import Preprocess
 from vitcli.data.fit import Fit
 from vitcli.data.transforms import eval_transform, to_float
@@ -37,6 +46,35 @@ def test_transformers_pixels_to_one_level(name: str, case: str) -> None:
         assert np.abs(ours - theirs).max() <= (0.01 if part == "mean" else 1.001), part
 
 
+@pytest.mark.parametrize("case", BIG_VISION)
+@pytest.mark.parametrize("name", NAMES)
+def test_tensorflows_pixels_to_the_bit(name: str, case: str) -> None:
+    golden = np.load(BIG_VISION_GOLDEN)
+    for part, ours in parts(pixels(name, BIG_VISION[case][1])).items():
+        theirs = golden[f"{name}|{case}|{part}"]
+        assert np.abs(ours - theirs).max() <= (1e-4 if part == "mean" else 0), part
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 500), (37, 41), (300, 200)])
+def test_without_antialiasing_as_torch_interpolates(size: tuple[int, int]) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    preprocess = Preprocess(
+        (32, 48), interpolation="bilinear", antialias=False, crop_mode="squash", crop_pct=0.5
+    )
+    planes = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    whole = torch.nn.functional.interpolate(planes, (64, 96), mode="bilinear", antialias=False)
+    theirs = whole[0, :, 16:48, 24:72].permute(1, 2, 0).numpy()
+    ours = np.asarray(Fit(preprocess)(Image.fromarray(picture))).astype(float)
+    assert ((ours <= theirs + 1e-3) & (ours > theirs - 1.001)).all()  # cut off, not rounded
+
+
+def test_a_jpeg_is_decoded_whole_where_single_pixels_are_looked_at() -> None:
+    fit = Fit(BIG_VISION["resize(36)|central_crop(32)"][1])
+    with Image.open(PICTURES / "cat.jpg") as image:
+        opened = np.asarray(fit(image))
+    assert np.array_equal(opened, np.asarray(fit((PICTURES / "cat.jpg").read_bytes())))
+
+
 def test_bytes_give_the_same_pixels_where_nothing_is_gained_by_reduced_scale() -> None:
     fit = Fit(Preprocess((224, 224), crop_pct=0.9))
     with Image.open(PICTURES / "cat.jpg") as image:
@@ -50,6 +88,11 @@ def test_any_shape_fits(mode: str, size: tuple[int, int]) -> None:
     preprocess = Preprocess((32, 48), crop_mode=mode, crop_pct=0.875)  # type: ignore[arg-type]
     picture = Image.new("RGB", size, (10, 20, 30))
     assert Fit(preprocess)(picture).size == (48, 32)
+
+
+def test_a_line_of_pixels_takes_no_memory() -> None:
+    fit = Fit(BIG_VISION["resize(256)|central_crop(224)"][1])
+    assert fit(Image.new("RGB", (2_000_000, 1), "white")).getextrema() == ((255, 255),) * 3
 
 
 def test_the_border_is_the_mean_colour() -> None:

@@ -115,9 +115,10 @@ def _what_it_is(info: CheckpointInfo) -> list[str]:
     ]
     if info.classes and len(info.classes) <= MOST_CLASSES:
         lines[-1] += f" They are {', '.join(unique_names(info.classes))}."
+    filtered = preprocess.interpolation + ("" if preprocess.antialias else " without antialiasing")
     lines += [
         "",
-        f"Pictures are resized ({preprocess.interpolation}, {preprocess.crop_mode}, crop "
+        f"Pictures are resized ({filtered}, {preprocess.crop_mode}, crop "
         f"{preprocess.crop_pct:g}), scaled to [0, 1], less mean {_triple(preprocess.mean)}, over "
         f"std {_triple(preprocess.std)}. Scores are the {info.score} of the logits.",
     ]

@@ -213,9 +213,10 @@ def _class_lines(
 def _preprocess_text(told: Mapping[str, Any]) -> str:
     how = {"center": "centre crop", "squash": "squashed", "border": "letterbox"}[told["crop_mode"]]
     kept = f" of {told['crop_pct']:.1%}" if told["crop_pct"] != 1 else ""
+    filtered = told["interpolation"] + ("" if told["antialias"] else " without antialiasing")
     means, deviations = (", ".join(f"{v:g}" for v in told[key]) for key in ("mean", "std"))
     return (
-        f"{_size(told['size'])}, {told['interpolation']}, {how}{kept}, "
+        f"{_size(told['size'])}, {filtered}, {how}{kept}, "
         f"mean ({means}), std ({deviations})"
     )
 

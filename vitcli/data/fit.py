@@ -1,10 +1,12 @@
-"""A picture cut to a model's size, for evaluation: timm's pixels. Pillow alone, so that pictures
-can be decoded while torch is still being imported."""
+"""A picture cut to a model's size, for evaluation: timm's pixels, or those of the authors' code.
+Without torch, so that pictures can be decoded while it is still being imported."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from vitcli.config import Preprocess, Size
@@ -47,14 +49,18 @@ class Fit:
         """
         opened = open_picture(picture)
         height, width = self.resized(opened.size)
-        image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width))
+        antialias = self.preprocess.antialias
+        # Which pixels are looked at without it depends on how many there are: all are decoded.
+        image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if antialias else None)
         # Resized whole, then cropped: resizing the crop alone would save a little time and differ
         # from timm by one level here and there.
         (top, rows), (left, columns) = (
             _centre(whole, part)
             for whole, part in zip((height, width), self.preprocess.size, strict=True)
         )
-        if height * width > LARGEST:  # a picture of one line would become gigabytes
+        if not antialias:
+            image = _interpolate(image, (height, width), (top, left), (rows, columns))
+        elif height * width > LARGEST:  # a picture of one line would become gigabytes
             across, down = image.width / width, image.height / height
             box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
             image = image.resize((columns, rows), self.filter, box=box)
@@ -89,3 +95,35 @@ def _centre(whole: int, part: int) -> tuple[int, int]:
     if whole <= part:
         return 0, whole
     return round((whole - part) / 2), part
+
+
+def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Image.Image:
+    """The part of `image`, resized to `size` as tf.image.resize does without antialiasing, that
+    starts at `start` (row, column): the same operations in float32, cut off to 8 bits as
+    big_vision's `resize` does (big_vision/pp/ops_image.py)."""
+    pixels = np.asarray(image)
+    (above, below, down), (before, behind, across) = (
+        _neighbours(*axis) for axis in zip(pixels.shape[:2], size, start, crop, strict=True)
+    )
+    across = across[:, None]
+
+    def row(lines: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:
+        left, right = (pixels[np.ix_(lines, c)].astype(np.float32) for c in (before, behind))
+        between: npt.NDArray[np.float32] = left + (right - left) * across
+        return between
+
+    upper, lower = row(above), row(below)
+    return Image.fromarray((upper + (lower - upper) * down[:, None, None]).astype(np.uint8))
+
+
+def _neighbours(
+    pixels: int, size: int, start: int, count: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
+    """Along one axis of `pixels` resized to `size`, for `count` places from `start` on: the pixels
+    before and behind each, and the share of the second. The centres of pixels are at halves."""
+    half = np.float32(0.5)
+    places = np.arange(start, start + count, dtype=np.float32)
+    places = (places + half) * (np.float32(pixels) / np.float32(size)) - half
+    before = np.floor(places)
+    behind = np.minimum(np.ceil(places), pixels - 1)
+    return np.maximum(before, 0).astype(np.intp), behind.astype(np.intp), places - before
