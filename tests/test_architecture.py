@@ -28,7 +28,7 @@ LEVELS = [
     {"models", "data", "devices", "metrics"},
     {"checkpoints"},
     {"prediction"},
-    {"evaluate", "features", "fewshot", "imagenet", "inspection"},
+    {"evaluate", "features", "fewshot", "imagenet", "inspection", "ridge"},
     {"train"},
     {"cli"},
 ]

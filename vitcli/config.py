@@ -38,6 +38,7 @@ __all__ = [
     "BiTConfig",
     "ClassLabel",
     "DataConfig",
+    "FewshotConfig",
     "ModelConfig",
     "Pool",
     "Posemb",
@@ -73,15 +74,15 @@ class Preprocess:
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """Divides what is left."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "lanczos"] = "bicubic"
-    """Pillow's filter (all but nearest are antialiased)."""
-    antialias: bool = True
-    """False, with bilinear: each pixel is interpolated from its four nearest alone, however much
-    the picture shrinks, as the authors' code does (tf.image.resize)."""
+    """Pillow's filter."""
     crop_pct: float = 1.0
     """The part of the resized picture that the crop keeps: it is resized to size / crop_pct."""
     crop_mode: Literal["center", "squash", "border"] = "center"
     """center: shorter side resized, centre cropped; squash: both sides resized; border: longer
     side resized, the rest filled with the mean (letterbox). timm's names."""
+    antialias: bool = True
+    """False, with bilinear: each pixel is interpolated from its four nearest alone, however much
+    the picture shrinks, as the authors' code does (tf.image.resize)."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -255,6 +256,38 @@ class TrainConfig:
             raise ConfigError(
                 f"a batch of {self.batch_size} does not split into {self.accumulate} equal parts"
             )
+
+
+@dataclass(frozen=True)
+class FewshotConfig:
+    """Few-shot classification on frozen features; the defaults are the protocol of big_vision
+    (evaluators/fewshot_lsr.py), which is the paper's (section 4.1)."""
+
+    data: DataConfig
+    """Where the pictures are. Tested on the test part, else on the validation part."""
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    """Training pictures of each class."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each draws other training pictures."""
+    l2: tuple[float, ...] = (2.0**10,)
+    """Strengths of regularisation; empty: one chosen for each draw by its left-out errors."""
+    pool: Literal["head", Pool] = "head"
+    """What is read of the tokens: as the model's head does, the class token, the mean of the
+    patches, both, or the model's attention query."""
+    layer: int | None = None
+    """Blocks, from the first on, that the model is cut after; None: all. Its final norm stays."""
+    preprocess: Literal["big_vision", "checkpoint"] = "big_vision"
+    """big_vision: squash to 256 without antialiasing, centre crop of 224 (in proportion for
+    another size); checkpoint: its own. Size, mean and std are the checkpoint's in both."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name, values, least in (("shots", self.shots, 1), ("seeds", self.seeds, 0)):
+            if not values or min(values) < least or len(set(values)) < len(values):
+                raise ConfigError(f"{name} must be different whole numbers from {least} on")
+        if not all(0 <= value < math.inf for value in self.l2):
+            raise ConfigError("l2 must be a number from 0 on")
+        check_range(self, 1, math.inf, "layer")
 
 
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -1,27 +1,88 @@
-"""Features of labelled pictures, remembered by content: a second run computes none.
+"""Features of labelled pictures: which representation they are, and how they are remembered by
+content, so that a second run computes none.
 
-A cache is one SQLite file per model and way of computing (hash of the weights' file,
-pre-processing, precision). Its rows are keyed by the hash of a picture's bytes, so that of renamed,
-moved and added pictures only the new ones cost anything.
+A cache is one SQLite file per model and way of computing (hash of the weights' bytes, architecture,
+pre-processing, device, precision). Its rows are keyed by the hash of a picture's bytes, so that of
+renamed, moved and added pictures only the new ones cost anything.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from vitcli import __version__
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.stores import files_of
+from vitcli.config import ModelConfig, Pool
 from vitcli.data.inputs import Picture
 from vitcli.data.records import Source
 from vitcli.data.shards import cache_folder
-from vitcli.errors import DataError
+from vitcli.errors import CheckpointError, ConfigError, DataError
 from vitcli.prediction import Predictor
+
+COMMIT_EVERY = 1000
+"""Vectors after which a cache is written to disk: a kill costs no more."""
+
+
+def representation(
+    info: CheckpointInfo,
+    pool: Literal["head", Pool] = "head",
+    layer: int | None = None,
+    preprocess: Literal["big_vision", "checkpoint"] = "checkpoint",
+) -> CheckpointInfo:
+    """A checkpoint without its head, whose features are another representation. All of its tensors
+    are among the checkpoint's, so it is a model like any other: one that ends earlier.
+
+    Args:
+        pool: what is read of the tokens; head: as the checkpoint does.
+        layer: blocks, from the first on, that are left; the norm behind the last one stays.
+        preprocess: as in `FewshotConfig`.
+
+    `pre_logits`, made for one representation, is left out where another is asked for.
+
+    Raises:
+        ConfigError: the model cannot be read so.
+    """
+    model = info.model.with_classes(0)
+    if isinstance(model, ModelConfig):
+        model = _reread(model, pool, layer)
+    elif pool != "head" or layer is not None:
+        raise ConfigError("a BiT ResNet has no tokens and no blocks to choose from")
+    pixels = info.preprocess
+    if preprocess == "big_vision":
+        pixels = dataclasses.replace(pixels, **BIG_VISION_PIXELS)
+    return dataclasses.replace(info, model=model, preprocess=pixels, classes=(), score="softmax")
+
+
+BIG_VISION_PIXELS: dict[str, Any] = {
+    "interpolation": "bilinear",
+    "antialias": False,
+    "crop_mode": "squash",
+    "crop_pct": 224 / 256,
+}
+"""resize(256)|central_crop(224) (big_vision/configs/common_fewshot.py)."""
+
+
+def _reread(model: ModelConfig, pool: Literal["head", Pool], layer: int | None) -> ModelConfig:
+    if layer is not None and not 1 <= layer <= model.depth:
+        raise ConfigError(f"there is no layer {layer}: the model has {model.depth} blocks")
+    wanted = model.pool if pool == "head" else pool
+    if wanted == "map" and model.pool != "map":
+        raise ConfigError(f"the model has no attention pooling (map); its head reads {model.pool}")
+    depth = model.depth if layer is None else layer
+    own = pool == "head" and depth == model.depth
+    pre_logits = model.pre_logits if own else 0
+    return dataclasses.replace(model, pool=wanted, depth=depth, pre_logits=pre_logits)
 
 
 class FeatureCache:
@@ -29,7 +90,8 @@ class FeatureCache:
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         self.database: sqlite3.Connection | None = None
-        path = (folder or cache_folder()) / "features" / f"{name}.sqlite"
+        self.put_since_commit = 0
+        path = (folder or cache_folder().parent / "features") / f"{name}.sqlite"
         with contextlib.suppress(OSError, sqlite3.Error):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.database = sqlite3.connect(path, timeout=10.0)
@@ -44,15 +106,20 @@ class FeatureCache:
             with contextlib.suppress(sqlite3.Error):
                 query = "SELECT vector FROM features WHERE picture = ?"
                 row = self.database.execute(query, (picture,)).fetchone()
-        found = np.frombuffer(row[0], np.float32) if row is not None else None
-        return found if found is not None and len(found) == width else None
+        if row is None or len(row[0]) != 4 * width:
+            return None
+        return np.frombuffer(row[0], "<f4")
 
     def put(self, picture: bytes, vector: npt.NDArray[np.float32]) -> None:
-        """Remembers a vector once `close` is called."""
+        """Remembers a vector; on disk now and then, and once `close` is called."""
         if self.database is not None:
             with contextlib.suppress(sqlite3.Error):
-                row = (picture, vector.astype(np.float32).tobytes())
+                row = (picture, vector.astype("<f4").tobytes())
                 self.database.execute("INSERT OR REPLACE INTO features VALUES (?, ?)", row)
+                self.put_since_commit += 1
+                if self.put_since_commit >= COMMIT_EVERY:
+                    self.database.commit()
+                    self.put_since_commit = 0
 
     def close(self) -> None:
         """Writes what was put."""
@@ -65,10 +132,14 @@ class FeatureCache:
 
 def cache_name(predictor: Predictor) -> str:
     """What decides a feature beside the picture, hashed."""
-    with open(predictor.file, "rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
-    said = f"{weights} {predictor.info.model} {predictor.info.preprocess} {predictor.precision}"
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    digest = hashlib.sha256()
+    for path in files_of(predictor.file):
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    info = predictor.info
+    said = (__version__, info.model, info.preprocess, *predictor.wanted)
+    digest.update(repr(said).encode())
+    return digest.hexdigest()[:32]
 
 
 def source_features(
@@ -82,6 +153,7 @@ def source_features(
 
     Raises:
         DataError: names a picture that cannot be read.
+        CheckpointError: the model makes something else than numbers of a picture.
     """
     width = predictor.info.model.feature_dim
     features = np.empty((len(source), width), np.float32)
@@ -101,6 +173,13 @@ def source_features(
             if embedding.features is None:
                 error = embedding.error or DataError("cannot be read")
                 raise DataError(error.what, where=embedding.file, hint=error.hint)
+            if not np.isfinite(embedding.features).all():
+                raise CheckpointError(
+                    f"its features of {embedding.file} are not finite numbers",
+                    where=predictor.name,
+                    hint="the weights hold NaN, or numbers too large for the precision: "
+                    "try --precision fp32",
+                )
             features[i] = embedding.features
             cache.put(hashes[i], features[i])
             on_progress(1)

@@ -1,199 +1,269 @@
-"""Few-shot linear classification in closed form, big_vision's protocol (paper, section 4.1).
-
-Frozen features are whitened with the mean and standard deviation of the training subset, a constant
-feature is appended, and regularised least squares maps them to targets in {-1, 1}:
-
-    W = argmin |X W - Y|^2 + l2 |W|^2          X: (N, D + 1), Y: (N, K), W: (D + 1, K)
-      = Q (L + l2)^-1 Q^T X^T Y                X^T X = Q L Q^T    where N > D
-      = X^T Q (L + l2)^-1 Q^T Y                X X^T = Q L Q^T    otherwise
-
-One decomposition, in the smaller of the two sizes, serves every l2. The targets are never formed:
-Y = 2 onehot - 1, so that A^T Y is twice the sums of A's rows by class, less the sum of all.
-(big_vision/evaluators/fewshot_lsr.py)
+"""Few-shot classification on frozen features, by big_vision's protocol (paper, section 4.1): some
+pictures of each class are drawn, least squares sends their features to their classes, and all of
+the test part is classified. (big_vision/evaluators/fewshot_lsr.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from vitcli.errors import ConfigError, DataError
+from vitcli import __version__
+from vitcli.atomic import write_text
+from vitcli.checkpoints import native
+from vitcli.checkpoints.ancestry import ancestry
+from vitcli.checkpoints.card import model_card
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.config import Architecture, FewshotConfig, ModelConfig
+from vitcli.data.labels import listed
+from vitcli.data.records import Source
+from vitcli.data.sources import Splits, open_data
+from vitcli.errors import ConfigError, DataError, OutputError
+from vitcli.features import FeatureCache, cache_name, representation, source_features
+from vitcli.prediction import Predictor
+from vitcli.ridge import Ints, LinearHead, RidgeSolver
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Features = npt.NDArray[np.floating]
 
-BIAS = 100.0
-"""The constant feature. It is regularised like the others, so a large one is a free offset."""
-STD_FLOOR = 1e-5
-"""Added to the standard deviations that features are divided by."""
-SHOTS, SEEDS, DEFAULT_L2 = (1, 5, 10, 25), (0, 1, 2), 2.0**10
-"""The protocol's."""
 AUTO_L2 = tuple(2.0**power for power in range(-10, 20))
-"""What l2 "auto" chooses from: the sweep of the authors' code."""
+"""What is chosen from where no l2 is given: the sweep of the authors' code."""
 
 
-def choose_shots(labels: Ints, classes: Sequence[str], shots: int, seed: int) -> Ints:
-    """Indices of `shots` examples of each class, class by class.
+class Draw(NamedTuple):
+    """A training subset."""
 
-    One generator permutes the examples of all classes in order, so more shots with the same seed
-    hold the fewer ones.
-
-    Raises:
-        DataError: a class has fewer examples.
-    """
-    rng = np.random.default_rng(seed)
-    chosen = []
-    for label, name in enumerate(classes):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        if len(members) < shots:
-            raise DataError(f"'{name}' has {len(members)} examples, too few for {shots} shots")
-        chosen.append(members[:shots])
-    return np.concatenate(chosen)
-
-
-@dataclass(frozen=True)
-class LinearHead:
-    """Logits of raw features x: x @ weight.T + bias, with whitening and solution in one."""
-
-    weight: Floats
-    """(K, D)"""
-    bias: Floats
-    """(K,)"""
-
-    def predict(self, features: npt.NDArray[np.floating], chunk: int = 4096) -> Ints:
-        """The best class of each row of features (N, D)."""
-        parts = [
-            np.argmax(features[start : start + chunk] @ self.weight.T + self.bias, axis=1)
-            for start in range(0, len(features), chunk)
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-class RidgeSolver:
-    """Regularised least squares on one training subset, for any number of l2.
-
-    Args:
-        features: (N, D), finite.
-        labels: (N,), in [0, num_classes).
-
-    Raises:
-        DataError: a feature is not finite.
-    """
-
-    def __init__(self, features: npt.NDArray[np.floating], labels: Ints, num_classes: int) -> None:
-        raw = np.asarray(features, np.float64)
-        bad = np.flatnonzero(~np.isfinite(raw).all(axis=1))
-        if len(bad):
-            raise DataError(f"the features of {len(bad)} pictures are not finite numbers")
-        self.labels, self.num_classes = labels, num_classes
-        self.mean = raw.mean(axis=0)
-        self.std = raw.std(axis=0) + STD_FLOOR
-        whitened = (raw - self.mean) / self.std
-        self.x = np.concatenate([whitened, np.full((len(raw), 1), BIAS)], axis=1)
-        self.primal = self.x.shape[0] > self.x.shape[1]
-        gram = self.x.T @ self.x if self.primal else self.x @ self.x.T
-        eigenvalues, self.basis = np.linalg.eigh(gram)
-        self.eigenvalues = np.maximum(eigenvalues, 0.0)
-        # Rows in the eigenbasis: (N, D + 1) or, as Q^T of the kernel's, (N, N).
-        self.rotated = self.x @ self.basis if self.primal else self.basis
-        self.target = self._times_targets(self.rotated)
-
-    def _times_targets(self, rows: Floats) -> Floats:
-        """rows^T Y, (columns, K), without Y."""
-        order = np.argsort(self.labels, kind="stable")
-        sums = np.zeros((self.num_classes, rows.shape[1]))
-        present, starts = np.unique(self.labels[order], return_index=True)
-        sums[present] = np.add.reduceat(rows[order], starts, axis=0)
-        product: Floats = (2 * sums - rows.sum(axis=0)).T
-        return product
-
-    def solve(self, l2: float) -> LinearHead:
-        """The solution at one l2.
-
-        Raises:
-            ConfigError: l2 is negative, or 0 where the system is singular.
-        """
-        scaled = self.target / self._shrinkage(l2)[:, None]
-        weights = self.basis @ scaled if self.primal else self.x.T @ (self.basis @ scaled)
-        weight = weights[:-1] / self.std[:, None]
-        bias = BIAS * weights[-1] - self.mean @ weight
-        return LinearHead(weight.T, bias)
-
-    def left_out_errors(self, l2: float, chunk: int = 4096) -> float:
-        """Part of the examples that is wrong where each is predicted without itself.
-
-        A left-out prediction is y - (y - f) / (1 - h) with h the diagonal of the hat matrix; the
-        whitening is that of all examples.
-        """
-        shrunk = self._shrinkage(l2)
-        scale = 1.0 / shrunk if self.primal else self.eigenvalues / shrunk
-        scaled = self.target * scale[:, None]
-        wrong = 0
-        for start in range(0, len(self.labels), chunk):
-            rows, labels = self.rotated[start : start + chunk], self.labels[start : start + chunk]
-            hat = (rows * rows) @ scale
-            fitted = rows @ scaled
-            targets = np.full_like(fitted, -1.0)
-            targets[np.arange(len(labels)), labels] = 1.0
-            left_out = targets - (targets - fitted) / np.maximum(1.0 - hat, 1e-12)[:, None]
-            wrong += int((left_out.argmax(axis=1) != labels).sum())
-        return wrong / len(self.labels)
-
-    def best_l2(self, candidates: Sequence[float] = AUTO_L2) -> float:
-        """The candidate with the fewest left-out errors; of equals the largest."""
-        return min(candidates, key=lambda l2: (self.left_out_errors(l2), -l2))
-
-    def _shrinkage(self, l2: float) -> Floats:
-        smallest = self.eigenvalues[-1] * len(self.eigenvalues) * np.finfo(float).eps
-        if l2 < 0 or not np.isfinite(l2):
-            raise ConfigError(f"l2 must be a number from 0 on, not {l2}")
-        if l2 == 0 and self.eigenvalues[0] <= smallest:
-            raise ConfigError(
-                "with l2 0 the system is singular: examples or features depend on each other",
-                hint="take an l2 above 0, or auto",
-            )
-        shrunk: Floats = self.eigenvalues + l2
-        return shrunk
+    shots: int
+    seed: int
+    examples: Ints
+    """Indices into the training part."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training subset: which, the l2 that was used, and the accuracy in [0, 1]."""
+    """What came of one training subset at one l2; accuracy in [0, 1]."""
 
     shots: int
     seed: int
     l2: float
     accuracy: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `measure` found."""
+
+    trials: tuple[Trial, ...]
+    """By shots, then seed, then l2, in the order they were asked for."""
+    splits: Splits
+    pictures: int
+    """Of the test part."""
+    saved: Saved | None
+    """Where a head was to be kept."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The trial of the most shots and the first seed and l2, and its head."""
+
+    trial: Trial
     head: LinearHead
+    """Its logits are scaled to where their softmax fits left-out examples best."""
+
+
+def measure(
+    predictor: Predictor,
+    config: FewshotConfig,
+    batch_size: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    keep_head: bool = False,
+) -> Report:
+    """Measures a model by a few pictures of each class.
+
+    Args:
+        predictor: gives from now on the features that were measured.
+        on_progress: called with the pictures whose features are there and all those needed.
+        keep_head: for `save_head`.
+
+    Raises:
+        ConfigError: the model cannot be read so, no checkpoint can hold the head that is to be
+            kept, or the l2 cannot be used.
+        DataError: the data cannot be used, or a class has too few pictures.
+        CheckpointError: the model's features are not finite numbers.
+    """
+    predictor.info = representation(predictor.info, config.pool, config.layer, config.preprocess)
+    if keep_head:
+        check_savable(predictor.info.model)
+    splits = open_data(config.data, select=False)
+    train, test = splits.train, splits.test or splits.val
+    if not test:
+        raise DataError(
+            "nothing is left to test on",
+            where=config.data.path,
+            hint="add a test part, or hold some out, as in --val-fraction 0.2",
+        )
+    check_shots(train, test, max(config.shots), config.data.path)
+    draws = [
+        Draw(shots, seed, choose_shots(train.labels, len(train.classes), shots, seed))
+        for shots in config.shots
+        for seed in config.seeds
+    ]
+    # Of a large training part, only what is drawn is ever looked at.
+    used = np.unique(np.concatenate([draw.examples for draw in draws]))
+    draws = [draw._replace(examples=np.searchsorted(used, draw.examples)) for draw in draws]
+    train, done, name = train.select(used), 0, cache_name(predictor)
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(done, len(train) + len(test))
+
+    learnt, tested = (
+        (source_features(predictor, part, FeatureCache(name), batch_size, advance), part.labels)
+        for part in (train, test)
+    )
+    trials, saved = list[Trial](), None
+    for trial, head, solver in run_trials(draws, learnt, tested, len(train.classes), config.l2):
+        trials.append(trial)
+        wanted = keep_head and (trial.shots, trial.seed) == (max(config.shots), config.seeds[0])
+        if wanted and saved is None:
+            saved = Saved(trial, head.scaled(solver.sharpness(trial.l2)))
+    return Report(tuple(trials), splits, len(test), saved)
+
+
+def check_shots(train: Source, test: Source, shots: int, where: object = None) -> None:
+    """Raises DataError where a class has fewer training pictures than shots. Classes without any
+    picture, as a long list of classes may have, are left alone."""
+    counts, tested = train.counts(), test.counts()
+    unknown = np.flatnonzero((counts == 0) & (tested > 0))
+    if len(unknown):
+        raise DataError(
+            f"there are test pictures of {listed(train.classes[i].name for i in unknown)}, and "
+            f"none to learn from",
+            where=where,
+            hint="add training pictures, or take the class out of the test part",
+        )
+    short = np.flatnonzero((counts > 0) & (counts < shots))
+    if len(short):
+        worst = short[counts[short].argmin()]
+        more = f" (and {len(short) - 1:,} classes more)" if len(short) > 1 else ""
+        raise DataError(
+            f"'{train.classes[worst].name}' has {counts[worst]} training pictures{more}, too few "
+            f"for {shots} shots",
+            where=where,
+            hint=f"take --shots up to {counts[worst]}",
+        )
+
+
+def choose_shots(labels: Ints, num_classes: int, shots: int, seed: int) -> Ints:
+    """Indices of `shots` examples of each class (or all that it has), class by class.
+
+    One generator permutes the examples of all classes in order, so more shots with the same seed
+    hold the fewer ones.
+    """
+    rng = np.random.default_rng(seed)
+    order = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels, minlength=num_classes))
+    members = np.split(order, ends[:-1])
+    return np.concatenate([rng.permutation(some)[:shots] for some in members])
 
 
 def run_trials(
-    train: tuple[npt.NDArray[np.floating], Ints],
-    test: tuple[npt.NDArray[np.floating], Ints],
-    classes: Sequence[str],
-    shots: Sequence[int],
-    seeds: Sequence[int],
-    l2: float | Literal["auto"] = DEFAULT_L2,
-) -> Iterator[Trial]:
-    """The protocol: each number of shots with each seed, tested on all of `test`.
+    draws: Sequence[Draw],
+    train: tuple[Features, Ints],
+    test: tuple[Features, Ints],
+    num_classes: int,
+    l2s: Sequence[float] = FewshotConfig.l2,
+) -> Iterator[tuple[Trial, LinearHead, RidgeSolver]]:
+    """Solves for each draw and tests on all of `test`.
 
     Args:
         train, test: features (N, D) and labels (N,).
-        l2: of all trials; auto: chosen for each by its left-out errors, never on the test part.
+        l2s: each is tried; none: one is chosen by its left-out errors, never on the test part.
 
     Raises:
-        DataError: a class has too few examples.
-        ConfigError: the l2 cannot be used.
+        ConfigError: an l2 cannot be used.
     """
-    for count in shots:
-        for seed in seeds:
-            chosen = choose_shots(train[1], classes, count, seed)
-            solver = RidgeSolver(train[0][chosen], train[1][chosen], len(classes))
-            used = solver.best_l2() if l2 == "auto" else l2
-            head = solver.solve(used)
+    for shots, seed, examples in draws:
+        solver = RidgeSolver(train[0][examples], train[1][examples], num_classes)
+        for l2 in l2s or [solver.best_l2(AUTO_L2, FewshotConfig.l2[0])]:
+            head = solver.solve(l2)
             accuracy = float((head.predict(test[0]) == test[1]).mean())
-            yield Trial(count, seed, used, accuracy, head)
+            yield Trial(shots, seed, l2, accuracy), head, solver
+
+
+# ---------------------------------------------------------------------------------------------
+# A checkpoint of it
+
+
+def check_savable(model: Architecture) -> None:
+    """Raises ConfigError where no checkpoint can hold a head on what is read of the model."""
+    if isinstance(model, ModelConfig) and model.distill_token and model.pool != "token":
+        raise ConfigError(
+            f"a head on pool '{model.pool}' cannot be saved: the heads of a distilled model read "
+            "its class and distillation tokens",
+            hint="leave --save out, or take --pool token, which is the mean of both",
+        )
+
+
+def model_file(path: Path) -> Path:
+    """The file that `save_head` writes the model to."""
+    return path if path.suffix == ".safetensors" else path / "model.safetensors"
+
+
+def save_head(
+    predictor: Predictor, config: FewshotConfig, report: Report, path: Path, command: str = ""
+) -> CheckpointInfo:
+    """Writes the model with the head that `measure` kept: an ordinary checkpoint, whose decisions
+    are those that were measured. A model cut after a layer is saved as it was cut.
+
+    Args:
+        path: a .safetensors file, or a folder, which gets config.json, the card and the split too.
+        command: how the user called it, for the card.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    assert report.saved is not None
+    trial, head = report.saved.trial, report.saved.head
+    read, classes = predictor.info, report.splits.classes
+    model = read.model.with_classes(len(classes))
+    provenance = ancestry(read, predictor.name) | {
+        "made_by": f"vit fewshot (vitcli {__version__})",
+        "command": command,
+        "data": Path(config.data.path).name,
+        "train_pictures": trial.shots * len(classes),
+        "seed": trial.seed,
+        "note": f"{trial.shots} shots, least squares with l2 {trial.l2:g} on frozen features",
+        "figures": {"test_top1": trial.accuracy},
+    }
+    info = CheckpointInfo(model, read.preprocess, classes, "softmax", provenance)
+    found = open_checkpoint(predictor.file).tensors
+    rows = {"weight": head.weight.astype(np.float32), "bias": head.bias.astype(np.float32)}
+    tensors = {
+        name: rows[name.rpartition(".")[2]].reshape(shape)
+        if name.startswith("head")  # both of a distilled model, whose logits are their mean
+        else found[name]
+        for name, shape in tensor_shapes(model).items()
+    }
+    file = model_file(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot be made: {error.strerror or error}", where=file.parent
+        ) from error
+    native.write(file, tensors, info.to_metadata())
+    if file != path:
+        write_config(path / "config.json", info)
+        write_text(path / "README.md", model_card(info))
+        write_text(path / "split.json", json.dumps(report.splits.record, indent=2) + "\n")
+    return info

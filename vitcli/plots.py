@@ -233,13 +233,14 @@ def _draw_noisy(
 
 
 def accuracy_by_shots(
-    shots: Sequence[int], accuracies: Sequence[Sequence[float]], path: str | Path
+    shots: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], path: str | Path
 ) -> None:
     """Draws few-shot accuracy: a dot for each seed, a line through the means.
 
     Args:
         shots: training pictures of each class, drawn on a logarithmic axis.
-        accuracies: for each number of shots, those of the seeds, in [0, 1].
+        curves: name -> for each number of shots the accuracies of the seeds, in [0, 1]. Names
+            are shown where there are several curves.
         path: the picture, written whole or not at all.
 
     Raises:
@@ -248,14 +249,23 @@ def accuracy_by_shots(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.4), layout="constrained")
         axes = figure.subplots()
-        for count, values in zip(shots, accuracies, strict=True):
-            axes.plot([count] * len(values), values, "o", color=TRAINING, alpha=0.4, ms=4)
-        axes.plot(shots, [float(np.mean(values)) for values in accuracies], color=TRAINING)
+        colours = (
+            [TRAINING]
+            if len(curves) == 1
+            else mpl.colormaps["viridis"].resampled(256)(np.linspace(0.0, 0.85, len(curves)))
+        )
+        for (name, accuracies), colour in zip(curves.items(), colours, strict=True):
+            for count, values in zip(shots, accuracies, strict=True):
+                axes.plot([count] * len(values), values, "o", color=colour, alpha=0.4, ms=4)
+            means = [float(np.mean(values)) for values in accuracies]
+            axes.plot(shots, means, color=colour, label=name)
+        if len(curves) > 1:
+            axes.legend(loc="best")
         axes.set_xscale("log")
         axes.set_xticks(shots, [str(count) for count in shots])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set(xlabel="training pictures of each class", ylabel="accuracy")
+        axes.set(xlabel="training pictures of each class", ylabel="accuracy on the test part")
         _save(figure, path)
 
 

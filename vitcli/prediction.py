@@ -121,7 +121,8 @@ class Slot(NamedTuple):
 
 class Predictor:
     """A checkpoint that is asked about pictures. Its header is read at once; its weights, and
-    torch, when the first pictures are on their way.
+    torch, when the first pictures are on their way. Until then `info` may be replaced by that of a
+    model whose tensors are among the file's: without a head, or with fewer blocks.
 
     Args:
         resolution: of its pictures, where that is not the checkpoint's: the position embeddings
@@ -149,8 +150,7 @@ class Predictor:
             ClassLabel(str(i), str(i)) for i in range(self.info.model.num_classes)
         )
         self.offline = offline
-        self._wanted = device, precision
-        self.precision = precision
+        self.wanted = device, precision
         self._model: LoadedModel | None = None
 
     def predict(
@@ -217,6 +217,7 @@ class Predictor:
         if self._model is None:
             from vitcli.checkpoints.adapt import adapt
             from vitcli.checkpoints.load import build, load_weights
+            from vitcli.checkpoints.shapes import tensor_shapes
             from vitcli.devices import (
                 PRECISIONS,
                 choose_device,
@@ -226,10 +227,11 @@ class Predictor:
             from vitcli.models.packed import can_pack, pack
             from vitcli.models.vit import ViT
 
-            device, precision = self._wanted
+            device, precision = self.wanted
             self.device = choose_device(device)
             self.dtype = choose_precision(precision, self.device)
-            tensors = load_weights(self.file).tensors
+            weights = load_weights(self.file).tensors
+            tensors = {name: weights[name] for name in tensor_shapes(self.info.model)}
             if self.info.model != self.stored:
                 tensors = adapt(tensors, self.stored, self.info.model, self.posemb_method)
             self._model = build(self.info, tensors, self.device, self.dtype).eval()

@@ -80,16 +80,20 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
     }
 
 
-def seconds(command: list[str], answers: int | None) -> float:
-    """Wall time of one run; it has to succeed and to print as many lines as it should."""
+def environment() -> dict[str, str]:
+    """In which the commands find this repository's code, and no network."""
     paths = [str(ROOT), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {
+    return {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
+
+
+def seconds(command: list[str], answers: int | None) -> float:
+    """Wall time of one run; it has to succeed and to print as many lines as it should."""
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     wall = time.perf_counter() - start
     lines = len(done.stdout.splitlines())
     if done.returncode or (answers is not None and lines != answers):
@@ -144,13 +148,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each command")
     parser.add_argument("--no-warmup", action="store_true", help="count from the first run on")
-    parser.add_argument("--only", nargs="+", metavar="SUITE", help="start, photo, folder")
+    parser.add_argument("--only", nargs="+", metavar="SUITE", help="start, photo, folder, fewshot")
     parser.add_argument("--python", default=sys.executable, help="Python that has vitcli")
     parser.add_argument("--peers", default=sys.executable, help="Python that has the peers")
     parser.add_argument("--material", type=Path, help="keep pictures and models in this folder")
     arguments = parser.parse_args()
 
-    print(describe_machine(arguments.peers))
+    print(describe_machine(arguments.peers), flush=True)
+    if not arguments.only or "fewshot" in arguments.only:
+        subprocess.run([arguments.peers, str(HERE / "fewshot_solve.py")], env=environment())
+    if arguments.only == ["fewshot"]:
+        return
     material = arguments.material or Path(tempfile.mkdtemp(prefix="vit-bench-"))
     try:
         if not (material / "transformers-b16").exists():

@@ -65,6 +65,16 @@ def test_the_split_is_written_down_and_re_used(make_folder: MakeFolder) -> None:
     assert any("are gone" in warning for warning in fewer.warnings)
 
 
+def test_nothing_is_held_out_beside_a_test_part_where_nothing_is_selected(
+    make_folder: MakeFolder,
+) -> None:
+    root = make_folder({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
+    config = DataConfig(str(root), val_fraction=0.2)
+    whole, parted = open_data(config, select=False), open_data(config)
+    assert (whole.val, len(whole.train), whole.record["kind"]) == (None, 20, "none")
+    assert parted.val is not None and len(parted.train) == 16
+
+
 def test_an_unchanged_data_set_says_nothing(make_folder: MakeFolder) -> None:
     config = DataConfig(str(make_folder({"cat": 20, "dog": 30})))
     first = open_data(config)

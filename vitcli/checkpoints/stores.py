@@ -85,6 +85,13 @@ def open_store(path: Path) -> Store:
     return Store(path, kind, tensors)
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files whose bytes decide what `open_store(path)` holds."""
+    if kind_of(path) != "shards":
+        return [path]
+    return [path, *(path.with_name(name) for name in sorted(set(_read_index(path).values())))]
+
+
 def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
     header = native.read_header(path)
     return {
@@ -98,16 +105,21 @@ def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
     }
 
 
-def _read_shards(path: Path) -> dict[str, LazyTensor]:
-    """The tensors that an index (`model.safetensors.index.json`) finds in several files."""
+def _read_index(path: Path) -> dict[str, str]:
+    """Names of tensors and of the files that they are in, from `model.safetensors.index.json`."""
     try:
         names: dict[str, str] = json.loads(path.read_text("utf-8"))["weight_map"]
-        files = sorted(set(names.values()))
-        if any(Path(file).name != file for file in files):
+        if any(Path(file).name != file for file in names.values()):
             raise ValueError("it names files outside its folder")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"is no index of safetensors files: {error}", where=path) from error
-    shards = {file: _read_safetensors(path.with_name(file)) for file in files}
+    return names
+
+
+def _read_shards(path: Path) -> dict[str, LazyTensor]:
+    """The tensors that an index finds in several files."""
+    names = _read_index(path)
+    shards = {file: _read_safetensors(path.with_name(file)) for file in set(names.values())}
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(

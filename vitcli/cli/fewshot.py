@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
-from typing import Annotated, Any, Literal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from vitcli.cli import options, output
+from vitcli.config import DataConfig, FewshotConfig, Pool
+from vitcli.errors import OutputError
+
+if TYPE_CHECKING:
+    from vitcli.fewshot import Trial
+
+DEFAULTS = FewshotConfig(DataConfig("", val_fraction=0.2))
 
 
-def _numbers(text: str, option: str) -> list[int]:
+def _listed(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(f"'{text}' is not a list such as 1,5,10", param_hint=option)
-    return [int(part) for part in parts]
+    return tuple(int(part) for part in parts)
 
 
-def _l2(text: str) -> float | Literal["auto"]:
+def _l2(text: str) -> tuple[float, ...]:
+    if text == "auto":
+        return ()
     try:
-        return "auto" if text == "auto" else float(text)
+        return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise typer.BadParameter(f"'{text}' is neither a number nor auto") from error
+        raise typer.BadParameter(
+            f"'{text}' is neither a number, a list of them, nor auto", param_hint="--l2"
+        ) from error
 
 
 def fewshot(
@@ -32,24 +50,54 @@ def fewshot(
             metavar="PATH",
             help="A folder of class folders, a CSV (path,label), a parquet file or folder, or tar "
             "shards. Tested on its test part, else its validation part, else a part held out.",
+            show_default=False,
         ),
     ],
     model: options.Model = "default-pretrained",
     shots: Annotated[
         str, typer.Option("--shots", metavar="N,...", help="Training pictures of each class.")
-    ] = "1,5,10,25",
+    ] = _listed(DEFAULTS.shots),
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="N,...", help="Which training pictures are drawn.")
-    ] = "0,1,2",
+    ] = _listed(DEFAULTS.seeds),
     l2: Annotated[
         str,
         typer.Option(
-            "--l2", metavar="X|auto", help="Regularisation; auto: by leave-one-out on the shots."
+            "--l2",
+            metavar="X,...|auto",
+            help="Regularisation, one or several; auto: for each draw by leaving out each of its "
+            "pictures in turn.",
         ),
-    ] = "1024",
+    ] = _listed(DEFAULTS.l2),
+    pool: Annotated[
+        Literal["head", Pool],
+        typer.Option(
+            "--pool",
+            help="What is read: as the model's head does, the class token, the mean of the "
+            "patches (gap), both, or the model's attention query (map).",
+        ),
+    ] = DEFAULTS.pool,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            "--layer",
+            min=1,
+            metavar="N",
+            help="Cut the model after its Nth block; its final norm stays.  [default: the last]",
+        ),
+    ] = DEFAULTS.layer,
+    preprocess: Annotated[
+        Literal["big_vision", "checkpoint"],
+        typer.Option(
+            "--preprocess",
+            help="big_vision, as published figures have it: squashed to 256 without antialiasing, "
+            "the centre 224 cut out (in proportion at other sizes); checkpoint: its own resize and "
+            "crop. Size, mean and std are the checkpoint's in both.",
+        ),
+    ] = DEFAULTS.preprocess,
     val_fraction: Annotated[
         float, typer.Option("--val-fraction", metavar="X", help="Held out where nothing else is.")
-    ] = 0.2,
+    ] = DEFAULTS.data.val_fraction,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -59,6 +107,16 @@ def fewshot(
             callback=options.drawable,
         ),
     ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "--save",
+            metavar="PATH",
+            help="Write the model with the head of the most shots and the first seed: a "
+            ".safetensors file, or a folder with a card, for vit predict and all the rest.",
+        ),
+    ] = None,
+    force: options.Force = False,
     batch_size: options.BatchSize = None,
     json: options.Json = False,
     device: options.Device = "auto",
@@ -69,59 +127,100 @@ def fewshot(
 ) -> None:
     """Measure a model by a few pictures of each class: linear regression on its frozen features.
 
-    The protocol of the paper's section 4.1, as its authors' code has it, on the pre-processing of
-    the checkpoint. Features are remembered, so a second run solves at once.
+    The protocol is that of the paper's section 4.1, as its authors' code has it. Features are
+    remembered, so a second run solves at once.
     """
-    counts, draws, strength = _numbers(shots, "--shots"), _numbers(seeds, "--seeds"), _l2(l2)
-    from vitcli.config import DataConfig
-    from vitcli.data.sources import open_data
-    from vitcli.features import FeatureCache, cache_name, source_features
-    from vitcli.fewshot import run_trials
+    config = FewshotConfig(
+        DataConfig(data, val_fraction=val_fraction),
+        _numbers(shots, "--shots"),
+        _numbers(seeds, "--seeds"),
+        _l2(l2),
+        pool,
+        layer,
+        preprocess,
+    )
+    if save is not None and len(config.l2) > 1:
+        raise typer.BadParameter("takes one --l2, or auto", param_hint="--save")
+    from vitcli.fewshot import measure, model_file, save_head
     from vitcli.prediction import Predictor
+
+    if save is not None and model_file(Path(save)).exists() and not force:
+        raise OutputError("exists already", where=save, hint="--force replaces it")
 
     with output.FetchDisplay(quiet) as fetching:
         predictor = Predictor(model, device, precision, offline, fetching)
-    splits = open_data(DataConfig(data, val_fraction=val_fraction))
-    for warning in splits.warnings:
-        output.warning(warning)
-    test = splits.test or splits.val
-    if test is None:
-        raise typer.BadParameter("nothing is left to test on", param_hint="--val-fraction")
-    name = cache_name(predictor)
-    with output.Meter("features", len(splits.train) + len(test), quiet) as meter:
-        train_features, test_features = (
-            source_features(predictor, part, FeatureCache(name), batch_size, meter.advance)
-            for part in (splits.train, test)
-        )
-    trials = list(
-        run_trials(
-            (train_features, splits.train.labels),
-            (test_features, test.labels),
-            [label.name for label in splits.classes],
-            counts,
-            draws,
-            strength,
-        )
-    )
-    rows: list[list[str]] = []
-    summary: list[dict[str, Any]] = []
-    for count in counts:
-        found = [trial for trial in trials if trial.shots == count]
-        accuracies = [trial.accuracy for trial in found]
-        mean = statistics.fmean(accuracies)
-        spread = statistics.stdev(accuracies) if len(found) > 1 else 0.0
-        summary.append({"shots": count, "mean": mean, "std": spread, "accuracies": accuracies})
-        summary[-1] |= {"seeds": draws, "l2": [trial.l2 for trial in found]}
-        rows.append([str(count), *(f"{a:.2%}" for a in accuracies), f"{mean:.2%}", f"{spread:.2%}"])
-    if plot is not None:
-        from vitcli import plots
+    with output.Meter("features", quiet=quiet) as meter:
 
-        points = [entry["accuracies"] for entry in summary]
-        plots.accuracy_by_shots(counts, points, plot)
+        def advance(done: int, total: int) -> None:
+            meter.total = total
+            meter.advance(done - meter.done)
+
+        report = measure(predictor, config, batch_size, advance, keep_head=save is not None)
+    for warning in report.splits.warnings:
+        output.warning(warning)
+    rows = summary(report.trials, config)
+    if plot is not None:
+        draw(rows, config, plot)
+        output.note(f"accuracy against shots is in {plot}", quiet)
+    if save is not None:
+        save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
     if json:
-        for entry in summary:
-            output.json_line({"model": predictor.name, "data": data, "test": len(test), **entry})
-        return
-    seed_columns = [f"seed {seed}" for seed in draws]
-    columns = ["shots", *seed_columns, "mean", "std"]
-    output.table(columns, rows, range(len(columns)))
+        for row in rows:
+            output.json_line(
+                {"model": predictor.name, "data": data, "test": report.pictures, **row}
+            )
+    else:
+        show(rows, config)
+    if save is not None and report.saved is not None:
+        trial = report.saved.trial
+        output.note(
+            f"{save} is the model of {trial.shots} shots, seed {trial.seed}, l2 {trial.l2:g}: "
+            f"{trial.accuracy:.2%}",
+            quiet,
+        )
+        output.note(f"next: vit predict PICTURE --model {shlex.quote(save)}", quiet)
+
+
+def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, Any]]:
+    """A row for each number of shots and l2, as JSON has it; accuracies in [0, 1]."""
+    rows = []
+    for shots in config.shots:
+        for l2 in config.l2 or [None]:
+            found = [t for t in trials if t.shots == shots and l2 in (None, t.l2)]
+            accuracies = [trial.accuracy for trial in found]
+            rows.append(
+                {
+                    "shots": shots,
+                    "mean": statistics.fmean(accuracies),
+                    "std": statistics.stdev(accuracies) if len(found) > 1 else 0.0,
+                    "accuracies": accuracies,
+                    "seeds": list(config.seeds),
+                    "l2": [trial.l2 for trial in found],
+                }
+            )
+    return rows
+
+
+def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
+    """The rows for people."""
+    columns = ["shots", *(f"seed {seed}" for seed in config.seeds), "mean", "std"]
+    several = len(config.l2) > 1
+    if several:
+        columns.insert(1, "l2")
+    cells = []
+    for row in rows:
+        figures = [*row["accuracies"], row["mean"], row["std"]]
+        l2 = [f"{row['l2'][0]:g}"] if several else []
+        cells.append([str(row["shots"]), *l2, *(f"{figure:.2%}" for figure in figures)])
+    output.table(columns, cells, range(len(columns)))
+
+
+def draw(rows: list[dict[str, Any]], config: FewshotConfig, path: str) -> None:
+    """The rows as a picture: a line for each l2."""
+    from vitcli import plots
+
+    curves = {}
+    for l2 in config.l2 or [None]:
+        name = f"l2 {l2:g}" if l2 is not None else "l2 by leave-one-out"
+        curves[name] = [row["accuracies"] for row in rows if l2 in (None, row["l2"][0])]
+    plots.accuracy_by_shots(config.shots, curves, path)

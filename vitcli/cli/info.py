@@ -215,10 +215,7 @@ def _preprocess_text(told: Mapping[str, Any]) -> str:
     kept = f" of {told['crop_pct']:.1%}" if told["crop_pct"] != 1 else ""
     filtered = told["interpolation"] + ("" if told["antialias"] else " without antialiasing")
     means, deviations = (", ".join(f"{v:g}" for v in told[key]) for key in ("mean", "std"))
-    return (
-        f"{_size(told['size'])}, {filtered}, {how}{kept}, "
-        f"mean ({means}), std ({deviations})"
-    )
+    return f"{_size(told['size'])}, {filtered}, {how}{kept}, mean ({means}), std ({deviations})"
 
 
 def _size(size: Sequence[int]) -> str:

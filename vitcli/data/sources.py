@@ -53,6 +53,7 @@ def open_data(
     classes: tuple[ClassLabel, ...] | None = None,
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
+    select: bool = True,
 ) -> Splits:
     """Opens a data set for training.
 
@@ -62,6 +63,8 @@ def open_data(
         record: a split that was written down (`Splits.record`): the same pictures are held out,
             whatever was added to the data since.
         report: called with a line before something that may take minutes (once for each data set).
+        select: whether something is to be selected on a validation part; if not, none is held out
+            where there is a test part.
 
     Raises:
         DataError: it is not there, of no known kind, damaged, empty, or has a single class.
@@ -94,6 +97,9 @@ def open_data(
     if val is not None:
         note = f"validation: the data's own part, {len(val):,} pictures"
         written["kind"] = "given"
+    elif parts.test is not None and not select:
+        note = "validation: none"
+        written["kind"] = "none"
     else:
         held, note = _hold_out(train, config, record, warnings)
         written["kind"] = "held out" if len(held) else "none"

@@ -194,7 +194,7 @@ class ConvHead(nn.Module):
             nn.init.zeros_(self.fc.bias)
 
     def forward(self, features: Tensor) -> Tensor:  # (B, C) -> (B, num_classes)
-        return self.fc(features[:, :, None, None]).flatten(1)
+        return self.fc(features.to(self.fc.weight.dtype)[:, :, None, None]).flatten(1)
 
 
 class BiT(ResNet):

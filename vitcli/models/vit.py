@@ -314,10 +314,17 @@ class ViT(nn.Module):
             self.get_buffer("pos_embed").copy_(torch.from_numpy(table))
 
 
+class Head(nn.Linear):
+    """The linear head, which computes in the precision of its own weights."""
+
+    def forward(self, features: Tensor) -> Tensor:  # (B, F) -> (B, num_classes)
+        return super().forward(features.to(self.weight.dtype))
+
+
 def _zero_linear(features: int, classes: int, device: torch.device) -> nn.Module:
     if not classes:
         return nn.Identity()
-    linear = nn.Linear(features, classes, device="meta")
+    linear = Head(features, classes, device="meta")
     if device.type != "meta":  # there, to_empty would import the half of torch that compiles
         linear.to_empty(device=device)
     nn.init.zeros_(linear.weight)

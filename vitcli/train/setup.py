@@ -15,6 +15,7 @@ from torch import Tensor
 import vitcli
 from vitcli.checkpoints import hub, registry
 from vitcli.checkpoints.adapt import adapt
+from vitcli.checkpoints.ancestry import ancestry
 from vitcli.checkpoints.load import load_weights
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
@@ -38,9 +39,6 @@ from vitcli.train.folder import RunFolder, config_to_json
 from vitcli.train.objectives import classification_loss, soft_targets
 from vitcli.train.plan import LONG_SEQUENCE, Plan, make_plan
 from vitcli.train.state import Progress, read_state_info
-
-ANCESTRY = ("made_by", "command", "data", "train_pictures", "parent", "seed", "steps", "seconds")
-"""What a model's description keeps of the runs that its initial weights came from."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -293,19 +291,12 @@ def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> di
         "train_pictures": len(train),
     }
     if config.model is not None:
-        provenance["parent"] = _public_name(config.model)
+        provenance |= ancestry(start, config.model)
         grid, new = start.model.grid, _trained_shape(start.model, config).grid
         if grid != new and start.model.posemb != "none":
             resized = {"method": config.posemb_method, "from": list(grid), "to": list(new)}
             provenance["posemb_resize"] = resized
-        before = {k: start.provenance[k] for k in ANCESTRY if k in start.provenance}
-        provenance["history"] = [*start.provenance.get("history", []), *([before] * bool(before))]
     return provenance
-
-
-def _public_name(model: str) -> str:
-    """A registry name or a Hub id as it is; a path by its last part."""
-    return Path(model).name if Path(model).exists() else model
 
 
 def _long_sequence(model: ModelConfig) -> str:

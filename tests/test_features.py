@@ -1,0 +1,205 @@
+"""Which representation features are, and when they are computed again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import DataConfig, ModelConfig, Preprocess, bit_config, model_config
+from vitcli.data.sources import open_parts
+from vitcli.devices import multiplies_bf16
+from vitcli.errors import CheckpointError, ConfigError
+from vitcli.features import FeatureCache, cache_name, representation, source_features
+from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def predictor(path: Path, precision: str = "fp32", **choice) -> Predictor:
+    made = Predictor(path, "cpu", precision)
+    made.info = representation(made.info, **choice)
+    return made
+
+
+def io(case: str) -> dict[str, np.ndarray]:
+    return dict(np.load(GOLDEN / case / "io.npz"))
+
+
+def features(made: Predictor, images: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        return made.model.features(torch.from_numpy(images)).numpy()
+
+
+def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np.ndarray:
+    scale, offset = (weights[f"{name}.{part}"].numpy() for part in ("weight", "bias"))
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + offset
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
+def test_the_norm_of_what_timms_blocks_put_out(layer, pool):
+    arrays = io("timm_vit_default")
+    weights = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    block = arrays[f"block_{layer - 1:02}"]
+    tokens = layer_norm(block, weights, "norm")
+    parts = {"token": [tokens[:, 0]], "gap": [tokens[:, 1:].mean(1)]}
+    parts["token+gap"] = parts["token"] + parts["gap"]
+    found = features(
+        predictor(GOLDEN / "timm_vit_default", pool=pool, layer=layer), arrays["input"]
+    )
+    np.testing.assert_allclose(found, np.concatenate(parts[pool], axis=1), atol=2e-5)
+
+
+def test_a_norm_behind_the_pooling_stays_behind_it():
+    arrays = io("timm_gap_fcnorm")
+    weights = load_file(GOLDEN / "timm_gap_fcnorm" / "model.safetensors")
+    expected = layer_norm(arrays["block_00"][:, 1:].mean(1), weights, "fc_norm")
+    found = features(predictor(GOLDEN / "timm_gap_fcnorm", layer=1), arrays["input"])
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_the_default_is_the_input_of_the_head():
+    for case in ("timm_vit_default", "timm_siglip_map", "timm_deit_distilled"):
+        images = torch.from_numpy(io(case)["input"])
+        with torch.inference_mode():
+            expected = load(GOLDEN / case).features(images).numpy()
+        np.testing.assert_array_equal(features(predictor(GOLDEN / case), images.numpy()), expected)
+
+
+@pytest.mark.parametrize("pool", ["head", "token", "gap"])
+@pytest.mark.skipif(not multiplies_bf16(torch.device("cpu")), reason="no bf16 here")
+def test_the_packed_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, picture_folder):
+    choice = {"pool": pool, "layer": 1}
+    exact, packed = (
+        np.stack(
+            [e.features for e in predictor(tiny_checkpoint, p, **choice).embed(picture_folder)]
+        )
+        for p in ("fp32", "bf16")
+    )
+    assert 0 < np.abs(packed - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():
+    config = model_config("Ti/16", depth=2, pre_logits=24, num_classes=5)
+    info = CheckpointInfo(config, Preprocess())
+    assert representation(info).model.pre_logits == 24
+    assert representation(info, layer=2).model.feature_dim == 24
+    assert representation(info, layer=1).model.feature_dim == 192
+    assert representation(info, pool="token").model.feature_dim == 192
+
+
+def test_big_visions_pixels_keep_the_models_size_and_range():
+    mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+    own = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
+    info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), own)
+    found = representation(info, preprocess="big_vision").preprocess
+    assert found == Preprocess((192, 320), mean, std, "bilinear", 0.875, "squash", antialias=False)
+    assert representation(info).preprocess == own
+
+
+@pytest.mark.parametrize(
+    ("model", "choice", "message"),
+    [
+        (ModelConfig(48, 2, 3, 96), {"layer": 3}, "no layer 3: the model has 2 blocks"),
+        (ModelConfig(48, 2, 3, 96), {"pool": "map"}, "no attention pooling"),
+        (ModelConfig(48, 2, 3, 96, class_token=False, pool="gap"), {"pool": "token"}, "class tok"),
+        (bit_config("R50x1"), {"layer": 3}, "a BiT ResNet has no tokens and no blocks"),
+        (bit_config("R50x1"), {"pool": "gap"}, "a BiT ResNet has no tokens and no blocks"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read(model, choice, message):
+    with pytest.raises(ConfigError, match=message):
+        representation(CheckpointInfo(model, Preprocess()), **choice)
+
+
+def test_a_cache_belongs_to_weights_and_way(tiny_checkpoint, tmp_path):
+    choices = [{}, {"layer": 1}, {"pool": "gap"}, {"preprocess": "big_vision"}]
+    names = [cache_name(predictor(tiny_checkpoint, **choice)) for choice in choices]
+    names.append(cache_name(predictor(tiny_checkpoint, precision="bf16")))
+    other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
+    assert cache_name(predictor(other)) == names[0]  # wherever it lies
+    weights = load_file(other / "model.safetensors")
+    weights["norm.bias"] += 1
+    save_checkpoint(other, weights, Predictor(other).info)
+    names.append(cache_name(predictor(other)))
+    assert len(set(names)) == 6
+
+
+def test_a_cache_belongs_to_the_bytes_of_every_shard(tmp_path):
+    case = GOLDEN / "hf_vit"
+    shutil.copy(case / "config.json", tmp_path)
+    weights = load_file(case / "model.safetensors")
+    halves = {"a.safetensors": sorted(weights)[::2], "b.safetensors": sorted(weights)[1::2]}
+    index = {name: file for file, names in halves.items() for name in names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    names = []
+    for addend in (0, 1):
+        for file, keys in halves.items():
+            tensors = {key: (weights[key] + addend).contiguous() for key in keys}
+            save_file(tensors, tmp_path / file, {"format": "pt"})
+        names.append(cache_name(predictor(tmp_path)))
+    assert len(set(names)) == 2
+
+
+def test_of_pictures_the_new_ones_are_computed(
+    tiny_checkpoint, picture_folder, tmp_path, monkeypatch
+):
+    root = tmp_path / "data"
+    for name, picture in (("a", "a.png"), ("b", "b.png")):
+        (root / name).mkdir(parents=True)
+        shutil.copy(picture_folder / picture, root / name / "x.png")
+    computed = []
+    embed = Predictor.embed
+
+    def counted(self, pictures, batch_size=None):
+        listed = list(pictures)
+        computed.append([Path(picture.name).name for picture in listed])
+        return embed(self, listed, batch_size)
+
+    monkeypatch.setattr(Predictor, "embed", counted)
+
+    def run() -> np.ndarray:
+        made, source = predictor(tiny_checkpoint), open_parts(DataConfig(str(root))).train
+        return source_features(made, source, FeatureCache(cache_name(made), tmp_path / "cache"))
+
+    first = run()
+    (root / "a" / "x.png").rename(root / "a" / "y.png")  # the same bytes
+    shutil.copy(picture_folder / "deep" / "cat.jpg", root / "b" / "z.jpg")
+    second = run()
+    assert computed == [["x.png", "x.png"], ["z.jpg"]]
+    np.testing.assert_array_equal(second[:2], first)
+
+
+def test_features_that_are_no_numbers_are_told_and_not_remembered(
+    tiny_checkpoint, picture_folder, tmp_path
+):
+    bad = shutil.copytree(tiny_checkpoint, tmp_path / "bad")
+    weights = load_file(bad / "model.safetensors")
+    weights["norm.bias"][3] = float("nan")
+    save_checkpoint(bad, weights, Predictor(bad).info)
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    shutil.copy(picture_folder / "a.png", tmp_path / "data" / "a")
+    made, source = predictor(bad), open_parts(DataConfig(str(tmp_path / "data"))).train
+    for _ in range(2):
+        cache = FeatureCache(cache_name(made), tmp_path / "cache")
+        with pytest.raises(CheckpointError, match=r"features of .*a\.png are not finite numbers"):
+            source_features(made, source, cache)
+
+
+def test_a_cut_model_is_the_model_that_ends_there(tiny_checkpoint):
+    info = representation(Predictor(tiny_checkpoint).info, layer=1)
+    assert (info.model.depth, info.model.num_classes, info.classes) == (1, 0, ())
+    model = predictor(tiny_checkpoint, layer=1).model
+    assert isinstance(model, ViT) and len(model.blocks) == 1
