@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitcli.errors import OutputError
 from vitcli.metrics import Calibration
-from vitcli.plots import confusion_matrix, reliability, training_curves
+from vitcli.plots import accuracy_by_shots, confusion_matrix, reliability, training_curves
 
 
 def metrics(steps: int) -> list[dict]:
@@ -94,8 +94,8 @@ def test_reliability(tmp_path):
 
 def test_accuracy_by_shots_names_its_curves(tmp_path):
     ten, tied = [[0.2, 0.3], [0.5, 0.6]], [[0.2, 0.2], [0.4, 0.4]]
-    plots.accuracy_by_shots((1, 25), {"l2 10": ten, "l2 1000": tied}, tmp_path / "two.svg")
-    plots.accuracy_by_shots((1, 25), {"l2 10": ten}, tmp_path / "one.svg")
+    accuracy_by_shots((1, 25), {"l2 10": ten, "l2 1000": tied}, tmp_path / "two.svg")
+    accuracy_by_shots((1, 25), {"l2 10": ten}, tmp_path / "one.svg")
     two, one = ((tmp_path / name).read_text() for name in ("two.svg", "one.svg"))
     assert "l2 1000" in two and "l2 10" not in one
     assert "training pictures of each class" in one and "60%" in one
