@@ -96,9 +96,9 @@ def test_accuracy_by_shots_names_its_curves(tmp_path):
     ten, tied = [[0.2, 0.3], [0.5, 0.6]], [[0.2, 0.2], [0.4, 0.4]]
     accuracy_by_shots((1, 25), {"l2 10": ten, "l2 1000": tied}, tmp_path / "two.svg")
     accuracy_by_shots((1, 25), {"l2 10": ten}, tmp_path / "one.svg")
-    two, one = ((tmp_path / name).read_text() for name in ("two.svg", "one.svg"))
-    assert "l2 1000" in two and "l2 10" not in one
-    assert "training pictures of each class" in one and "60%" in one
+    two, one = words(tmp_path / "two.svg"), words(tmp_path / "one.svg")
+    assert {"l2 10", "l2 1000"} <= two and "l2 10" not in one
+    assert {"training pictures of each class", "1", "25"} <= one
 
 
 def test_the_same_figures_give_the_same_file(tmp_path):

@@ -235,6 +235,9 @@ class Predictor:
             if self.info.model != self.stored:
                 tensors = adapt(tensors, self.stored, self.info.model, self.posemb_method)
             self._model = build(self.info, tensors, self.device, self.dtype).eval()
+            # A head takes a thousandth of the time, and the 8 bits of a logit in bf16 may tie.
+            heads = {n: t.to(self.device).float() for n, t in tensors.items() if "head" in n}
+            self._model.load_state_dict(heads, strict=False, assign=True)
             fast = self.device.type == "cpu" and multiplies_bf16(self.device) and can_pack()
             if fast and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
                 pack(self._model, CORE_BATCH * _cores())

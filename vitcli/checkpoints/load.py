@@ -148,9 +148,6 @@ def build(
     """A module around these tensors. It is built without storage and takes them as they are, so
     nothing is initialised that is then overwritten, and what needs no conversion is not copied.
 
-    A head computes in float32 at least: it is a thousandth of the work, and among many classes the
-    8 bits of a bf16 logit tie.
-
     Raises:
         CheckpointError: a tensor is missing, unexpected or of another shape.
     """
@@ -161,11 +158,8 @@ def build(
             else LoadedBiT(info.model, dropout, drop_path)
         )
     model.info = info
-    head_dtype = None if dtype is None else torch.promote_types(dtype, torch.float32)
     state = {
-        name: tensor.to(device, head_dtype if name.startswith("head") else dtype)
-        if tensor.is_floating_point()
-        else tensor.to(device)
+        name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
         for name, tensor in tensors.items()
     }
     try:
