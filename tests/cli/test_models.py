@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from checkpoints.hub_cache import keep
 from vitcli.checkpoints import registry
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.checkpoints.shapes import tensor_shapes
 
 REPO = "timm/vit_base_patch16_224.augreg_in21k"
 FILES = {"model.safetensors": b"x" * 2_000_000, "config.json": b"{}"}
@@ -21,8 +26,9 @@ FIELDS = {
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
     """An empty cache."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "hub"
 
 
 def test_all_models_are_listed(vit, root):
@@ -159,3 +165,24 @@ def test_pull_goes_on_after_a_failure(vit):
     plain = vit("pull", "vit-b16-i22k", "default", "--offline")
     assert plain.exit_code == 1 and len(plain.stdout.splitlines()) == 1
     assert "error: vit-b16-i22k" in plain.stderr
+
+
+def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
+    """The registry's smallest, with a config.json that says otherwise than the registry."""
+    entry = registry.entries()["test-vit"]
+    info = CheckpointInfo(entry.model, dataclasses.replace(entry.preprocess, crop_pct=0.5))
+    tensors = {name: np.zeros(s, np.float32) for name, s in tensor_shapes(info.model).items()}
+    save_checkpoint(tmp_path / "model", tensors, info)
+    hub.add(entry.repo, {file.name: file for file in (tmp_path / "model").iterdir()})
+
+    result = vit("pull", entry.name, "-q")
+    assert result.exit_code == 0, result.stderr
+    said = f"warning: {entry.name}: its repo says crop_pct 0.5, and the registry 0.95; the repo is"
+    assert said in result.stderr and result.stderr.count("warning") == 1
+    told = json.loads(vit("models", "show", entry.name, "--json").stdout)
+    assert told["here"] == "cached" and told["path"] == str(Path(result.stdout.strip()).parent)
+    described = vit("info", entry.name, "--json", "--offline")
+    assert json.loads(described.stdout)["preprocess"]["crop_pct"] == 0.5
+    assert said in described.stderr
+    assert vit("models", "rm", entry.name, "--yes").exit_code == 0
+    assert vit("info", entry.name, "--offline").exit_code == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from vitcli.checkpoints import registry
-from vitcli.checkpoints.read import locate
+from vitcli.checkpoints.read import locate, open_checkpoint
 from vitcli.checkpoints.registry import HubRepo, RegistryEntry
 from vitcli.cli import options, output
 from vitcli.cli.models import Names
@@ -29,7 +29,11 @@ def pull(
         try:
             found = registry.resolve(name)
             with output.FetchDisplay(quiet) as fetching:
-                file = locate(name, offline, fetching).file
+                located = locate(name, offline, fetching)
+            if isinstance(found, RegistryEntry):
+                info = open_checkpoint(located.file, found).info
+                for text in registry.departures(name, info):
+                    output.warning(text)
         except VitError as error:
             if len(names) == 1 and not json:
                 raise
@@ -42,9 +46,9 @@ def pull(
         if json:
             repo = found.repo if isinstance(found, RegistryEntry) else None
             repo = found.id if isinstance(found, HubRepo) else repo
-            size = file.stat().st_size
-            output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
+            told = {"path": str(located.file), "bytes": located.file.stat().st_size}
+            output.json_line({"name": name, "repo": repo, **told})
         else:
-            output.line(str(file))
+            output.line(str(located.file))
     if failed:
         raise typer.Exit(1)
