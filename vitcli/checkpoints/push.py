@@ -12,7 +12,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -86,7 +86,7 @@ class Pushed:
     """None: nothing had changed."""
     created: bool = False
     """The repo was made."""
-    request: str | None = field(default=None)
+    request: str | None = None
     """The page of the pull request."""
 
 
