@@ -70,3 +70,8 @@ class MissingExtraError(VitError):
             f"{purpose} needs the package '{module}'",
             hint=f"pip install 'vitcli[{extra}]', or with pipx: pipx inject vitcli {module}",
         )
+
+
+class VitWarning(UserWarning):
+    """Something that a person should know and that stops nothing. The command line prints it in a
+    line of its own, once."""

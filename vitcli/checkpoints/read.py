@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from vitcli.checkpoints.registry import HubRepo, RegistryEntry
 from vitcli.checkpoints.shapes import infer_architecture, tensor_shapes
 from vitcli.checkpoints.timm_config import from_timm
 from vitcli.config import ClassLabel, Preprocess, Score, Size
-from vitcli.errors import CheckpointError
+from vitcli.errors import CheckpointError, VitWarning
 
 
 class Located(NamedTuple):
@@ -157,7 +158,10 @@ def describe(
     header = read_header(file)
     info = CheckpointInfo.from_metadata(header.metadata, where=file)
     if info is None:
-        info = _from_config(file) or _from_shapes(header, file, grid)
+        info = _from_config(file)
+        if info is not None and entry is not None:
+            _warn_of_differences(info, entry)
+        info = info or _from_shapes(header, file, grid)
         info = _with_known_classes(info, entry)
     if info.model.depth > len(header.tensors):  # before so many names are made
         raise CheckpointError(
@@ -202,6 +206,22 @@ def _from_shapes(header: Header, file: Path, grid: Size | None) -> CheckpointInf
     preprocess = Preprocess(size=model.image_size)
     assumed.append("pixels scaled to [-1, 1], bicubic resize, centre crop")
     return CheckpointInfo(model, preprocess, provenance={"assumed": assumed})
+
+
+def _warn_of_differences(info: CheckpointInfo, entry: RegistryEntry) -> None:
+    """Says where a repo's own config.json, which wins, differs from the registry."""
+    pairs = ((info.model, entry.model), (info.preprocess, entry.preprocess))
+    fields = [
+        (key, value, known[key])
+        for theirs, ours in pairs
+        for known in [dataclasses.asdict(ours)]
+        for key, value in dataclasses.asdict(theirs).items()
+        if value != known.get(key, value)
+    ]
+    if fields:
+        told = ", ".join(f"{key} {theirs} (registry: {ours})" for key, theirs, ours in fields)
+        text = f"{entry.repo}: its config.json differs from the registry, and is followed: {told}"
+        warnings.warn(text, VitWarning, stacklevel=2)
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:

@@ -99,6 +99,7 @@ def convert(
     force: options.Force = False,
     json: options.Json = False,
     offline: options.Offline = False,
+    allow_pickle: options.AllowPickle = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:

@@ -120,6 +120,7 @@ def evaluate(
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     offline: options.Offline = False,
+    allow_pickle: options.AllowPickle = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:

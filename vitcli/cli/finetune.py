@@ -49,6 +49,7 @@ def finetune(
     save_dtype: train.SaveDtype = None,
     force: train.Force = False,
     offline: options.Offline = False,
+    allow_pickle: options.AllowPickle = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,

@@ -63,6 +63,7 @@ def info(
     epochs: Epochs = 1.0,
     json: options.Json = False,
     offline: options.Offline = False,
+    allow_pickle: options.AllowPickle = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:

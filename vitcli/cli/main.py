@@ -14,13 +14,14 @@ import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+import warnings
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
-from vitcli.errors import VitError
+from vitcli.errors import VitError, VitWarning
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -155,6 +156,24 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+_show_others = warnings.showwarning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Ours in a line of their own; the others as Python shows them."""
+    if issubclass(category, VitWarning):
+        output.warning(str(message))
+    else:
+        _show_others(message, category, filename, lineno, file, line)
+
+
 def main() -> None:
     """The entry point of `vit` and of `python -m vitcli`."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -164,6 +183,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
             utf8 = stream.encoding.lower() == "utf-8"
             stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+    warnings.showwarning = _show_warning
     try:
         app(prog_name="vit")
     except SystemExit as leaving:

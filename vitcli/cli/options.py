@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 import typer
@@ -12,6 +13,15 @@ from vitcli.config import Size
 def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
     """The error boundary (cli/main.py) looks it up."""
     ctx.meta["debug"] = wanted
+    return wanted
+
+
+def _allow_pickle(wanted: bool) -> bool:
+    """checkpoints/hub.py looks it up."""
+    if wanted:
+        from vitcli.checkpoints.hub import ALLOW_PICKLE
+
+        os.environ[ALLOW_PICKLE] = "1"
     return wanted
 
 
@@ -78,6 +88,14 @@ OldGrid = Annotated[
     typer.Option("--old-grid", metavar="RxC", help="Today's grid, where the file does not say."),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle",
+        help="Take a Hub repo whose weights are a pickle only; tensors are read, nothing is run.",
+        callback=_allow_pickle,
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]

@@ -16,6 +16,7 @@ def pull(
     names: Names,
     json: options.Json = False,
     offline: options.Offline = False,
+    allow_pickle: options.AllowPickle = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:

@@ -69,6 +69,7 @@ def resize_posemb(
     force: options.Force = False,
     json: options.Json = False,
     offline: options.Offline = False,
+    allow_pickle: options.AllowPickle = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:

@@ -1,0 +1,177 @@
+"""Models of the Hub as they are typed: by name, in every layout, and what cannot be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+from typer.testing import Result
+
+from hub_server import LoopbackHub
+from vitcli.checkpoints import registry
+from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.config import model_config
+from vitcli.errors import VitWarning
+
+ROOT = Path(__file__).parents[1]
+CAT = ROOT / "pictures" / "cat.jpg"
+GOLDEN = ROOT / "golden"
+I21K = "timm/vit_base_patch16_224.augreg_in21k"
+Vit = Callable[..., Result]
+
+
+def answer(vit: Vit, model: object, *words: str) -> dict[str, Any]:
+    """What `vit predict --json` says of the cat."""
+    done = vit("predict", CAT, "--model", model, "--json", *words)
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {**found, "model": None}
+
+
+def weights(**changes: Any) -> bytes:
+    """A ViT-B/16 with random weights, or a smaller one, as a safetensors file."""
+    model = model_config("B/16", num_classes=21843, image_size=(224, 224), **changes)
+    draw = np.random.default_rng(0)
+    shapes = tensor_shapes(model).items()
+    return save({n: draw.standard_normal(s, np.float32) / 50 for n, s in shapes})
+
+
+def timm_config(**fields: Any) -> bytes:
+    """As timm's release has it; fields of `pretrained_cfg` may be others."""
+    cfg = {
+        "tag": "augreg_in21k",
+        "input_size": [3, 224, 224],
+        "fixed_input_size": True,
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "crop_mode": "center",
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "num_classes": 21843,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+    config = {"architecture": "vit_base_patch16_224", "num_classes": 21843, "num_features": 768}
+    args = {"model_args": fields.pop("model_args")} if "model_args" in fields else {}
+    return json.dumps({**config, **args, "pretrained_cfg": cfg | fields}).encode()
+
+
+SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 1}
+
+
+def test_a_name_of_the_registry(hub: LoopbackHub, vit: Vit) -> None:
+    """The shape of bar 4: 21,843 classes, sigmoid scores, readable names; here in small."""
+    config = timm_config(model_args=SMALL)
+    hub.add(I21K, {"config.json": config, "model.safetensors": weights(**_our_names(SMALL))})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VitWarning)
+        found = answer(vit, "vit-b16-i21k", "--top-k", "3")
+    names = {label.id: label.name for label in registry.labels("imagenet-21k")}
+    assert len(found["predictions"]) == 3
+    for best in found["predictions"]:
+        assert best["label"].startswith(names[best["id"]]) and 0 < best["score"] < 1
+    assert sum(best["score"] for best in found["predictions"]) > 1e-3 * 3  # softmax gives 5e-5
+
+    hub.asked.clear()
+    assert answer(vit, "vit-b16-i21k", "--top-k", "3") == found
+    assert hub.asked == [f"GET /api/models/{I21K}/revision/main?blobs=true"]
+    hub.asked.clear()
+    assert answer(vit, I21K, "--top-k", "3", "--offline") == found
+    assert hub.asked == []
+
+
+def _our_names(args: dict[str, int]) -> dict[str, int]:
+    names = {"embed_dim": "width", "depth": "depth", "num_heads": "num_heads"}
+    return {**{names[key]: value for key, value in args.items()}, "mlp_dim": 4 * args["embed_dim"]}
+
+
+@pytest.mark.slow
+def test_a_name_of_the_registry_at_its_size(hub: LoopbackHub, vit: Vit) -> None:
+    """410 MB: the real shape, through the real client."""
+    hub.add(I21K, {"config.json": timm_config(), "model.safetensors": weights()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", VitWarning)  # the registry agrees
+        found = answer(vit, "vit-b16-i21k")
+    assert len(found["predictions"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("timm_vit_default", "model.safetensors"),
+        ("hf_vit", "model.safetensors"),
+        ("hf_dinov2", "model.safetensors"),
+        ("vit_jax_token", "checkpoint.npz"),
+        ("big_vision_tok", "checkpoint.npz"),
+    ],
+)
+def test_every_layout(hub: LoopbackHub, vit: Vit, tmp_path: Path, case: str, name: str) -> None:
+    """A repo gives what the same files give from a folder."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for file in ("config.json", "preprocessor_config.json", name):
+        if (GOLDEN / case / file).is_file():
+            (folder / file).write_bytes((GOLDEN / case / file).read_bytes())
+    hub.add("me/model", {path.name: path for path in folder.iterdir()})
+    assert answer(vit, "me/model") == answer(vit, folder)
+
+
+def test_pickles_need_a_word(
+    hub: LoopbackHub, vit: Vit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    monkeypatch.delenv("VIT_ALLOW_PICKLE", raising=False)
+    monkeypatch.setenv("VIT_ALLOW_PICKLE", "0")  # so that it is put back
+    case = GOLDEN / "timm_vit_default"
+    torch.save(load_file(case / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    files = {"config.json": case / "config.json"}
+    hub.add("me/model", {**files, "pytorch_model.bin": tmp_path / "pytorch_model.bin"})
+    done = vit("predict", CAT, "--model", "me/model")
+    assert done.exit_code == 1 and done.stdout == ""
+    assert done.stderr == (
+        "error: me/model: has its weights as a pickle only, pytorch_model.bin, a kind of file that "
+        "can run code\n--allow-pickle reads its tensors, and nothing else in it\n"
+    )
+    assert answer(vit, "me/model", "--allow-pickle") == answer(vit, case)
+
+
+def test_a_config_that_differs_is_followed_and_told_once(hub: LoopbackHub) -> None:
+    """In a process of its own: who shows warnings is `main`."""
+    config = timm_config(model_args=SMALL, crop_pct=0.5)
+    hub.add(I21K, {"config.json": config, "model.safetensors": weights(**_our_names(SMALL))})
+    command = [sys.executable, "-m", "vitcli", "info", "vit-b16-i21k", "--json", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
+    assert json.loads(done.stdout)["preprocess"]["crop_pct"] == 0.5
+    assert done.stderr.count("warning: ") == done.stderr.count("\n") == 1, done.stderr
+    assert f"{I21K}: its config.json differs from the registry, and is followed: " in done.stderr
+    assert "width 24 (registry: 768)" in done.stderr
+    assert "crop_pct 0.5 (registry: 0.9)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("me/missing", "there is no such repo on the Hub"),
+        ("me/empty@v2", "has no revision 'v2'"),
+        ("me/empty", "holds no weights that we read, but nothing"),
+        ("other/gated", "access has to be asked for"),
+    ],
+)
+def test_what_cannot_be_had_is_two_lines(hub: LoopbackHub, vit: Vit, model: str, said: str) -> None:
+    hub.add("me/empty", {})
+    hub.add("other/gated", {"model.safetensors": b"\0"}, gated=True)
+    hub.may_read.clear()
+    done = vit("predict", CAT, "--model", model)
+    assert done.exit_code == 1 and done.stdout == "" and done.stderr.count("\n") == 2
+    assert done.stderr.startswith(f"error: {model.partition('@')[0]}: {said}")
