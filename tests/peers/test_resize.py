@@ -1,0 +1,96 @@
+"""What `vit resize-posemb` writes is what the real timm and transformers would compute there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from checkpoints.golden_cases import GOLDEN
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.resize import plan_resize, resize_posemb
+
+pytestmark = pytest.mark.peers
+
+CASES = {
+    "hf_vit": ("AutoModelForImageClassification", "bicubic-hf"),
+    "hf_deit_teacher": ("DeiTForImageClassificationWithTeacher", "bicubic-hf"),
+    "hf_dinov2": ("AutoModelForImageClassification", "bicubic-hf"),
+    "hf_dinov2_registers": ("AutoModelForImageClassification", "bicubic"),
+    "hf_siglip_vision": ("SiglipVisionModel", "bicubic-hf"),
+    "hf_clip_vision": ("CLIPVisionModel", "bicubic-hf"),
+}
+"""transformers' class, and how it resizes by itself."""
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_computes_what_it_would_by_resizing_itself(
+    transformers: ModuleType, tmp_path: Path, name: str, sharded: bool
+) -> None:
+    kind, method = CASES[name]
+    source = GOLDEN / name
+    before = getattr(transformers, kind).from_pretrained(source).eval()
+    if sharded:
+        source = tmp_path / "source"
+        before.save_pretrained(source, max_shard_size="50KB")
+        assert (source / "model.safetensors.index.json").is_file()
+    job = plan_resize(source, grid=(6, 6), method=method, output=tmp_path / "new")  # type: ignore[arg-type]
+    resize_posemb(job)
+    after, told = getattr(transformers, kind).from_pretrained(
+        tmp_path / "new", output_loading_info=True
+    )
+    assert not any(told.values())
+    size = job.models[1].image_size
+    assert after.config.image_size == size[0]
+    pictures = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found = after.eval()(pictures)
+        # DINOv2 interpolates unasked.
+        asked = {} if "dinov2" in name else {"interpolate_pos_encoding": True}
+        expected = before(pictures, **asked)
+        ours = load(tmp_path / "new")(pictures)
+    key = "logits" if hasattr(found, "logits") else "pooler_output"
+    torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, found[key], rtol=0, atol=1e-5)
+
+
+def test_transformers_reads_what_is_not_square(transformers: ModuleType, tmp_path: Path) -> None:
+    source = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "vit")
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(source)
+    job = plan_resize(source, grid=(3, 5))
+    resize_posemb(job)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(job.output).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(job.output)
+    noise = torch.randint(0, 256, (3, 50, 60), dtype=torch.uint8)
+    pictures = processor(noise, return_tensors="pt")["pixel_values"]
+    assert tuple(pictures.shape) == (1, 3, 24, 40)
+    with torch.inference_mode():
+        found, expected = load(job.output)(pictures), theirs(pictures).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_timm_reads_an_npz_that_was_resized(timm: ModuleType, tmp_path: Path) -> None:
+    """timm resizes an npz itself while it loads it, by the method asked for here."""
+    source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
+    job = plan_resize(source, grid=(6, 6), output=tmp_path / "x.npz")
+    resize_posemb(job)
+    new = job.models[1]
+    theirs = timm.create_model(
+        "vit_base_patch16_224",
+        img_size=new.image_size,
+        patch_size=new.patch_size,
+        embed_dim=new.width,
+        depth=new.depth,
+        num_heads=new.num_heads,
+        mlp_ratio=new.mlp_dim / new.width,
+        num_classes=new.num_classes,
+        act_layer="gelu_tanh",
+    ).eval()
+    theirs.load_pretrained(str(job.output))
+    pictures = torch.randn(1, 3, *new.image_size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(load(job.output)(pictures), theirs(pictures), rtol=0, atol=1e-5)
