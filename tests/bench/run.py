@@ -34,6 +34,8 @@ class Suite:
     bars: tuple[float, ...]
     answers: int | None = None
     """Lines of output that each command has to print; None: any."""
+    writes: Path | None = None
+    """The folder that each command writes to: emptied before each run, the disk brought to rest."""
 
     @property
     def commands(self) -> dict[str, list[str]]:
@@ -77,7 +79,32 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
             bars=(0.6,),
             answers=199,
         ),
+        "checkpoints": checkpoint_suite(vit, peers, material),
     }
+
+
+def checkpoint_suite(vit: list[str], peers: str, material: Path) -> Suite:
+    """346 MB through the disk. The fastest peer is `cp` and a sync of what it wrote."""
+    timms, ours, npz = (str(material / name) for name in ("timm-b16", "vit-b16", "b16.npz"))
+    tensors, out = str(material / "timm-b16" / "model.safetensors"), material / "output"
+    file, folder = str(out / "x.safetensors"), str(out / "x")
+    peer = [peers, str(HERE / "peer_checkpoints.py")]
+    return Suite(
+        "A B/16 through the disk",
+        {
+            "cp and sync": ["sh", "-c", 'cp "$0" "$1" && sync "$1"', tensors, file],
+            "safetensors, loaded and saved": [*peer, "safetensors", timms, str(out)],
+            "timm, loaded at 384 px and saved": [*peer, "timm", timms, str(out)],
+        },
+        {
+            "vit resize-posemb": [*vit, "resize-posemb", tensors, "--grid", "24", "-o", file],
+            "vit convert, timm's to ours": [*vit, "convert", timms, folder],
+            "vit convert, ours to timm's": [*vit, "convert", ours, folder, "--to", "timm"],
+            "vit convert, npz to ours": [*vit, "convert", npz, file],
+        },
+        bars=(3, 3, 3, 5),
+        writes=out,
+    )
 
 
 def environment() -> dict[str, str]:
@@ -106,10 +133,19 @@ def measure(suite: Suite, runs: int, warmup: bool) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in suite.commands}
     for turn in range(-int(warmup), runs):
         for name, command in suite.commands.items():
+            if suite.writes is not None:
+                empty(suite.writes)
             wall = seconds(command, suite.answers)
             if turn >= 0:
                 times[name].append(wall)
     return times
+
+
+def empty(folder: Path) -> None:
+    """Removes what the run before wrote, and waits until the disk is at rest."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    os.sync()
 
 
 def report(suite: Suite, times: dict[str, list[float]]) -> None:
@@ -148,7 +184,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each command")
     parser.add_argument("--no-warmup", action="store_true", help="count from the first run on")
-    parser.add_argument("--only", nargs="+", metavar="SUITE", help="start, photo, folder, fewshot")
+    names = "start, photo, folder, fewshot, checkpoints"
+    parser.add_argument("--only", nargs="+", metavar="SUITE", help=names)
     parser.add_argument("--python", default=sys.executable, help="Python that has vitcli")
     parser.add_argument("--peers", default=sys.executable, help="Python that has the peers")
     parser.add_argument("--material", type=Path, help="keep pictures and models in this folder")
@@ -164,6 +201,10 @@ def main() -> None:
         if not (material / "transformers-b16").exists():
             material.mkdir(parents=True, exist_ok=True)
             seconds([arguments.peers, str(HERE / "material.py"), str(material)], None)
+        for name in ("vit-b16", "b16.npz"):
+            if not (material / name).exists():
+                convert = [arguments.python, "-m", "vitcli", "convert", str(material / "timm-b16")]
+                seconds([*convert, str(material / name)], None)
         for name, suite in suites(arguments.python, arguments.peers, material).items():
             if not arguments.only or name in arguments.only:
                 report(suite, measure(suite, arguments.runs, not arguments.no_warmup))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 from typer.testing import Result
 
@@ -67,3 +69,15 @@ def test_what_is_refused(vit: Vit, tmp_path: Path) -> None:
     assert vit("convert", NPZ, tmp_path / "x", "--preprocess", "mean").exit_code == 2
     both = ["--drop-head", "--num-classes", 3]
     assert vit("convert", NPZ, tmp_path / "x", *both).exit_code == 2
+
+
+def test_verification_that_cannot_be_had_is_told_before_the_work(
+    vit: Vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # as if it were not installed
+    result = vit("convert", NPZ, tmp_path / "m", "--verify")
+    assert result.exit_code == 1 and not (tmp_path / "m").exists()
+    assert result.stderr.splitlines() == [
+        f"error: {NPZ}: cannot be verified: timm is not installed",
+        "pip install timm, or with pipx: pipx inject vitcli timm",
+    ]

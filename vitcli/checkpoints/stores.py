@@ -189,10 +189,30 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
         import numpy as np
 
         try:
-            data = archive.read(member)  # checks its CRC
+            data = _member_bytes(archive, member, path)
         except _DAMAGED as error:
             raise CheckpointError(f"is a damaged npz file: {error}", where=path) from error
         array = np.frombuffer(data, native_dtype, offset=start)
         return array.reshape(shape, order="F" if fortran else "C")
 
     return LazyTensor(native_dtype.name, tuple(shape), read)
+
+
+def _member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Any:
+    """What a member holds, its CRC checked; one that is stored as it is stays on the disk, mapped.
+
+    Raises:
+        zipfile.BadZipFile: the CRC is another.
+    """
+    import numpy as np
+
+    if member.compress_type != zipfile.ZIP_STORED or not member.file_size:
+        return archive.read(member)
+    with open(path, "rb") as file:
+        file.seek(member.header_offset + 26)  # of a local header: the lengths of what follows it
+        name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+    start = member.header_offset + 30 + name + extra
+    data = np.memmap(path, np.uint8, "r", start, (member.file_size,))
+    if zlib.crc32(data) != member.CRC:
+        raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
+    return data
