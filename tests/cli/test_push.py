@@ -140,3 +140,4 @@ def test_what_is_no_checkpoint(vit, hub, tmp_path):
     result = vit("push", tmp_path / "run", REPO)
     assert result.exit_code == 1 and not hub.store.exists(REPO)
     assert vit("push", tmp_path, REPO, "--create-pr", "--revision", "next").exit_code == 2
+    assert vit("push", tmp_path, REPO, "--revision", "a b").exit_code == 2

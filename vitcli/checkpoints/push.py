@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -301,7 +302,7 @@ def push(
         return Pushed(changes, page)
     additions = [CommitOperationAdd(name, str(files[name])) for name in changes.upload]
     removals = [CommitOperationDelete(name) for name in changes.remove]
-    with _worded(repo):
+    with _worded(repo), warnings.catch_warnings(action="ignore"):  # of what a card might say, too
         if not exists:
             api.create_repo(repo, private=private or None)
         if revision is not None and not (exists and changes.branch_exists):
@@ -351,4 +352,17 @@ def _in_words(error: Exception, repo: str) -> Exception:
         )
     if status == 412:
         return HubError("the repo changed meanwhile", where=repo, hint="push again")
-    return explain(error, repo, CONFIG) or error
+    if status == 400:
+        said = getattr(error, "server_message", None) or error
+        return HubError(f"the Hub refuses it: {said}", where=repo)
+    if (meaning := explain(error, repo, CONFIG)) is not None or not isinstance(error, ValueError):
+        return meaning or error
+    first, *reasons = str(error).splitlines()
+    if "metadata" not in first:
+        return HubError("the Hub's answer is not understood", where=repo, hint="try again later")
+    listed = "; ".join(reason.removeprefix("- ") for reason in reasons)
+    return HubError(
+        f"the Hub refuses the card's front matter: {listed or first}",
+        where=repo,
+        hint="is --license, or the one in README.md, an identifier of the Hub's?",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,6 +80,8 @@ def push(
     """
     if create_pr and revision not in (None, "main"):
         raise typer.BadParameter("a pull request goes to main: leave out --revision")
+    if revision is not None and not re.fullmatch(r"[\w][\w./-]*", revision):
+        raise typer.BadParameter(f"'{revision}' is no name of a branch")
     check_name(repo)
     if not dry_run:
         check_login(repo)
