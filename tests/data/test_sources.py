@@ -91,6 +91,33 @@ def test_no_validation(make_folder: MakeFolder) -> None:
     assert splits.record["kind"] == "none"
 
 
+def test_held_out_pictures_are_trained_on_once_everything_is_chosen(
+    make_folder: MakeFolder,
+) -> None:
+    root = make_folder({"cat": 20, "dog": 30})
+    splits = open_data(DataConfig(str(root), merge_val=True))
+    assert splits.val is None and len(splits.train) == 50
+    assert splits.record["kind"] == "merged"
+    again = open_data(DataConfig(str(root), merge_val=True), record=splits.record)
+    assert list(again.train.names) == list(splits.train.names) and again.warnings == ()
+
+
+def test_a_validation_part_of_its_own_is_merged_and_a_test_part_is_not(
+    make_folder: MakeFolder,
+) -> None:
+    root = make_folder({f"{part}/{name}": 3 for part in ("train", "val", "test") for name in "ab"})
+    apart = open_data(DataConfig(str(root)))
+    merged = open_data(DataConfig(str(root), merge_val=True))
+    assert apart.val is not None and merged.val is None and apart.test is not None
+    assert merged.test is not None and len(merged.test) == 6
+    both = [*(apart.train.where(i) for i in range(6)), *(apart.val.where(i) for i in range(6))]
+    assert list(merged.train.names) == both and list(merged.train.counts()) == [6, 6]
+    shuffled = pickle.loads(pickle.dumps(merged.train.select(np.array([7, 0, 11, 5]))))
+    expected = [apart.val.read(1), apart.train.read(0), apart.val.read(5), apart.train.read(5)]
+    assert [shuffled.read(i) for i in range(4)] == expected
+    assert Path(shuffled.where(0)).read_bytes() == expected[0]
+
+
 def test_classes_of_a_model_reach_every_part(make_folder: MakeFolder) -> None:
     root = make_folder({"train/cat": 4, "train/dog": 4, "val/dog": 2, "test/cat": 2})
     model = tuple(ClassLabel(id, id) for id in ("bird", "dog", "cat"))

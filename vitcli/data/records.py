@@ -8,6 +8,7 @@ no open files. What it holds in memory are packed arrays: tens of bytes a pictur
 from __future__ import annotations
 
 import array
+import bisect
 import dataclasses
 import hashlib
 import os
@@ -156,6 +157,30 @@ class Source:
         for values in (self.labels, *self.names.arrays()):
             digest.update(values.tobytes())
         return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The pictures of several sources, one after the other."""
+
+    sources: tuple[Source, ...]
+    starts: tuple[int, ...]
+
+    def read(self, row: int) -> bytes:
+        which = bisect.bisect_right(self.starts, row) - 1
+        return self.sources[which].read(row - self.starts[which])
+
+
+def join_sources(*sources: Source) -> Source:
+    """All pictures of sources with the same classes, in order; names become full paths."""
+    if len({source.classes for source in sources}) > 1:
+        raise ValueError("the sources have different classes")
+    labels = np.concatenate([source.labels for source in sources])
+    names = Names.pack(source.where(i) for source in sources for i in range(len(source)))
+    starts = np.cumsum([0, *(len(source) for source in sources[:-1])]).tolist()
+    rows = np.arange(len(labels), dtype=np.int64)
+    reader = _Joined(tuple(sources), tuple(starts))
+    return Source(sources[0].classes, labels, names, reader, rows, root="")
 
 
 def new_source(

@@ -18,7 +18,7 @@ import numpy as np
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import folder, parquet, shards
 from vitcli.data.labels import listed, match_classes
-from vitcli.data.records import Ints, Parts, Source, is_picture
+from vitcli.data.records import Ints, Parts, Source, is_picture, join_sources
 from vitcli.errors import DataError
 
 Part = Literal["auto", "train", "val", "test"]
@@ -94,7 +94,11 @@ def open_data(
         warnings.append(f"{config.path} has changed since its split was written down")
     place = str(Path(config.path).expanduser().resolve())
     written: dict[str, Any] = {"data": place, "fingerprint": fingerprint}
-    if val is not None:
+    if config.merge_val:
+        note, written["kind"] = "validation: none, all of it is trained on", "merged"
+        if val is not None:
+            train, val = join_sources(train, val), None
+    elif val is not None:
         note = f"validation: the data's own part, {len(val):,} pictures"
         written["kind"] = "given"
     elif parts.test is not None and not select:
