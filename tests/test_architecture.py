@@ -24,7 +24,8 @@ PACKAGE = ROOT / "vitcli"
 
 # Rooms from the foundation upwards: a room may import its own level and those before it.
 LEVELS = [
-    {"errors", "choices", "atomic", "resnets", "architectures", "config", "posemb", "patches"},
+    {"errors", "choices", "atomic", "resnets", "architectures", "config", "posemb", "patches"}
+    | {"presets"},
     {"models", "data", "devices", "metrics"},
     {"checkpoints"},
     {"prediction"},

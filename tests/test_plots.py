@@ -11,7 +11,13 @@ from PIL import Image
 
 from vitcli.errors import OutputError
 from vitcli.metrics import Calibration
-from vitcli.plots import accuracy_by_shots, confusion_matrix, reliability, training_curves
+from vitcli.plots import (
+    accuracy_by_rate,
+    accuracy_by_shots,
+    confusion_matrix,
+    reliability,
+    training_curves,
+)
 
 
 def metrics(steps: int) -> list[dict]:
@@ -99,6 +105,15 @@ def test_accuracy_by_shots_names_its_curves(tmp_path):
     two, one = words(tmp_path / "two.svg"), words(tmp_path / "one.svg")
     assert {"l2 10", "l2 1000"} <= two and "l2 10" not in one
     assert {"training pictures of each class", "1", "25"} <= one
+
+
+def test_a_sweep_marks_its_choice_and_what_diverged(tmp_path):
+    trials = [(0.03, 0.61), (0.001, 0.2), (0.01, 0.713), (0.1, None)]
+    accuracy_by_rate(trials, 0.01, tmp_path / "sweep.svg")
+    found = words(tmp_path / "sweep.svg")
+    assert {"peak learning rate", "validation accuracy", "0.01: 71.3%"} <= found
+    assert {"0.001", "0.01", "0.03"} <= found and "diverged" in " ".join(found)
+    accuracy_by_rate([(0.01, 0.5), (1.0, None)], 0.01, tmp_path / "sweep.png")
 
 
 def test_the_same_figures_give_the_same_file(tmp_path):

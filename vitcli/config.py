@@ -122,6 +122,9 @@ class DataConfig:
     """The part held out for validation, by class, where the data has no validation part."""
     split_seed: int = 0
     """Seed of that split, apart from the run's seed: runs with other seeds compare on one split."""
+    merge_val: bool = False
+    """Train on the validation part as well, and validate on nothing: for the last run, once
+    everything is chosen. A test part is never trained on."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction < 1:
@@ -170,6 +173,8 @@ class TrainConfig:
     """The run's folder."""
     command: str = ""
     """How the user called it, for the model card."""
+    note: str = ""
+    """A line for the model card."""
     task: Literal["pretrain", "finetune"] = "finetune"
     """Where the weights start and which defaults hold; the loop is one."""
     model: str | None = None
@@ -212,6 +217,11 @@ class TrainConfig:
     """sgd with momentum; adam with L2 decay; adamw with decoupled decay."""
     lr: float | None = None
     """Peak learning rate."""
+    sweep: tuple[float, ...] = ()
+    """Peak learning rates to try; the one with the best validation accuracy becomes `lr`."""
+    retrain: bool = True
+    """After a sweep, train once more with that rate, on training and validation part together;
+    else the best run of the sweep is kept."""
     momentum: float = 0.9
     """Momentum of sgd."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -237,6 +247,8 @@ class TrainConfig:
     """Steps between evaluations."""
     save_every: int | None = None
     """Steps between resumable states."""
+    tensorboard: bool = False
+    """Write the figures for TensorBoard too."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the weights in model.safetensors."""
 
@@ -249,6 +261,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be above 0, not {value}")
+        for rate in self.sweep:
+            if not 0 < rate < math.inf:
+                raise ConfigError(f"a learning rate must be above 0, not {rate:g}")
+            if self.sweep.count(rate) > 1:
+                raise ConfigError(f"the sweep has the learning rate {rate:g} more than once")
         for name in ("label_smoothing", "dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), not {getattr(self, name)}")

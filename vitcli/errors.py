@@ -8,6 +8,7 @@
     ├── DataError           a data set that cannot be used
     │   └── PictureError    one picture that cannot be read; the others may be fine
     ├── RunError            a run folder that cannot be started, resumed or trusted
+    │   └── DivergedError   a loss that is not finite any more
     ├── OutputError         something that cannot be written
     └── MissingExtraError   an optional dependency that is not installed
 
@@ -56,6 +57,10 @@ class PictureError(DataError):
 
 class RunError(VitError):
     """A run folder that cannot be started, resumed or trusted."""
+
+
+class DivergedError(RunError):
+    """A loss that is not finite any more."""
 
 
 class OutputError(VitError):

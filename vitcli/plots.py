@@ -314,6 +314,38 @@ def accuracy_by_resolution(
         _save(figure, path)
 
 
+def accuracy_by_rate(
+    trials: Sequence[tuple[float, float | None]], best: float, path: str | Path
+) -> None:
+    """Draws a sweep: validation accuracy against the peak learning rate.
+
+    Args:
+        trials: (learning rate, drawn on a logarithmic axis; accuracy in [0, 1], or None where the
+            loss diverged, which is told below the axis).
+        best: the rate that was chosen.
+        path: the picture, written whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    sound = sorted((rate, accuracy) for rate, accuracy in trials if accuracy is not None)
+    rates = sorted(rate for rate, _ in trials)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(*zip(*sound, strict=True), "-o", color=TRAINING, ms=4)
+        chosen = dict(sound)[best]
+        axes.plot([best], [chosen], "o", color=VALIDATION, ms=7, label=f"{best:g}: {chosen:.1%}")
+        axes.set_xscale("log")
+        diverged = {rate for rate, accuracy in trials if accuracy is None}
+        axes.set_xticks(rates, [f"{r:g}" + "\ndiverged" * (r in diverged) for r in rates])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set(xlabel="peak learning rate", ylabel="validation accuracy")
+        axes.legend(loc="best")
+        _save(figure, path)
+
+
 def position_similarity(
     tables: Sequence[tuple[str, npt.NDArray[np.float64]]], path: str | Path
 ) -> None:

@@ -9,6 +9,7 @@ from vitcli.cli import training_options as train
 def finetune(
     model: train.InitialModel = None,
     data: train.Data = None,
+    preset: train.PresetName = None,
     output: train.RunOutput = None,
     config: train.Config = None,
     resume: train.Resume = None,
@@ -25,6 +26,7 @@ def finetune(
     accumulate: train.Accumulate = None,
     optimizer: train.Optimizer = None,
     lr: train.Lr = None,
+    retrain: train.Retrain = None,
     weight_decay: train.WeightDecay = None,
     warmup: train.Warmup = None,
     schedule: train.Schedule = None,
@@ -47,6 +49,7 @@ def finetune(
     eval_every: train.EvalEvery = None,
     save_every: train.SaveEvery = None,
     save_dtype: train.SaveDtype = None,
+    tensorboard: train.TensorBoard = None,
     force: train.Force = False,
     offline: options.Offline = False,
     allow_pickle: options.AllowPickle = False,

@@ -142,14 +142,17 @@ def figures(values: Mapping[str, float], prefix: str = "") -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: "8 s", "3 min 20 s", "2 h 5 min"."""
+    """Seconds in words: "8 s", "3 min 20 s", "2 h 5 min", "3 days 4 h"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} days {hours % 24} h"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,8 +173,13 @@ class _Display:
     def __exit__(
         self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the bar off the screen; what is shown next begins a new one."""
         if self.bar is not None:
             self.bar.stop()
+            self.bar = None
 
     def show(self, what: str, done: int, total: int | None, figures: str, now: bool) -> None:
         """`now`: do not wait with the plain line."""
@@ -239,6 +247,8 @@ class TrainingDisplay(_Display):
     def __call__(self, event: Mapping[str, Any]) -> None:
         step, steps = event["step"], event["steps"]
         what = f"step {step:,} of {steps:,}"
+        if "trial" in event:  # of a sweep
+            what = f"learning rate {event['trial']:g}, {what}"
         self.show(what, step, steps, training_figures(event), now=step in (1, steps))
 
     def note(self, text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import typer
 
 from vitcli.cli import options, output
+from vitcli.cli.training_display import event_text, preset_event, preset_text, show_sweep
 from vitcli.config import (
     TASK_DEFAULTS,
     AugmentConfig,
@@ -20,10 +21,13 @@ from vitcli.config import (
     Preprocess,
     TrainConfig,
 )
+from vitcli.presets import find_preset
 
 _MAY_CHANGE = ("device", "workers")
 """Options that a resumed run may be given: they do not change what it computes."""
 _NOT_CONFIG = ("config", "resume", "force", "offline", "json", "quiet", "debug")
+_NOT_FIELDS = ("data", "preset")
+"""Options that are no field of TrainConfig by that name."""
 
 
 def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]) -> TrainConfig:
@@ -40,9 +44,12 @@ def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
     data_names = {"classes", "val_fraction"}
     augment = {k: _augment_value(k, v) for k, v in given.items() if k in names}
     data = {k: v for k, v in given.items() if k in data_names}
-    run = {k: v for k, v in given.items() if k not in names | data_names | {"data"}}
+    run = {k: v for k, v in given.items() if k not in {*names, *data_names, *_NOT_FIELDS}}
     if "resolution" in run:
         run["resolution"] = options.parse_resolution(run["resolution"])
+    if "lr" in run:
+        rates = _parse_rates(run["lr"])
+        run["lr"], run["sweep"] = (None, rates) if len(rates) > 1 else (rates[0], ())
     if "overrides" in run:
         run["overrides"] = dict(_override(text) for text in run["overrides"])
     if "preprocess" in run:
@@ -51,6 +58,11 @@ def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
         if "data" not in given:
             raise typer.BadParameter("say what to learn from", param_hint="--data")
         run.setdefault("output", f"runs/{_name_of(given['data'])}")
+        if "preset" in given:
+            recipe, parts = find_preset(given["preset"]).fields()
+            if "steps" in given or "epochs" in given:  # another length, another warm-up
+                del recipe["steps"], recipe["warmup"]
+            run, data = {**recipe, **run}, {**parts, **data}
         return TrainConfig(
             data=DataConfig(given["data"], **data),
             task=task,
@@ -74,6 +86,8 @@ def _check_together(task: str, given: Mapping[str, Any], base: TrainConfig | Non
         raise typer.BadParameter("give --steps or --epochs, not both")
     if "model" in given and ("variant" in given or "overrides" in given):
         raise typer.BadParameter("--model brings its architecture: leave --variant and --set out")
+    if base is not None and "preset" in given:
+        raise typer.BadParameter("--config and --preset both say how to train: give one")
     if base is not None and base.task != task:
         raise typer.BadParameter(f"this is the configuration of a {base.task}: vit {base.task}")
     if base is not None and "output" not in given:
@@ -119,6 +133,17 @@ def _preprocess_value(text: str) -> tuple[str, Any]:
         raise typer.BadParameter(f"'{value}' is not a value of {key}") from error
 
 
+def _parse_rates(text: str) -> tuple[float, ...]:
+    """ "0.01" or "0.003,0.01,0.03" as numbers."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"'{text}' is not a learning rate, or several such as 0.003,0.01,0.03",
+            param_hint="--lr",
+        ) from error
+
+
 def _name_of(path: str) -> str:
     """A run's name from its data's: flowers from /data/flowers, train from train-{0..9}.tar."""
     return Path(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
@@ -126,37 +151,30 @@ def _name_of(path: str) -> str:
 
 def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]) -> None:
     """Runs a training command: the plan, the progress, the result, and what to type next."""
-    from vitcli.train.folder import read_train_config
-
-    resume, quiet = given["resume"], given["quiet"]
-    if resume:
-        others = {k for k, v in given.items() if v is not None and k not in _NOT_CONFIG}
-        if others - set(_MAY_CHANGE):
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
-            raise typer.BadParameter(f"a run is resumed as it was; leave out {names}")
-        changes = {name: given[name] for name in others}
-        config = dataclasses.replace(read_train_config(resume), output=resume, **changes)
-    else:
-        command = shlex.join(["vit", *sys.argv[1:]])
-        config = dataclasses.replace(build_config(task, given), command=command)
+    config = _config_to_run(task, given)
+    resume, quiet, json = given["resume"], given["quiet"], given["json"]
+    if given.get("preset"):
+        event = preset_event(given, config)
+        output.json_line(event) if json else output.note(preset_text(event), quiet)
     from vitcli.train.loop import train
+    from vitcli.train.sweep import run_sweep
 
     with output.TrainingDisplay(quiet) as display:
 
         def show(event: dict[str, Any]) -> None:
-            if given["json"]:
+            if json:
                 output.json_line(event)
             if event["event"] == "train":
                 display(event)
-            elif event["event"] == "evaluation":
-                accuracy = f"validation accuracy {event['val_top1']:.2%}"
-                display.note(f"step {event['step']:,}: {accuracy}")
             elif event["event"] == "warning":
                 output.warning(event["text"])
-            else:
-                display.note(plan_text(event) if event["event"] == "plan" else event["text"])
+            elif event["event"] == "choice" and not json:
+                display.close()
+                show_sweep(event)
+            elif text := event_text(event):
+                display.note(text)
 
-        outcome = train(
+        outcome = (run_sweep if config.sweep else train)(
             config,
             resume=bool(resume),
             force=given["force"],
@@ -167,7 +185,7 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
     if outcome.stopped_by is not None:
         output.note(f"stopped at step {outcome.step}; go on with: vit {task} --resume {where}")
         raise typer.Exit(128 + outcome.stopped_by)
-    if given["json"]:
+    if json:
         result = {"event": "result", "folder": str(outcome.folder.path), **outcome.figures}
         output.json_line(result)
         return
@@ -178,24 +196,24 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
     output.note(f"next: vit predict PICTURE --model {where}")
 
 
-def plan_text(event: Mapping[str, Any]) -> str:
-    """The plan in a few lines."""
-    size, patch = event["resolution"], event["patch_size"]
-    parts = f" in {event['accumulate']} parts" if event["accumulate"] > 1 else ""
-    return "\n".join(
-        [
-            f"model      {event['model']}, {event['parameters']:,} parameters, "
-            f"{size[0]} x {size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a "
-            "picture",
-            f"data       {event['train_pictures']:,} pictures to train on, "
-            f"{event['val_pictures']:,} to validate, {event['classes']:,} classes",
-            f"plan       {event['steps']:,} steps of {event['batch_size']}{parts} "
-            f"({event['epochs']:.3g} epochs), {event['optimizer']}, learning rate {event['lr']:g}, "
-            f"warm-up {event['warmup']} steps",
-            f"machine    {event['device']}, {event['precision']}; about "
-            f"{output.duration(event['estimated_seconds'])}",
-        ]
-    )
+def _config_to_run(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]) -> TrainConfig:
+    """The run that the options ask for, or the one that is to be resumed."""
+    from vitcli.train.folder import read_train_config
+
+    resume = given["resume"]
+    if not resume:
+        config = build_config(task, given)
+        if given["retrain"] is not None and not config.sweep:
+            raise typer.BadParameter(
+                "--retrain and --no-retrain say what follows a sweep: give --lr several rates"
+            )
+        return dataclasses.replace(config, command=shlex.join(["vit", *sys.argv[1:]]))
+    others = {k for k, v in given.items() if v is not None and k not in _NOT_CONFIG}
+    if others - set(_MAY_CHANGE):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
+        raise typer.BadParameter(f"a run is resumed as it was; leave out {names}")
+    changes = {name: given[name] for name in others}
+    return dataclasses.replace(read_train_config(resume), output=resume, **changes)
 
 
 def _parse_pair(text: str, kind: type) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.config import AugmentConfig, DataConfig, TrainConfig
+from vitcli.presets import PRESETS
 
 
 def _option(*names: str, help: str, default: object = None, **settings: Any) -> Any:
@@ -130,6 +131,15 @@ PreprocessOption = Annotated[
         help="A field of the pre-processing (crop_mode, crop_pct, interpolation, mean, std).",
     ),
 ]
+PresetName = Annotated[
+    str | None,
+    _option(
+        "--preset",
+        metavar="|".join(PRESETS),
+        help="The paper's recipe for such data; options override.",
+        autocompletion=lambda incomplete: [n for n in PRESETS if n.startswith(incomplete)],
+    ),
+]
 Steps = Annotated[
     int | None, _option("--steps", metavar="N", min=1, help="Optimizer steps.", default="auto rule")
 ]
@@ -160,7 +170,22 @@ Optimizer = Annotated[
     ),
 ]
 Lr = Annotated[
-    float | None, _option("--lr", metavar="X", help="Peak learning rate.", default="auto rule")
+    str | None,
+    _option(
+        "--lr",
+        metavar="X[,X...]",
+        help="Peak learning rate. Of several, the best on the validation part is chosen, and "
+        "trains on everything.",
+        default="auto rule",
+    ),
+]
+Retrain = Annotated[
+    bool | None,
+    typer.Option(
+        "--retrain/--no-retrain",
+        help="After a sweep: train once more on everything, or keep the best run of the sweep.  "
+        "[default: retrain]",
+    ),
 ]
 WeightDecay = Annotated[
     float | None,
@@ -274,6 +299,14 @@ SaveEvery = Annotated[
     int | None,
     _option(
         "--save-every", metavar="N", min=1, help="Steps between states.", default="one a minute"
+    ),
+]
+TensorBoard = Annotated[
+    bool | None,
+    typer.Option(
+        "--tensorboard/--no-tensorboard",
+        help="Write the figures for TensorBoard too, under FOLDER/tensorboard.  "
+        "[default: no-tensorboard]",
     ),
 ]
 SaveDtype = Annotated[

@@ -6,12 +6,15 @@ state.safetensors   what --resume needs, from step 0 on; gone when the run is fi
 split.json          which files are held out, where the data does not say
 metrics.jsonl       one line an event: training, evaluation
 curves.png  confusion.png  reliability.png  README.md
+tensorboard/   the same figures, where they are asked for
+sweep.json  sweep.png  sweep/   of a sweep over learning rates (train/sweep.py)
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +38,34 @@ class RunFolder:
         self.confusion = self.path / "confusion.png"
         self.reliability = self.path / "reliability.png"
         self.card = self.path / "README.md"
+        self.sweep = self.path / "sweep.json"
+        self.sweep_picture = self.path / "sweep.png"
+        self.tensorboard = self.path / "tensorboard"
         self.files = (
             *(self.model, self.config, self.state, self.split, self.metrics),
             *(self.curves, self.confusion, self.reliability, self.card),
+            *(self.sweep, self.sweep_picture),
         )
+
+    @property
+    def name(self) -> str:
+        """What the run is called; a run of a sweep is called as the sweep is."""
+        path = self.path.absolute()
+        if path.parent.name == "sweep" and (path.parents[1] / self.sweep.name).exists():
+            return path.parents[1].name
+        return path.name
+
+    def trial(self, name: str) -> RunFolder:
+        """The folder of one run of a sweep."""
+        return RunFolder(self.path / "sweep" / name)
+
+    def is_finished(self) -> bool:
+        """Whether a run, or a sweep and what follows it, came to its end here."""
+        return self.model.exists() and not self.state.exists()
 
     def check_free(self, force: bool) -> None:
         """Raises RunError where the folder holds a run and `force` is not set."""
-        if self.state.exists() and not force:
+        if (self.state.exists() or self._holds_a_sweep()) and not force:
             raise RunError(
                 "holds an unfinished run",
                 where=self.path,
@@ -64,7 +87,9 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for file in self.files:
+            if self.sweep.exists():
+                shutil.rmtree(self.path / "sweep", ignore_errors=True)
+            for file in (*self.files, *self.tensorboard.glob("events.out.tfevents.*")):
                 file.unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(
@@ -73,7 +98,7 @@ class RunFolder:
 
     def check_resumable(self) -> None:
         """Raises RunError where there is nothing to go on with."""
-        if self.state.exists():
+        if self.state.exists() or self._holds_a_sweep():
             return
         if self.model.exists():
             raise RunError("holds a finished run; there is nothing to resume", where=self.path)
@@ -82,6 +107,10 @@ class RunFolder:
             where=self.path,
             hint="give the folder that an interrupted run wrote to",
         )
+
+    def _holds_a_sweep(self) -> bool:
+        """Whether a sweep was begun here and did not come to its end."""
+        return self.sweep.exists() and not self.model.exists()
 
     def read_split(self) -> dict[str, Any] | None:
         """split.json, or None where there is none."""
@@ -125,13 +154,16 @@ def config_to_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_train_config(path: str | Path) -> TrainConfig:
-    """The run's configuration from a config.json that a run wrote, or from its folder.
+    """The run's configuration from a config.json that a run wrote, or from its folder; of a sweep
+    that is not finished, or a sweep.json, the sweep's.
 
     Raises:
         RunError: there is none, or it does not hold one.
     """
     path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        folder = RunFolder(path)
+        path = folder.sweep if folder._holds_a_sweep() else folder.config
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         config: TrainConfig = native.from_json(TrainConfig, data["vit"]["train"])

@@ -20,13 +20,14 @@ import torch
 from vitcli.config import TrainConfig
 from vitcli.data.loader import train_batches
 from vitcli.data.transforms import batch_rng, mix, to_float
-from vitcli.errors import RunError
+from vitcli.errors import DivergedError
 from vitcli.evaluate import evaluate_model
 from vitcli.train import report, setup
 from vitcli.train.folder import RunFolder
 from vitcli.train.objectives import classification_loss, count_correct, soft_targets
 from vitcli.train.optim import build_optimizer, learning_rate
 from vitcli.train.state import Progress, load_state, save_state
+from vitcli.train.tensorboard import scalar_log
 
 Event = dict[str, Any]
 """What the loop reports: {"event": "plan" | "train" | "evaluation" | "note" | "warning",
@@ -68,7 +69,7 @@ def train(
         on_event: told of the plan, of steps, of evaluations and of what should be known.
 
     Raises:
-        RunError: the folder cannot be used, or the loss is not finite any more.
+        RunError: the folder cannot be used, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
     folder = RunFolder(config.output)
@@ -102,7 +103,8 @@ def train(
         workers=config.workers or 0,
     )
     model.train()
-    with _stop_requested() as stop:
+    log = scalar_log(folder.tensorboard, progress.step, config.tensorboard)
+    with _stop_requested() as stop, log as record:
         for step, (pixels, labels, _) in enumerate(batches, start=progress.step + 1):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
@@ -132,12 +134,13 @@ def train(
             if meter.due(step):
                 line = meter.read(step, learning_rate(step, config))
                 if not math.isfinite(line["loss"]):
-                    raise RunError(
+                    raise DivergedError(
                         f"the loss is {line['loss']} at step {step}",
                         where=folder.path,
                         hint="try a lower --lr, a longer --warmup, or --precision fp32",
                     )
                 folder.append_metrics(line)
+                record(line)
                 on_event(line)
             if run.val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 part, workers = batch // parts, config.workers or 0
@@ -149,6 +152,7 @@ def train(
                 line = {"event": "evaluation", "step": step, "val_top1": accuracy}
                 line |= {**evaluation.figures("val_"), "val_loss": evaluation.loss}
                 folder.append_metrics(line)
+                record(line)
                 on_event(line)
                 if progress.best_accuracy is None or accuracy > progress.best_accuracy:
                     progress.best_accuracy, progress.best_step = accuracy, step

@@ -46,5 +46,5 @@ def finish(run: Run, folder: RunFolder, progress: Progress) -> dict[str, float]:
             pictures["Confusion matrix"] = folder.confusion.name
         plots.reliability(shown.calibration, folder.reliability)
         pictures["Reliability"] = folder.reliability.name
-    write_text(folder.card, card.model_card(info, shown, name=folder.path.name, pictures=pictures))
+    write_text(folder.card, card.model_card(info, shown, name=folder.name, pictures=pictures))
     return figures

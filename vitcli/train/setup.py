@@ -39,6 +39,7 @@ from vitcli.train.folder import RunFolder, config_to_json
 from vitcli.train.objectives import classification_loss, soft_targets
 from vitcli.train.plan import LONG_SEQUENCE, Plan, make_plan
 from vitcli.train.state import Progress, read_state_info
+from vitcli.train.tensorboard import require_tensorboard
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -133,6 +134,8 @@ def prepare(
     config: TrainConfig, folder: RunFolder, resume: bool, offline: bool, report: Report
 ) -> Run:
     """Opens the data, reads the initial weights, plans the run and builds its model."""
+    if config.tensorboard:
+        require_tensorboard()
     device = choose_device(config.device)
     dtype = choose_precision(config.precision, device)
     start: CheckpointInfo | None = None
@@ -290,6 +293,8 @@ def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> di
         "data": Path(config.data.path).name,
         "train_pictures": len(train),
     }
+    if config.note:
+        provenance["note"] = config.note
     if config.model is not None:
         provenance |= ancestry(start, config.model)
         grid, new = start.model.grid, _trained_shape(start.model, config).grid

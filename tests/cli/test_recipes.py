@@ -1,0 +1,229 @@
+"""`vit finetune --preset ...` and `--lr A,B,...` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from vitcli import plots
+from vitcli.cli import output
+from vitcli.cli.main import app
+
+TINY = ["--variant", "Ti/8", "--resolution", "16", "--set", "depth=1", "--set", "width=24"]
+TINY += ["--set", "num_heads=2", "--set", "mlp_dim=32"]
+SHORT = ["--steps", "4", "--batch-size", "8", "--workers", "0", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    """Pictures take longer than these runs."""
+    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
+        monkeypatch.setattr(plots, name, lambda *arguments: None)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """Two classes of ten pictures."""
+    root = tmp_path_factory.mktemp("data") / "pets"
+    rng = np.random.default_rng(0)
+    for name, level in (("cats", 60), ("dogs", 190)):
+        (root / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = np.clip(rng.normal(level, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def parent(pictures, tmp_path_factory) -> Path:
+    """A pre-trained model of 16 px."""
+    folder = tmp_path_factory.mktemp("runs") / "parent"
+    result = vit("pretrain", "--data", pictures, *TINY, *SHORT, "-o", folder)
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+def vit(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def finetune(pictures, parent, folder, *words: object):
+    return vit("finetune", "--data", pictures, "--model", parent, *SHORT, "-o", folder, *words)
+
+
+def test_a_preset_is_printed_and_each_value_can_be_overridden(pictures, parent, tmp_path):
+    words = ("--preset", "flowers", "--lr", "0.003", "--resolution", "16", "--val-fraction", "0.1")
+    result = finetune(pictures, parent, tmp_path / "run", *words)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.splitlines()[:2] == [
+        "preset     flowers: 4 steps of 8, 16 x 16 px, learning rate 0.003, warm-up by the auto "
+        "rule, cosine decay, sgd, momentum 0.9, weight decay 0, clipped at norm 1, 10% held out",
+        "           of these by option: --steps, --batch-size, --lr, --val-fraction, --resolution",
+    ]
+    assert "4 steps of 8 (1.78 epochs), sgd, learning rate 0.003, warm-up 0 steps" in result.stderr
+
+
+def test_a_preset_sweeps_and_its_numbers_reach_the_run(pictures, parent, tmp_path, monkeypatch):
+    from vitcli.train import sweep
+
+    seen = []
+
+    class Seen(Exception):
+        pass
+
+    def stop(config, **settings):
+        seen.append(config)
+        raise Seen
+
+    monkeypatch.setattr(sweep, "run_sweep", stop)
+    words = ("finetune", "--data", pictures, "--model", parent, "--preset", "imagenet", "--json")
+    result = vit(*words, "--clip-norm", "1", "--val-fraction", "0.1")
+    (config,) = seen
+    assert config.sweep == (0.003, 0.01, 0.03, 0.06) and config.steps == 20_000
+    assert config.warmup == 500 and config.data.val_fraction == 0.1  # given, though the default
+    event = json.loads(result.stdout)
+    assert event["event"] == "preset" and event["lr"] == [0.003, 0.01, 0.03, 0.06]
+    assert event["overridden"] == ["val_fraction"] and event["batch_size"] == 512
+    seen.clear()
+    vit(*words, "--epochs", "2")
+    assert seen[0].steps is None and seen[0].warmup is None and seen[0].epochs == 2
+
+
+def test_a_sweep_prints_its_table_and_the_model(pictures, parent, tmp_path):
+    result = finetune(pictures, parent, tmp_path / "run", "--lr", "0.03,0.001,1e30")
+    assert result.exit_code == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["learning", "rate", "val", "top1", "val", "loss", "best", "step"]
+    assert [line[0] for line in lines[1:4]] == ["0.03", "0.001", "1e+30"]
+    assert sum(line[-1] == "best" for line in lines[1:4]) == 1
+    assert "\x1b" not in result.stdout and "─" not in result.stdout
+    assert lines[-1] == ["model:", str(tmp_path / "run")]
+    assert "learning rates 0.03, 0.001 and 1e+30, warm-up 0 steps" in result.stderr
+    assert "for 3 runs, then the best on everything" in result.stderr
+    assert "learning rate 0.001, 2 of 3" in result.stderr
+    again = vit("predict", pictures / "cats" / "0.png", "--model", tmp_path / "run", "--json")
+    assert again.exit_code == 0
+    # Its record sweeps again, its configuration trains the chosen rate again.
+    for name, kinds in (("sweep", {"trial", "choice"}), ("config", set())):
+        words = ("finetune", "--config", tmp_path / "run" / f"{name}.json", "--json")
+        result = vit(*words, "-o", tmp_path / name)
+        found = {json.loads(line)["event"] for line in result.stdout.splitlines()}
+        assert found & {"trial", "choice"} == kinds
+        files = [tmp_path / run / "model.safetensors" for run in ("run", name)]
+        first, second = (load_file(file) for file in files)
+        assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def test_a_sweep_on_a_terminal_is_a_table(pictures, parent, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(output, "table", lambda *arguments: drawn.append(arguments))
+    finetune(pictures, parent, tmp_path / "run", "--lr", "0.03,0.01", "--no-retrain")
+    ((columns, rows, numbers),) = drawn
+    assert columns == ["learning rate", "val top1", "val loss", "best step", ""]
+    assert [row[0] for row in rows] == ["0.03", "0.01"] and all(len(row) == 5 for row in rows)
+
+
+def test_json_of_a_sweep(pictures, parent, tmp_path):
+    words = ("--lr", "0.03,0.01", "--no-retrain", "--json", "--quiet")
+    result = finetune(pictures, parent, tmp_path / "run", *words)
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds.count("trial") == kinds.count("trial_result") == 2 and kinds.count("plan") == 1
+    (choice,) = [event for event in events if event["event"] == "choice"]
+    assert set(choice["trials"][0]) == {
+        "lr", "val_top1", "val_loss", "best_step", "seconds", "failure",
+    }  # fmt: skip
+    assert kinds[-1] == "result" and events[-1]["val_top1"] >= 0 and result.stderr == ""
+    assert all("trial" in event for event in events if event["event"] in ("train", "evaluation"))
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (["--lr", "0.1,abc"], 2, "'0.1,abc' is not a learning rate, or several such as"),
+        (["--lr", "0.1,"], 2, "is not a learning rate"),
+        (["--lr", ""], 2, "is not a learning rate"),
+        (["--lr", "0.1,-0.1"], 1, "a learning rate must be above 0, not -0.1"),
+        (["--lr", "-0.1"], 1, "lr must be above 0, not -0.1"),
+        (["--lr", "0.1,nan"], 1, "a learning rate must be above 0, not nan"),
+        (["--lr", "0.01,1e-2"], 1, "the sweep has the learning rate 0.01 more than once"),
+        (["--lr", "0.1,0.2", "--val-fraction", "0"], 1, "nothing is held out that could choose"),
+        (["--no-retrain"], 2, "give --lr several rates"),
+        (["--preset", "flower"], 1, "no preset 'flower'; did you mean 'flowers'?"),
+        (["--preset", "vtab", "--no-retrain"], 2, "give --lr several rates"),
+    ],
+)
+def test_what_cannot_be_asked_for(pictures, parent, tmp_path, words, code, said):
+    result = finetune(pictures, parent, tmp_path / "run", *words)
+    assert result.exit_code == code and said in result.stderr, result.stderr
+    said = result.stderr[result.stderr.lower().index("error: ") :]
+    assert len(said.splitlines()) <= 2 and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_preset_is_no_change_to_a_run_that_is_written_down(parent, tmp_path):
+    result = vit("finetune", "--resume", parent, "--preset", "pets")
+    assert result.exit_code == 2 and "leave out --preset" in result.stderr
+    result = vit("finetune", "--config", parent, "--preset", "pets", "-o", tmp_path / "run")
+    assert result.exit_code == 2 and "--config and --preset both say how" in result.stderr
+
+
+def test_a_class_that_is_only_validated_is_named(pictures, parent, tmp_path):
+    rows = [f"{pictures}/cats/{i}.png,cat,train" for i in range(4)]
+    rows += [f"{pictures}/dogs/{i}.png,dog,train" for i in range(4)]
+    rows += [f"{pictures}/dogs/5.png,bird,val", f"{pictures}/dogs/6.png,dog,val"]
+    listed = tmp_path / "data.csv"
+    listed.write_text("\n".join(["path,label,split", *rows]) + "\n")
+    result = finetune(listed, parent, tmp_path / "run", "--lr", "0.1,0.01")
+    assert result.exit_code == 0, result.stderr
+    said = [line for line in result.stderr.splitlines() if line.startswith("warning")]
+    assert said == [f"warning: {listed}: no training pictures of 'bird'"]
+
+
+def test_resume_names_the_sweep(pictures, parent, tmp_path):
+    """A sweep that was stopped is told apart from one that is not there."""
+    result = vit("finetune", "--resume", tmp_path)
+    assert result.exit_code == 1 and "cannot be read" in result.stderr
+    (tmp_path / "sweep.json").write_text("{}")
+    result = vit("finetune", "--resume", tmp_path)
+    assert result.exit_code == 1 and "sweep.json: holds no configuration" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_stopped_in_its_third_rate_goes_on(pictures, parent, tmp_path, number):
+    """The bar of the issue, through the command line."""
+    words = [sys.executable, "-m", "vitcli", "finetune", "--data", str(pictures), "--steps", "60"]
+    words += ["--model", str(parent), "--batch-size", "8", "--lr", "0.001,0.003,0.01,0.03"]
+    words += ["--device", "cpu", "--workers", "0", "--eval-every", "30"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([*words, "-o", str(whole)], check=True, capture_output=True)
+    process = subprocess.Popen(
+        [*words, "-o", str(broken)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    third = broken / "sweep" / "lr-0.01" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not third.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number, said
+        assert f"go on with: vit finetune --resume {broken}" in said
+    done = (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns
+    resume = [sys.executable, "-m", "vitcli", "finetune", "--resume", str(broken)]
+    table = subprocess.run(resume, check=True, capture_output=True, text=True).stdout
+    assert (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns == done
+    assert len(table.splitlines()) == 6 and table.count("best\n") == 1
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole, broken))
+    assert all(np.array_equal(first[key], second[key]) for key in first)

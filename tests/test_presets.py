@@ -1,0 +1,58 @@
+"""The presets are the paper's numbers, and the defaults beside them are the paper's too."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from vitcli.config import AugmentConfig, DataConfig, TrainConfig, model_config
+from vitcli.errors import ConfigError
+from vitcli.presets import PRESETS, find_preset
+from vitcli.train.plan import make_plan
+
+LOW, HIGH = (0.001, 0.003, 0.01, 0.03), (0.003, 0.01, 0.03, 0.06)
+
+
+@pytest.mark.parametrize(
+    "name, steps, warmup, rates, held_out",
+    [
+        ("imagenet", 20_000, 500, HIGH, 0.01),
+        ("cifar10", 10_000, 500, LOW, 0.02),
+        ("cifar100", 10_000, 500, LOW, 0.02),
+        ("pets", 500, 100, LOW, 0.1),
+        ("flowers", 500, 100, LOW, 0.1),
+        ("vtab", 2_500, 500, (0.01,), 0.2),
+    ],
+)
+def test_a_preset_is_its_row_of_table_4(name, steps, warmup, rates, held_out):
+    run, data = PRESETS[name].fields()
+    config = TrainConfig(data=DataConfig("x", **data), output="y", **run)
+    assert (config.steps, config.warmup, config.data.val_fraction) == (steps, warmup, held_out)
+    assert (config.sweep or (config.lr,)) == rates and (config.lr is None) == bool(config.sweep)
+    assert config.batch_size == 512 and config.resolution == (384, 384)
+    assert (config.optimizer, config.momentum, config.weight_decay) == ("sgd", 0.9, 0.0)
+    assert (config.clip_norm, config.schedule, config.loss) == (1.0, "cosine", "softmax")
+    assert (config.dropout, config.label_smoothing, config.augment) == (0, 0, AugmentConfig())
+    assert config.augment.crop_area == (0.05, 1.0) and config.augment.flip
+    assert config.retrain and config.task == "finetune"
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_the_auto_rule_warms_up_as_the_presets_do(preset):
+    """So that a preset of another length has a warm-up that suits it."""
+    config = TrainConfig(data=DataConfig("x"), output="y", steps=preset.steps, accumulate=1)
+    model = model_config("Ti/16", num_classes=5)
+    plan = make_plan(config, model, 1_000, torch.device("cpu"))
+    assert plan.config.warmup == preset.warmup
+
+
+def test_every_preset_is_tested():
+    assert set(PRESETS) == {"imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab"}
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert all(set(preset.fields()[0]) <= fields for preset in PRESETS.values())
+
+
+def test_a_mistyped_preset_is_guessed():
+    with pytest.raises(ConfigError, match="no preset 'flower'; did you mean 'flowers'") as caught:
+        find_preset("flower")
+    assert "imagenet, cifar10, cifar100, pets, flowers, vtab" in str(caught.value)

@@ -1,0 +1,308 @@
+"""Sweeps: the rate that is best on validation trains on everything; a stop costs nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitcli import plots
+from vitcli.checkpoints.load import load
+from vitcli.config import DataConfig, TrainConfig
+from vitcli.errors import ConfigError, DataError, RunError
+from vitcli.train import sweep
+from vitcli.train.folder import read_train_config
+from vitcli.train.loop import train
+from vitcli.train.sweep import Trial, choose, run_sweep
+
+RATES = (1.0, 3e-3, 1e-3)
+
+
+@pytest.fixture
+def tiny_sweep(tiny_run):
+    """Makes the TrainConfig of a sweep; the first rate is too high to learn anything."""
+
+    def make(**fields) -> TrainConfig:
+        return tiny_run(**({"lr": None, "sweep": RATES, "steps": 16, "eval_every": 8} | fields))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    """Pictures take longer than these runs: files of their names will do."""
+    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
+        monkeypatch.setattr(plots, name, lambda *arguments: Path(arguments[-1]).touch())
+
+
+@pytest.fixture
+def whole(tiny_sweep, tmp_path_factory):
+    """The folder of an unbroken sweep, the same for all tests."""
+
+    def make(retrain: bool) -> Path:
+        folder = tmp_path_factory.getbasetemp() / f"whole-{retrain}"
+        if not folder.exists():
+            run_sweep(tiny_sweep(output=str(folder), retrain=retrain))
+        return folder
+
+    return make
+
+
+def stop_in(trial: float | None, step: int):
+    """An on_event that sends this process SIGTERM in the run of a rate (None: the last run)."""
+
+    def on_event(event) -> None:
+        if event["event"] == "train" and event.get("trial") == trial and event["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_event
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    a, b = weights(first), weights(second)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def trials(folder: Path) -> list[dict]:
+    """What sweep.json says of the runs, without the time that they took."""
+    listed = json.loads((folder / "sweep.json").read_text())["trials"]
+    return [{k: v for k, v in trial.items() if k != "seconds"} for trial in listed]
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """Two sweeps came to the same end, by the same figures."""
+    assert same_weights(first, second)
+    assert trials(first) == trials(second)
+    assert files(first) == files(second)
+
+
+RUN_FILES = {
+    "README.md", "config.json", "curves.png", "metrics.jsonl", "model.safetensors", "split.json",
+}  # fmt: skip
+DRAWN = {"confusion.png", "reliability.png"}
+TRIAL_FILES = {*DRAWN, "config.json", "curves.png", "metrics.jsonl", "split.json"}
+
+
+def test_the_best_rate_trains_on_everything(tiny_sweep, tmp_path):
+    config, events = tiny_sweep(), []
+    outcome = run_sweep(config, on_event=events.append)
+    folder = Path(config.output)
+    (choice,) = [event for event in events if event["event"] == "choice"]
+    by_rate = {trial["lr"]: trial for trial in choice["trials"]}
+    assert list(by_rate) == list(RATES) and choice["lr"] == 3e-3
+    assert by_rate[3e-3]["val_top1"] > by_rate[1.0]["val_top1"]
+    assert files(folder) == {
+        *RUN_FILES, "sweep.json", "sweep.png",
+        *(f"sweep/lr-{r}/{name}" for r in ("1.0", "0.003", "0.001") for name in TRIAL_FILES),
+    }  # fmt: skip
+    # The model is that of a run at the best rate on all pictures, at its last step.
+    everything = tmp_path / "everything"
+    data = dataclasses.replace(config.data, val_fraction=0.0)
+    train(tiny_sweep(sweep=(), lr=3e-3, output=str(everything), data=data))
+    assert same_weights(folder, everything)
+    assert outcome.figures == {} and outcome.folder.path == folder and outcome.step == 16
+    provenance = load(folder).info.provenance
+    assert provenance["train_pictures"] == 60 and provenance["steps"] == 16
+    card = (folder / "README.md").read_text()
+    assert "0.003 was the best of 1, 0.003, 0.001" in card and "# run\n" in card
+    again = read_train_config(folder)
+    assert again.lr == 3e-3 and again.sweep == () and again.output == str(folder)
+    assert read_train_config(folder / "sweep.json").sweep == RATES
+    # One plan for the sweep and one for the run on everything; nothing is said twice.
+    plans = [event for event in events if event["event"] == "plan"]
+    assert [plan["val_pictures"] for plan in plans] == [12, 0]
+    assert plans[0]["sweep"] == list(RATES) and plans[1]["train_pictures"] == 60
+    texts = [event["text"] for event in events if "text" in event]
+    assert len(texts) == len(set(texts)) == 2
+    marks = [event["trial"] for event in events if event["event"] == "evaluation"]
+    assert marks == [rate for rate in RATES for _ in range(2)]
+
+
+def test_without_retraining_the_best_run_is_kept(tiny_sweep, whole, tmp_path):
+    folder = whole(False)
+    alone = tiny_sweep(sweep=(), lr=3e-3, output=str(tmp_path / "alone"))
+    figures = train(alone).figures
+    assert same_weights(folder, tmp_path / "alone")
+    assert load(folder).info.provenance["figures"] == figures
+    assert files(folder) == {
+        *RUN_FILES, *DRAWN, "sweep.json", "sweep.png",
+        *(f"sweep/lr-{rate}/{name}" for rate in ("1.0", "0.001") for name in TRIAL_FILES),
+    }  # fmt: skip
+    assert json.loads((folder / "split.json").read_text())["kind"] == "held out"
+
+
+@pytest.mark.parametrize(
+    "trial, step, retrain",
+    [(1.0, 3, True), (1e-3, 9, True), (1e-3, 9, False), (None, 5, True)],
+)
+def test_a_stopped_sweep_goes_on_and_ends_as_it_would_have(
+    tiny_sweep, whole, tmp_path, trial, step, retrain
+):
+    broken, moved = tmp_path / "broken", tmp_path / "moved"
+    config = tiny_sweep(output=str(broken), retrain=retrain)
+    outcome = run_sweep(config, on_event=stop_in(trial, step))
+    assert outcome.stopped_by == signal.SIGTERM and outcome.folder.path == broken
+    with pytest.raises(RunError, match="holds an unfinished run"):
+        run_sweep(config)
+    broken.rename(moved)  # a run's folder may be moved
+    events = []
+    resumed = dataclasses.replace(read_train_config(moved), output=str(moved))
+    assert run_sweep(resumed, resume=True, on_event=events.append).stopped_by is None
+    assert_same(whole(retrain), moved)
+    begun = [event["lr"] for event in events if event["event"] == "trial"]
+    assert begun == list(RATES[RATES.index(trial) :] if trial else ())
+    with pytest.raises(RunError, match="nothing to resume"):
+        run_sweep(resumed, resume=True)
+
+
+class Killed(BaseException):
+    """As a kill between two lines: nothing catches it."""
+
+
+@pytest.mark.parametrize(
+    "place, call, retrain",
+    [
+        ("_write_record", 3, True),  # a run is finished and not written down
+        ("_drop_weights", 2, False),
+        ("_move_up", 1, True),
+        ("_move_up", 1, False),
+    ],
+)
+def test_a_kill_between_runs_costs_nothing(
+    tiny_sweep, whole, tmp_path, monkeypatch, place, call, retrain
+):
+    original, calls = getattr(sweep, place), []
+
+    def kill(*arguments):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise Killed
+        original(*arguments)
+
+    monkeypatch.setattr(sweep, place, kill)
+    folder = tmp_path / "broken"
+    with pytest.raises(Killed):
+        run_sweep(tiny_sweep(output=str(folder), retrain=retrain))
+    resumed = dataclasses.replace(read_train_config(folder), output=str(folder))
+    run_sweep(resumed, resume=True)
+    assert_same(whole(retrain), folder)
+
+
+def test_a_kill_while_the_result_moves_up(tiny_sweep, whole, tmp_path, monkeypatch):
+    folder, replace = tmp_path / "broken", os.replace
+
+    def kill(source, target):
+        if Path(source).parent.name == "retrain" and Path(target).name == "metrics.jsonl":
+            raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", kill)
+    with pytest.raises(Killed):
+        run_sweep(tiny_sweep(output=str(folder)))
+    monkeypatch.setattr(os, "replace", replace)
+    assert not (folder / "model.safetensors").exists()
+    run_sweep(dataclasses.replace(read_train_config(folder), output=str(folder)), resume=True)
+    assert_same(whole(True), folder)
+
+
+def test_a_rate_that_diverges_is_told_and_not_chosen(tiny_sweep):
+    rates = {"sweep": (1e37, 3e-3), "retrain": False}
+    config, events = tiny_sweep(**rates, clip_norm=None, warmup=0), []
+    run_sweep(config, on_event=events.append)
+    first, second = (event for event in events if event["event"] == "trial_result")
+    assert first["val_top1"] is None and "the loss is" in first["failure"]
+    assert second["val_top1"] > 0.5 and second["failure"] is None
+    assert read_train_config(config.output).lr == 3e-3
+
+
+def test_all_rates_diverge(tiny_sweep):
+    with pytest.raises(RunError, match=r"no learning rate will do: the loss is \w+ at step"):
+        run_sweep(tiny_sweep(sweep=(1e37, 2e37), clip_norm=None, warmup=0))
+
+
+def test_among_equals_the_lower_loss_is_chosen():
+    trials = [Trial(0.1, 0.5, 2.0), Trial(0.2, 0.5, 1.0), Trial(0.3, None), Trial(0.4, 0.4, 0.1)]
+    assert choose(trials).lr == 0.2
+
+
+@pytest.mark.parametrize(
+    "fields, error, said",
+    [
+        ({"data": DataConfig("nowhere")}, DataError, "no such file"),
+        ({"resolution": (17, 17)}, ConfigError, "not a multiple"),
+    ],
+    ids=["data", "resolution"],
+)
+def test_what_cannot_run_leaves_nothing_behind(tiny_sweep, fields, error, said):
+    config = tiny_sweep(**fields)
+    with pytest.raises(error, match=said):
+        run_sweep(config)
+    assert not Path(config.output).exists()
+
+
+def test_a_sweep_needs_pictures_to_choose_by(tiny_sweep, colours):
+    config = tiny_sweep(data=DataConfig(str(colours), val_fraction=0.0))
+    with pytest.raises(RunError, match="nothing is held out that could choose a learning rate"):
+        run_sweep(config)
+    assert not Path(config.output).exists()
+
+
+def test_a_test_part_chooses_nothing_and_is_not_trained_on(tiny_sweep, colours, tmp_path):
+    root = tmp_path / "parts"
+    for name in ("blue", "green", "red"):
+        for part, numbers in (
+            ("train", range(12)),
+            ("val", range(12, 16)),
+            ("test", range(16, 20)),
+        ):
+            (root / part / name).mkdir(parents=True)
+            for i in numbers:
+                shutil.copy(colours / name / f"{i:02}.png", root / part / name)
+    config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0))
+    figures = run_sweep(config).figures
+    assert "test_top1" in figures and not any(name.startswith("val") for name in figures)
+    assert load(config.output).info.provenance["train_pictures"] == 48
+    unlucky = np.array([trial["val_top1"] for trial in trials(Path(config.output))])
+    assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 3
+
+
+def test_a_former_sweep_is_cleared_away(whole, tiny_run, tmp_path):
+    shutil.copytree(whole(False), tmp_path / "run")
+    with pytest.raises(RunError, match="holds a finished run"):
+        train(tiny_run())
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    train(tiny_run(), force=True)
+    left = files(tmp_path / "run")
+    assert left == {*RUN_FILES, *DRAWN, "mine.txt"}
+
+
+def test_a_folder_called_sweep_is_nobodys_business(tiny_run, tmp_path):
+    (tmp_path / "run" / "sweep").mkdir(parents=True)
+    (tmp_path / "run" / "sweep" / "mine.txt").write_text("mine")
+    train(tiny_run())
+    assert (tmp_path / "run" / "sweep" / "mine.txt").read_text() == "mine"
+    child = tiny_run(output=str(tmp_path / "run" / "sweep" / "child"))
+    train(child)
+    assert "# child\n" in (tmp_path / "run" / "sweep" / "child" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("rates, said", [((0.1, -0.1), "above 0"), ((0.1, 0.1), "more than once")])
+def test_rates_that_cannot_be(tiny_sweep, rates, said):
+    with pytest.raises(ConfigError, match=said):
+        tiny_sweep(sweep=rates)

@@ -1,0 +1,112 @@
+"""A training run on the screen: its events as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitcli.cli import output
+from vitcli.config import TrainConfig
+
+
+def event_text(event: Mapping[str, Any]) -> str | None:
+    """What a user reads of an event; None where that is nothing."""
+    kind = event["event"]
+    if kind == "note":
+        return str(event["text"])
+    if kind == "plan":
+        return plan_text(event)
+    if kind == "evaluation":
+        return f"step {event['step']:,}: validation accuracy {event['val_top1']:.2%}"
+    if kind == "trial":
+        return f"learning rate {event['lr']:g}, {event['number']} of {event['of']}"
+    if kind == "trial_result" and event["failure"]:
+        return f"learning rate {event['lr']:g}: {event['failure']}"
+    return None
+
+
+def plan_text(event: Mapping[str, Any]) -> str:
+    """The plan in a few lines."""
+    size, patch = event["resolution"], event["patch_size"]
+    parts = f" in {event['accumulate']} parts" if event["accumulate"] > 1 else ""
+    rate, runs = f"learning rate {event['lr'] or 0:g}", ""
+    if event.get("sweep"):
+        rate = f"learning rates {numbers(event['sweep'])}"
+        then = ", then the best on everything" if event["retrain"] else ""
+        runs = f" for {len(event['sweep'])} runs{then}"
+    return "\n".join(
+        [
+            f"model      {event['model']}, {event['parameters']:,} parameters, "
+            f"{size[0]} x {size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a "
+            "picture",
+            f"data       {event['train_pictures']:,} pictures to train on, "
+            f"{event['val_pictures']:,} to validate, {event['classes']:,} classes",
+            f"plan       {event['steps']:,} steps of {event['batch_size']}{parts} "
+            f"({event['epochs']:.3g} epochs), {event['optimizer']}, {rate}, "
+            f"warm-up {event['warmup']} steps",
+            f"machine    {event['device']}, {event['precision']}; about "
+            f"{output.duration(event['estimated_seconds'])}{runs}",
+        ]
+    )
+
+
+def preset_event(given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """What a preset comes to, and which of its values the command line replaced."""
+    names = ("steps", "epochs", "batch_size", "lr", "warmup", "val_fraction", "resolution")
+    return {
+        "event": "preset",
+        "preset": given["preset"],
+        "steps": config.steps,
+        "batch_size": config.batch_size,
+        "lr": list(config.sweep) or [config.lr],
+        "warmup": config.warmup,
+        "val_fraction": config.data.val_fraction,
+        "resolution": config.resolution,
+        "optimizer": config.optimizer,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "clip_norm": config.clip_norm,
+        "schedule": config.schedule,
+        "overridden": [name for name in names if given[name] is not None],
+    }
+
+
+def preset_text(event: Mapping[str, Any]) -> str:
+    """The preset in a line, and one for what replaces some of it."""
+    height, width = event["resolution"]
+    length = "steps by --epochs" if event["steps"] is None else f"{event['steps']:,} steps"
+    warmup = "by the auto rule" if event["warmup"] is None else f"{event['warmup']} steps"
+    lines = [
+        f"preset     {event['preset']}: {length} of {event['batch_size']}, {height} x {width} px, "
+        f"learning rate {numbers(event['lr'])}, warm-up {warmup}, {event['schedule']} decay, "
+        f"{event['optimizer']}, momentum {event['momentum']:g}, weight decay "
+        f"{event['weight_decay']:g}, clipped at norm {event['clip_norm']:g}, "
+        f"{event['val_fraction']:.0%} held out"
+    ]
+    if event["overridden"]:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in event["overridden"])
+        lines.append(f"           of these by option: {names}")
+    return "\n".join(lines)
+
+
+def show_sweep(event: Mapping[str, Any]) -> None:
+    """The table of a sweep, on stdout."""
+    rows = []
+    for trial in event["trials"]:
+        mark = "best" if trial["lr"] == event["lr"] else ""
+        figures = [trial["failure"] or "", "", ""]
+        if trial["val_top1"] is not None:
+            figures = [f"{trial['val_top1']:.2%}", _loss(trial["val_loss"])]
+            figures.append(f"{trial['best_step']:,}")
+        rows.append([f"{trial['lr']:g}", *figures, mark])
+    output.table(["learning rate", "val top1", "val loss", "best step", ""], rows, (0, 1, 2, 3))
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def numbers(values: list[float]) -> str:
+    """0.003, 0.01 and 0.03"""
+    words = [f"{value:g}" for value in values]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]

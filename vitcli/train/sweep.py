@@ -1,0 +1,269 @@
+"""A sweep: a run at each of several peak learning rates, and what becomes of the best.
+
+The paper's protocol (section B.1.1): choose the rate on a held-out part of the training pictures,
+then train with it on all of them. A test part chooses nothing.
+
+RUN/sweep.json        the configuration without gaps, and the figures of the runs that are done
+RUN/sweep/lr-0.01/    a run for each rate; its weights go once its figures are written down
+RUN/sweep/retrain/    the run on everything, until it is finished
+RUN/sweep.png         accuracy against learning rate
+
+At the end the files of the last run (of the best one, where nothing is trained again) move up into
+RUN. What is there says what is done, so a sweep goes on wherever it was stopped, and ends as it
+would have ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vitcli import plots
+from vitcli.checkpoints import native
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import TrainConfig
+from vitcli.errors import DivergedError, RunError
+from vitcli.train import setup
+from vitcli.train.folder import RunFolder, config_to_json, read_train_config
+from vitcli.train.loop import Event, Outcome, train
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of the sweep that is done."""
+
+    lr: float
+    """Its peak learning rate."""
+    val_top1: float | None = None
+    """Of its stored model, in [0, 1]; None where the loss diverged."""
+    val_loss: float | None = None
+    best_step: int | None = None
+    """The step of the stored model."""
+    seconds: int | None = None
+    failure: str | None = None
+    """What is known of a loss that diverged."""
+
+
+def choose(trials: list[Trial]) -> Trial:
+    """The trial of the highest validation accuracy; among equals, of the lowest loss.
+
+    Raises:
+        RunError: the loss diverged in all of them.
+    """
+    sound = [trial for trial in trials if trial.val_top1 is not None]
+    if not sound:
+        raise RunError(
+            f"no learning rate will do: {trials[0].failure} with {trials[0].lr:g}",
+            hint="try lower ones, a longer --warmup, or --precision fp32",
+        )
+    return max(sound, key=lambda trial: (trial.val_top1, -(trial.val_loss or 0.0)))
+
+
+def run_sweep(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    offline: bool = False,
+    on_event: OnEvent = lambda event: None,
+) -> Outcome:
+    """Trains at each rate of `config.sweep`, and leaves the chosen model in `config.output`.
+
+    Args:
+        config: the run; what it leaves open is planned once and holds for all of its runs.
+        resume: go on with the sweep in the folder; `config` is then the one that it wrote.
+        force: replace what the folder holds.
+        offline: do not touch the network.
+        on_event: told what `train` tells, with the rate as "trial"; and {"event": "trial" |
+            "trial_result" | "choice"}.
+
+    Raises:
+        RunError: nothing is held out to choose by, or the loss diverges at every rate.
+        VitError: as `train`.
+    """
+    folder, tell = RunFolder(config.output), _without_repeats(on_event)
+    if resume:
+        folder.check_resumable()
+        trials = _read_trials(folder)
+    else:
+        folder.check_free(force)
+        config, trials = _plan(config, folder, offline, tell), []
+        folder.start()
+        _write_record(folder, config, trials)
+    try:
+        return _go_on(config, folder, trials, offline, tell)
+    except (KeyboardInterrupt, SystemExit):  # between two runs; within one, it ends in order
+        tell({"event": "note", "text": f"go on with --resume {folder.path}"})
+        raise
+
+
+def _plan(config: TrainConfig, folder: RunFolder, offline: bool, tell: OnEvent) -> TrainConfig:
+    """The configuration without gaps. All that can be wrong is found before a file is written."""
+    prepared = setup.prepare(config, folder, False, offline, tell)
+    if prepared.val is None:
+        raise RunError(
+            "nothing is held out that could choose a learning rate",
+            where=config.data.path,
+            hint="leave --val-fraction 0 out, or give one learning rate",
+        )
+    plan = prepared.plan_event(0)
+    plan["estimated_seconds"] *= len(config.sweep) + config.retrain
+    tell(plan | {"lr": None, "sweep": list(config.sweep), "retrain": config.retrain})
+    return dataclasses.replace(prepared.config, lr=None)
+
+
+def _go_on(
+    config: TrainConfig, folder: RunFolder, trials: list[Trial], offline: bool, tell: OnEvent
+) -> Outcome:
+    """What is still to do of a sweep."""
+    rates = ", ".join(f"{rate:g}" for rate in config.sweep)
+    note = f"the best on validation of the learning rates {rates}"
+    done = {trial.lr for trial in trials}
+    for number, lr in enumerate(config.sweep, start=1):
+        if lr in done:
+            continue
+        place = folder.trial(f"lr-{lr!r}")
+        trial_config = _part(config, place, lr=lr, note=note)
+        tell({"event": "trial", "lr": lr, "number": number, "of": len(config.sweep)})
+        try:
+            outcome = _train(trial_config, offline, _of_trial(lr, tell))
+        except DivergedError as error:
+            trials.append(Trial(lr, failure=error.what))
+        else:
+            if outcome.stopped_by is not None:
+                return dataclasses.replace(outcome, folder=folder)
+            trials.append(_result(place, lr))
+        _write_record(folder, config, trials)
+        _drop_weights(config, folder, trials)
+        tell({"event": "trial_result", **dataclasses.asdict(trials[-1])})
+    _drop_weights(config, folder, trials)
+    best = choose(trials)
+    figures = [(trial.lr, trial.val_top1) for trial in trials]
+    plots.accuracy_by_rate(figures, best.lr, folder.sweep_picture)
+    listed = [dataclasses.asdict(trial) for trial in trials]
+    tell({"event": "choice", "lr": best.lr, "retrain": config.retrain, "trials": listed})
+    place = folder.trial(f"lr-{best.lr!r}")
+    if config.retrain:
+        place = folder.trial("retrain")
+        note = (
+            f"the learning rate {best.lr:g} was the best of {rates}, with {best.val_top1:.1%} on "
+        )
+        note += "validation; then all pictures were trained on, and the last step was kept"
+        data = dataclasses.replace(config.data, merge_val=True)
+        outcome = _train(_part(config, place, lr=best.lr, note=note, data=data), offline, tell)
+        if outcome.stopped_by is not None:
+            return dataclasses.replace(outcome, folder=folder)
+    provenance = _provenance(place)
+    _move_up(place, folder)
+    return Outcome(config, folder, provenance["steps"], figures=provenance["figures"])
+
+
+def _part(config: TrainConfig, place: RunFolder, **fields: Any) -> TrainConfig:
+    """One run of the sweep."""
+    return dataclasses.replace(config, output=str(place.path), sweep=(), **fields)
+
+
+def _train(config: TrainConfig, offline: bool, tell: OnEvent) -> Outcome:
+    """Trains, from wherever a former call was stopped."""
+    folder = RunFolder(config.output)
+    if folder.is_finished():
+        return Outcome(config, folder, config.steps or 0)
+    if not folder.state.exists():
+        return train(config, force=True, offline=offline, on_event=tell)
+    written = read_train_config(folder.path)
+    config = dataclasses.replace(
+        written, output=config.output, device=config.device, workers=config.workers
+    )
+    return train(config, resume=True, offline=offline, on_event=tell)
+
+
+def _result(place: RunFolder, lr: float) -> Trial:
+    """The figures of a finished run, from its folder."""
+    said = _provenance(place)
+    step, accuracy = said["steps"], said["figures"]["val_top1"]
+    losses = {line["step"]: line["val_loss"] for line in place.read_metrics() if "val_loss" in line}
+    return Trial(lr, accuracy, losses.get(step), step, said["seconds"])
+
+
+def _provenance(place: RunFolder) -> dict[str, Any]:
+    header = native.read_header(place.model)
+    info = CheckpointInfo.from_metadata(header.metadata, where=place.model)
+    if info is None:
+        raise RunError("does not say which run it is of", where=place.model)
+    return info.provenance
+
+
+def _read_trials(folder: RunFolder) -> list[Trial]:
+    try:
+        record = json.loads(folder.sweep.read_text(encoding="utf-8"))
+        return [Trial(**trial) for trial in record["trials"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            "the record of the sweep is damaged",
+            where=folder.sweep,
+            hint="start the sweep anew with --force",
+        ) from error
+
+
+def _write_record(folder: RunFolder, config: TrainConfig, trials: list[Trial]) -> None:
+    """sweep.json: `--config RUN/sweep.json` sweeps again."""
+    listed = [dataclasses.asdict(trial) for trial in trials]
+    record = {"vit": {"train": config_to_json(config)}, "trials": listed}
+    folder.write_json(folder.sweep, record)
+
+
+def _drop_weights(config: TrainConfig, folder: RunFolder, trials: list[Trial]) -> None:
+    """Of all trials; where none is trained again, of all but the best so far."""
+    kept = None
+    if not config.retrain and any(trial.val_top1 is not None for trial in trials):
+        kept = choose(trials).lr
+    for trial in trials:
+        if trial.lr != kept:
+            place = folder.trial(f"lr-{trial.lr!r}")
+            for file in (place.model, place.card, place.state):
+                file.unlink(missing_ok=True)
+
+
+def _move_up(place: RunFolder, folder: RunFolder) -> None:
+    """Makes a finished run the result of the sweep. The model comes last: it says that all is
+    done; stopped before, this is done once more."""
+    if place.config.exists():
+        config = json.loads(place.config.read_text(encoding="utf-8"))
+        config["vit"]["train"]["output"] = str(folder.path)
+        place.write_json(place.config, config)
+    for file in sorted(place.path.iterdir(), key=lambda file: file == place.model):
+        target = folder.path / file.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(file, target)
+    place.path.rmdir()
+
+
+def _of_trial(lr: float, tell: OnEvent) -> OnEvent:
+    """Events of a trial, with its rate; its plan is the sweep's."""
+
+    def on_event(event: Event) -> None:
+        if event["event"] != "plan":
+            tell(event | {"trial": lr})
+
+    return on_event
+
+
+def _without_repeats(on_event: OnEvent) -> OnEvent:
+    """Every run of a sweep has the same to say of the data and the model: said once."""
+    said: set[str] = set()
+
+    def tell(event: Event) -> None:
+        text = event.get("text")
+        if text is None or text not in said:
+            said.add(text or "")
+            on_event(event)
+
+    return tell
