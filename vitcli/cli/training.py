@@ -25,7 +25,7 @@ from vitcli.presets import find_preset
 
 _MAY_CHANGE = ("device", "workers")
 """Options that a resumed run may be given: they do not change what it computes."""
-_NOT_CONFIG = ("config", "resume", "force", "offline", "json", "quiet", "debug")
+_NOT_CONFIG = ("config", "resume", "force", "offline", "json", "quiet", "debug", "allow_pickle")
 _NOT_FIELDS = ("data", "preset")
 """Options that are no field of TrainConfig by that name."""
 
