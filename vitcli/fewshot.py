@@ -194,7 +194,7 @@ def run_trials(
     """
     for shots, seed, examples in draws:
         solver = RidgeSolver(train[0][examples], train[1][examples], num_classes)
-        for l2 in l2s or [solver.best_l2(AUTO_L2, FewshotConfig.l2[0])]:
+        for l2 in l2s or [solver.best_l2(AUTO_L2)]:
             head = solver.solve(l2)
             accuracy = float((head.predict(test[0]) == test[1]).mean())
             yield Trial(shots, seed, l2, accuracy), head, solver

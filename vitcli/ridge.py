@@ -15,7 +15,6 @@ class, less the sum of all. Beside the features that are given, memory is that o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -154,8 +153,7 @@ class RidgeSolver:
             self.whitened(self.features[rows]) @ self.basis if self.primal else self.basis[rows]
         )
         squared = turned * turned
-        targets = np.full((len(rows), self.num_classes), -1.0)
-        targets[np.arange(len(rows)), self.labels[rows]] = 1.0
+        targets = self._targets(rows)
         for l2 in l2s:
             inverse = self._inverse(l2)
             product, diagonal = (turned * inverse) @ self.target, squared @ inverse
@@ -163,23 +161,29 @@ class RidgeSolver:
                 product, diagonal = targets - product, np.maximum(1.0 - diagonal, 1e-12)
             yield targets - product / diagonal[:, None]
 
+    def _targets(self, rows: Ints) -> Floats:
+        """Y of these examples, (n, K)."""
+        targets = np.full((len(rows), self.num_classes), -1.0)
+        targets[np.arange(len(rows)), self.labels[rows]] = 1.0
+        return targets
+
     def left_out_errors(self, l2s: Sequence[float]) -> Floats:
-        """For each l2 the part of the examples that is wrong where each is predicted without
-        itself; of many, `LEFT_OUT` spread evenly over them are."""
+        """For each l2 the mean square of what each example, left out, is predicted wrong by; of
+        many examples, `LEFT_OUT` spread evenly over them are left out in turn."""
         chosen, chunk = self._spread(LEFT_OUT), _rows(self.num_classes)
-        wrong = np.zeros(len(l2s))
+        squares = np.zeros(len(l2s))
         for start in range(0, len(chosen), chunk):
             rows = chosen[start : start + chunk]
+            targets = self._targets(rows)
             for i, predicted in enumerate(self.left_out(l2s, rows)):
-                wrong[i] += np.count_nonzero(predicted.argmax(axis=1) != self.labels[rows])
-        return wrong / len(chosen)
+                predicted -= targets
+                squares[i] += np.vdot(predicted, predicted)
+        return squares / (len(chosen) * self.num_classes)
 
-    def best_l2(self, candidates: Sequence[float], otherwise: float) -> float:
-        """The candidate with the fewest left-out errors; of equals the nearest to `otherwise`, by
-        ratio. (With one example of each class all are equal: left out, its class has none.)"""
-        errors = self.left_out_errors(candidates)
-        distances = [abs(math.log(l2 / otherwise)) for l2 in candidates]
-        return min(zip(errors, distances, candidates, strict=True))[2]
+    def best_l2(self, candidates: Sequence[float]) -> float:
+        """The candidate with the least left-out error. (Wrong answers are not counted: of some
+        tens of examples they say too little to choose by.)"""
+        return candidates[int(self.left_out_errors(candidates).argmin())]
 
     def sharpness(self, l2: float) -> float:
         """The factor of the logits at which the softmax of left-out predictions fits the labels
