@@ -49,7 +49,7 @@ def test_a_run_learns_and_writes_its_folder(tiny_run):
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "README.md", "config.json", "confusion.png", "curves.png", "metrics.jsonl",
-        "model.safetensors", "split.json",
+        "model.safetensors", "reliability.png", "split.json",
     }  # fmt: skip
     plan = next(event for event in events if event["event"] == "plan")
     assert plan["tokens"] == 5 and plan["steps"] == 60 and plan["estimated_seconds"] > 0
