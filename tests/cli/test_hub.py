@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from hub_server import LoopbackHub
 from vitcli.checkpoints import registry
 from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.config import model_config
-from vitcli.errors import VitWarning
 
 ROOT = Path(__file__).parents[1]
 CAT = ROOT / "pictures" / "cat.jpg"
@@ -72,9 +67,7 @@ def test_a_name_of_the_registry(hub: LoopbackHub, vit: Vit) -> None:
     """The shape of bar 4: 21,843 classes, sigmoid scores, readable names; here in small."""
     config = timm_config(model_args=SMALL)
     hub.add(I21K, {"config.json": config, "model.safetensors": weights(**_our_names(SMALL))})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VitWarning)
-        found = answer(vit, "vit-b16-i21k", "--top-k", "3")
+    found = answer(vit, "vit-b16-i21k", "--top-k", "3")
     names = {label.id: label.name for label in registry.labels("imagenet-21k")}
     assert len(found["predictions"]) == 3
     for best in found["predictions"]:
@@ -98,10 +91,9 @@ def _our_names(args: dict[str, int]) -> dict[str, int]:
 def test_a_name_of_the_registry_at_its_size(hub: LoopbackHub, vit: Vit) -> None:
     """410 MB: the real shape, through the real client."""
     hub.add(I21K, {"config.json": timm_config(), "model.safetensors": weights()})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", VitWarning)  # the registry agrees
-        found = answer(vit, "vit-b16-i21k")
-    assert len(found["predictions"]) == 5
+    done = vit("predict", CAT, "--model", "vit-b16-i21k", "--json", "--quiet")
+    assert done.exit_code == 0 and done.stderr == ""  # the registry agrees with the config
+    assert len(json.loads(done.stdout)["predictions"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -146,17 +138,15 @@ def test_pickles_need_a_word(
     assert answer(vit, "me/model", "--allow-pickle") == answer(vit, case)
 
 
-def test_a_config_that_differs_is_followed_and_told_once(hub: LoopbackHub) -> None:
-    """In a process of its own: who shows warnings is `main`."""
+def test_a_config_that_differs_is_followed_and_told_once(hub: LoopbackHub, vit: Vit) -> None:
     config = timm_config(model_args=SMALL, crop_pct=0.5)
     hub.add(I21K, {"config.json": config, "model.safetensors": weights(**_our_names(SMALL))})
-    command = [sys.executable, "-m", "vitcli", "info", "vit-b16-i21k", "--json", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
-    assert json.loads(done.stdout)["preprocess"]["crop_pct"] == 0.5
-    assert done.stderr.count("warning: ") == done.stderr.count("\n") == 1, done.stderr
-    assert f"{I21K}: its config.json differs from the registry, and is followed: " in done.stderr
-    assert "width 24 (registry: 768)" in done.stderr
-    assert "crop_pct 0.5 (registry: 0.9)" in done.stderr
+    for command in ("info", "predict"):
+        words = ("--model", "vit-b16-i21k", CAT) if command == "predict" else ("vit-b16-i21k",)
+        done = vit(command, *words, "--json", "--quiet")
+        assert done.exit_code == 0 and done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith("warning: vit-b16-i21k: its repo says crop_pct 0.5, and the ")
+        assert done.stderr.endswith("; mlp_dim 96, and the registry 3072; the repo is followed\n")
 
 
 @pytest.mark.parametrize(

@@ -156,13 +156,12 @@ def describe(
     """What a safetensors file says of itself (see `read_info`), and its header; `grid`: the rows
     and columns of its position embeddings, where nothing says."""
     header = read_header(file)
-    info = CheckpointInfo.from_metadata(header.metadata, where=file)
+    said = info = CheckpointInfo.from_metadata(header.metadata, where=file)
     if info is None:
-        info = _from_config(file)
-        if info is not None and entry is not None:
-            _warn_of_differences(info, entry)
-        info = info or _from_shapes(header, file, grid)
-        info = _with_known_classes(info, entry)
+        said = _from_config(file)
+        info = _with_known_classes(said or _from_shapes(header, file, grid), entry)
+    if said is not None and entry is not None:
+        _warn_of_departures(said, entry)
     if info.model.depth > len(header.tensors):  # before so many names are made
         raise CheckpointError(
             f"describes a model of {info.model.depth:,} blocks and holds {len(header.tensors)} "
@@ -208,19 +207,18 @@ def _from_shapes(header: Header, file: Path, grid: Size | None) -> CheckpointInf
     return CheckpointInfo(model, preprocess, provenance={"assumed": assumed})
 
 
-def _warn_of_differences(info: CheckpointInfo, entry: RegistryEntry) -> None:
-    """Says where a repo's own config.json, which wins, differs from the registry."""
-    pairs = ((info.model, entry.model), (info.preprocess, entry.preprocess))
-    fields = [
-        (key, value, known[key])
-        for theirs, ours in pairs
-        for known in [dataclasses.asdict(ours)]
-        for key, value in dataclasses.asdict(theirs).items()
-        if value != known.get(key, value)
-    ]
-    if fields:
-        told = ", ".join(f"{key} {theirs} (registry: {ours})" for key, theirs, ours in fields)
-        text = f"{entry.repo}: its config.json differs from the registry, and is followed: {told}"
+def _warn_of_departures(info: CheckpointInfo, entry: RegistryEntry) -> None:
+    """Says where a released model's own repo, which is followed, is not what the registry says."""
+    said, known = (
+        dataclasses.asdict(side.preprocess) | dataclasses.asdict(side.model)
+        for side in (info, entry)
+    )
+    if told := [
+        f"{name} {said.get(name)}, and the registry {known.get(name)}"
+        for name in {**known, **said}
+        if known.get(name) != said.get(name)
+    ]:
+        text = f"{entry.name}: its repo says {'; '.join(told)}; the repo is followed"
         warnings.warn(text, VitWarning, stacklevel=2)
 
 

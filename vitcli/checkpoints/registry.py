@@ -5,7 +5,6 @@ The only module that reads `weights/`. Standard library only.
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import re
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vitcli.checkpoints import timm_config, timm_names
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
 from vitcli.errors import CheckpointError, ModelNotFoundError
 
@@ -165,24 +163,6 @@ def known(name: str) -> RegistryEntry | Path:
             hint=f"did you mean {' or '.join(like)}?" if like else "`vit models` lists them",
         )
     return found
-
-
-def departures(spec: str | Path, info: CheckpointInfo) -> list[str]:
-    """Where what a released model's own repo says of it is not what the registry says; the repo is
-    right. Nothing for other models."""
-    found = resolve(spec)
-    if not isinstance(found, RegistryEntry):
-        return []
-    known, says = (
-        dataclasses.asdict(side.preprocess) | dataclasses.asdict(side.model)
-        for side in (found, info)
-    )
-    return [
-        f"{found.name}: its repo says {name} {says.get(name)}, and the registry {known.get(name)}; "
-        "the repo is followed"
-        for name in {**known, **says}
-        if known.get(name) != says.get(name)
-    ]
 
 
 def shipped_license() -> str:

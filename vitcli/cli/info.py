@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.checkpoints import registry, stores
+from vitcli.checkpoints import stores
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.timm_config import unique_names
@@ -78,8 +78,6 @@ def info(
     if config is None:
         with output.FetchDisplay(quiet) as fetching:
             checkpoint, file = read_info(model, offline, fetching)
-        for text in registry.departures(model, checkpoint):
-            output.warning(text)
         config = checkpoint.model
         told["file"] = str(file)
     config = config.at(size) if size else config

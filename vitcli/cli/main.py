@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import functools
 import gc
 import importlib
 import io
@@ -15,7 +16,8 @@ import os
 import signal
 import sys
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 from typer.core import TyperGroup
@@ -81,7 +83,10 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Context) -> Any:
         try:
-            result = super().invoke(ctx)
+            with warnings.catch_warnings():  # each of ours once a command
+                warnings.simplefilter("default", VitWarning)
+                warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+                result = super().invoke(ctx)
             sys.stdout.flush()  # a full disk behind the pipe is our failure too
             return result
         except Exception as error:
@@ -92,6 +97,16 @@ class LazyGroup(TyperGroup):
                 raise
             output.error(message)
             raise typer.Exit(1) from error
+
+
+def _show_warning(
+    others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any
+) -> None:
+    """Ours in a line of their own; the others as Python shows them."""
+    if issubclass(category, VitWarning):
+        output.warning(str(message))
+    else:
+        others(message, category, *where)
 
 
 def _load(name: str) -> ClickCommand:
@@ -156,24 +171,6 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-_show_others = warnings.showwarning
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Ours in a line of their own; the others as Python shows them."""
-    if issubclass(category, VitWarning):
-        output.warning(str(message))
-    else:
-        _show_others(message, category, filename, lineno, file, line)
-
-
 def main() -> None:
     """The entry point of `vit` and of `python -m vitcli`."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -183,7 +180,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
             utf8 = stream.encoding.lower() == "utf-8"
             stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
-    warnings.showwarning = _show_warning
     try:
         app(prog_name="vit")
     except SystemExit as leaving:

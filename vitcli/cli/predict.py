@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from vitcli.checkpoints import registry
 from vitcli.cli import options, output
 from vitcli.prediction import THRESHOLD, TOP_K, Embedding, Predictor, Result
 
@@ -102,8 +101,6 @@ def _introduce(predictor: Predictor, model: str, quiet: bool) -> None:
         )
     elif names and not predictor.info.classes:
         output.note(f"{model} does not name its classes: their indices are shown", quiet)
-    for text in registry.departures(model, predictor.info):
-        output.warning(text)
     if assumed := predictor.info.provenance.get("assumed"):
         output.note(f"{model} does not say all about itself; assumed: {', '.join(assumed)}", quiet)
 

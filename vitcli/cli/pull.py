@@ -32,9 +32,7 @@ def pull(
             with output.FetchDisplay(quiet) as fetching:
                 located = locate(name, offline, fetching)
             if isinstance(found, RegistryEntry):
-                info = open_checkpoint(located.file, found).info
-                for text in registry.departures(name, info):
-                    output.warning(text)
+                open_checkpoint(located.file, found)  # warns where the registry is wrong
         except VitError as error:
             if len(names) == 1 and not json:
                 raise
