@@ -20,10 +20,10 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
 from vitcli.atomic import whole_file, write_text
+from vitcli.checkpoints import native
 from vitcli.checkpoints.native import (
     CheckpointInfo,
     LazyTensor,
-    compare_keys,
     read_header,
     read_tensor,
     write,
@@ -351,18 +351,6 @@ def test_a_description_that_is_no_json_gets_one_line() -> None:
             CheckpointInfo.from_metadata({"vit": text})
 
 
-def test_keys_are_compared_in_words() -> None:
-    assert compare_keys({"a": (1,)}, {"a": (1,)}) == []
-    found = compare_keys({"a": (1, 2), "b": (3,)}, {"b": (4,), "c": ()})
-    assert found == [
-        "1 missing: a (1, 2)",
-        "1 unexpected: c ()",
-        "1 misshapen: b is (4), not (3)",
-    ]
-    many = compare_keys({f"x{i}": (i,) for i in range(50)}, {})[0]
-    assert many.startswith("50 missing: x0 (0), ") and many.endswith("x19 (19) and 30 more")
-
-
 def test_reading_a_header_imports_nothing_heavy() -> None:
     code = (
         "import sys; from vitcli.checkpoints.native import read_header; "
@@ -378,3 +366,9 @@ def test_reading_a_header_imports_nothing_heavy() -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (300, 700), (1, 900), (513, 257)])
+def test_a_matrix_that_lies_the_other_way_is_turned(shape: tuple[int, int]) -> None:
+    array = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape[::-1]).T
+    assert bytes(native.tensor_bytes(array)) == array.tobytes()

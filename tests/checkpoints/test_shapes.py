@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from checkpoints.golden_cases import CASES, Case
-from vitcli.checkpoints.shapes import infer_model, tensor_shapes
+from vitcli.checkpoints.shapes import compare_keys, infer_model, tensor_shapes
 from vitcli.checkpoints.timm_config import model_from_args
 from vitcli.checkpoints.timm_names import architectures
 from vitcli.config import ModelConfig
@@ -107,3 +107,15 @@ def test_a_grid_that_is_no_square_has_to_be_told() -> None:
     shapes = tensor_shapes(ModelConfig(**{**SMALL, "image_size": (32, 40)}))
     with pytest.raises(CheckpointError, match="21 position embeddings are not a square grid"):
         infer_model(shapes)
+
+
+def test_keys_are_compared_in_words() -> None:
+    assert compare_keys({"a": (1,)}, {"a": (1,)}) == []
+    found = compare_keys({"a": (1, 2), "b": (3,)}, {"b": (4,), "c": ()})
+    assert found == [
+        "1 missing: a (1, 2)",
+        "1 unexpected: c ()",
+        "1 misshapen: b is (4), not (3)",
+    ]
+    many = compare_keys({f"x{i}": (i,) for i in range(50)}, {})[0]
+    assert many.startswith("50 missing: x0 (0), ") and many.endswith("x19 (19) and 30 more")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from vitcli.checkpoints import keymaps, registry
 from vitcli.checkpoints import transformers_config as hf
 from vitcli.checkpoints.keymaps import Row
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor, check_keys
+from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.recognise import Layout, recognise
 from vitcli.checkpoints.rewrite import RECORD, recorded
-from vitcli.checkpoints.shapes import infer_architecture, tensor_shapes
+from vitcli.checkpoints.shapes import check_keys, infer_architecture, tensor_shapes
 from vitcli.checkpoints.stores import Store
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Size
 from vitcli.errors import CheckpointError, ConfigError

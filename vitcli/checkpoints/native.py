@@ -14,7 +14,7 @@ import json
 import math
 import os
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -278,8 +278,23 @@ def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
     array = tensor.read() if isinstance(tensor, LazyTensor) else tensor
     if isinstance(tensor, LazyTensor) and (array.dtype.name, array.shape) != tensor[:2]:
         raise ValueError(f"announced {tensor[:2]}, made {(array.dtype.name, array.shape)}")
-    array = np.ascontiguousarray(array, numpy_dtype(array.dtype.name))
+    array = np.ascontiguousarray(_turned(array), numpy_dtype(array.dtype.name))
     return array.reshape(-1).view(np.uint8).data
+
+
+def _turned(array: np.ndarray, side: int = 256) -> np.ndarray:
+    """A matrix that lies column by column, row by row: in blocks, because by whole rows each number
+    costs a line of the cache. Any other array as it is."""
+    import numpy as np
+
+    if array.ndim != 2 or not array.flags.f_contiguous or min(array.shape) < side:
+        return array
+    turned = np.empty(array.shape, array.dtype)
+    for row in range(0, array.shape[0], side):
+        for column in range(0, array.shape[1], side):
+            block = slice(row, row + side), slice(column, column + side)
+            turned[block] = array[block]
+    return turned
 
 
 # ---------------------------------------------------------------------------------------------
@@ -397,41 +412,3 @@ def from_json(hint: Any, value: Any) -> Any:
     if hint in (int, bool, str) and type(value) is hint:
         return value
     raise ValueError(f"{value!r:.60} is not {getattr(hint, '__name__', hint)}")
-
-
-def compare_keys(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
-) -> list[str]:
-    """Sentences on the tensors that are missing, unexpected or of another shape; empty if none."""
-    missing = [f"{name} {_shape(shape)}" for name, shape in expected.items() if name not in found]
-    unexpected = [
-        f"{name} {_shape(shape)}" for name, shape in found.items() if name not in expected
-    ]
-    misshapen = [
-        f"{name} is {_shape(found[name])}, not {_shape(shape)}"
-        for name, shape in expected.items()
-        if name in found and tuple(found[name]) != tuple(shape)
-    ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
-    return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in kinds if items]
-
-
-def check_keys(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: object
-) -> None:
-    """Raises CheckpointError listing every tensor that is missing, unexpected or misshapen."""
-    problems = compare_keys(expected, found)
-    if problems:
-        raise CheckpointError(
-            "its tensors are not those of the model it describes: " + "; ".join(problems),
-            where=where,
-        )
-
-
-def _shape(shape: Iterable[int]) -> str:
-    return "(" + ", ".join(str(n) for n in shape) + ")"
-
-
-def _listed(items: list[str], most: int = 20) -> str:
-    rest = len(items) - most
-    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")

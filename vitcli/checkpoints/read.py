@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitcli.checkpoints import hub, registry, stores
-from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor, check_keys, read_header
+from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor, read_header
 from vitcli.checkpoints.registry import HubRepo, RegistryEntry
-from vitcli.checkpoints.shapes import infer_architecture, tensor_shapes
+from vitcli.checkpoints.shapes import check_keys, infer_architecture, tensor_shapes
 from vitcli.checkpoints.timm_config import from_timm
 from vitcli.config import ClassLabel, Preprocess, Score, Size
 from vitcli.errors import CheckpointError, VitWarning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
@@ -253,3 +253,41 @@ def _posemb_fields(
         fields = {"posemb": "none"}
         assumed.append("no position embeddings, pictures of about 224 pixels")
     return {**fields, "image_size": (rows * patch[0], columns * patch[1])}
+
+
+def compare_keys(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """Sentences on the tensors that are missing, unexpected or of another shape; empty if none."""
+    missing = [f"{name} {_shape(shape)}" for name, shape in expected.items() if name not in found]
+    unexpected = [
+        f"{name} {_shape(shape)}" for name, shape in found.items() if name not in expected
+    ]
+    misshapen = [
+        f"{name} is {_shape(found[name])}, not {_shape(shape)}"
+        for name, shape in expected.items()
+        if name in found and tuple(found[name]) != tuple(shape)
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+    return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in kinds if items]
+
+
+def check_keys(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: object
+) -> None:
+    """Raises CheckpointError listing every tensor that is missing, unexpected or misshapen."""
+    problems = compare_keys(expected, found)
+    if problems:
+        raise CheckpointError(
+            "its tensors are not those of the model it describes: " + "; ".join(problems),
+            where=where,
+        )
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "(" + ", ".join(str(n) for n in shape) + ")"
+
+
+def _listed(items: list[str], most: int = 20) -> str:
+    rest = len(items) - most
+    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")

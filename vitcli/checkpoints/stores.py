@@ -213,6 +213,6 @@ def _member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path)
         name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
     start = member.header_offset + 30 + name + extra
     data = np.memmap(path, np.uint8, "r", start, (member.file_size,))
-    if zlib.crc32(data) != member.CRC:
+    if zlib.crc32(data.data) != member.CRC:
         raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
     return data
