@@ -140,6 +140,13 @@ def evaluate(
             on_answer(Answer(name, label, named, found))
         done += len(slots)
         on_progress(done, len(source))
+    if not tally.count:
+        name, error = errors[0]
+        raise DataError(
+            f"none of its {len(source):,} pictures can be read",
+            where=data.path,
+            hint=f"the first, {name}: {error.what}",
+        )
     return Report(
         predictor.name,
         data.path,

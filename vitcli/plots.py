@@ -159,7 +159,7 @@ def reliability(calibration: Bins, path: str | Path) -> None:
         )
         histogram.set(xlabel="confidence", ylabel="share of answers")
         for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
-            axis.set_major_formatter(PercentFormatter(1))
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
         _save(figure, path)
 
 
@@ -305,7 +305,7 @@ def accuracy_by_resolution(
         axes.set_xticks(
             [side(size) for size in sizes],
             [str(h) if h == w else f"{h}x{w}" for h, w in sizes],
-            rotation=90 if len(sizes) > 8 else 0,
+            rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set(xlabel="resolution (dashed: the checkpoint's)", ylabel="top-1 accuracy")

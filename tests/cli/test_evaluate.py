@@ -224,8 +224,8 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
         (
             ("--mapping", mapping),
             f"error: {data}: 'wolf' is not among the 10 classes of the model\n"
-            "say which classes they are with --mapping FILE, or leave them out with "
-            "--skip-unknown\n",
+            "the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' and 2 "
+            "more; --mapping FILE says which class is which, --skip-unknown leaves pictures out\n",
         ),
         (
             ("--resolutions", "64,100"),
@@ -257,7 +257,8 @@ def test_data_that_the_model_knows_nothing_of(vit, tiny_checkpoint, data, tmp_pa
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         f"error: {root}: none of 'daisy' and 'rose' is among the 10 classes of the model\n"
-        "say which classes they are with --mapping FILE, or leave them out with --skip-unknown\n"
+        "the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' and 2 "
+        "more; --mapping FILE says which class is which, --skip-unknown leaves pictures out\n"
     )
     parts = tmp_path / "parts"
     for part, name in (("train", "dog"), ("val", "dog"), ("val", "horse")):
@@ -280,6 +281,18 @@ def test_an_unreadable_picture(vit, tiny_checkpoint, data, tmp_path):
     errors = result.stderr.splitlines()
     assert errors[0].startswith(f"error: {root / 'dog' / 'c.jpg'}: is not a picture")
     assert errors[1] == "1 pictures could not be read and are not counted"
+
+
+def test_data_of_which_nothing_can_be_read(vit, tiny_checkpoint, tmp_path):
+    (tmp_path / "dog").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "dog" / name).write_text("no picture")
+    result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == [
+        f"error: {tmp_path}: none of its 2 pictures can be read",
+        f"the first, {tmp_path / 'dog' / 'a.png'}: is not a picture, or of a kind that is not known",
+    ]
 
 
 def test_data_that_is_none(vit, tiny_checkpoint, tmp_path):

@@ -74,6 +74,7 @@ def test_what_is_unknown_is_left_out_where_that_was_said():
         (("zebra", "dog"), {}, "'zebra' is not among the 5 classes of the model"),
         (("a", "b"), {}, "none of 'a' and 'b' is among the 5 classes of the model"),
         (("a", "b"), {"skip_unknown": True}, "none of 'a' and 'b' is among the 5 classes"),
+        (("dog",), {"among": "data"}, "'dog' is all that could be answered"),
         (("crane",), {}, "'crane' could be more than one class of the model"),
         (("crane", "dog"), {"skip_unknown": True}, "'crane' could be more than one class"),
         (("dog",), {"mapping": {"dog": ["wolf"]}}, "'wolf' is not among the 5 classes"),

@@ -159,9 +159,10 @@ def evaluate(
     with evaluation.predictions_file(predictions) as write:
         while waiting:
             predictor = waiting.popleft()  # its weights go when the next one's come
+            size = f" at {evaluation.size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for place in data:
                 config, answered = DataConfig(place, classes=classes), partial(write, place)
-                with output.Meter("pictures", quiet=quiet) as meter:
+                with output.Meter(f"pictures{size}", quiet=quiet) as meter:
                     report = library.evaluate(
                         *(predictor, config, split, batch_size, rules, accepted),
                         *(answered, meter.reach, note),

@@ -19,7 +19,7 @@ from vitcli.data.labels import ClassIndex, require_known
 from vitcli.data.records import Ints
 from vitcli.errors import DataError
 
-UNKNOWN = "say which classes they are with --mapping FILE, or leave them out with --skip-unknown"
+UNKNOWN = "; --mapping FILE says which class is which, --skip-unknown leaves pictures out"
 LEFT_OUT = "-"
 """In a mapping: pictures of the class are left out."""
 
@@ -123,6 +123,12 @@ def align(
             of_model[list(group)] = len(classes)
             classes.append(names.get(group, model[member]))
             first.append(member)
+    if len(classes) == 1 < len(model):
+        raise DataError(
+            f"'{classes[0].name}' is all that could be answered",
+            where=where,
+            hint="--among model allows all classes of the model",
+        )
     of_data = np.full(len(data), -1, np.int64)
     for i, group in groups.items():
         of_data[i] = of_model[group[0]]

@@ -192,12 +192,12 @@ def require_known(
     ours: Sequence[ClassLabel],
     where: object,
     owner: str,
-    hint: str | None = None,
+    hint: str = "",
 ) -> None:
     """Raises DataError for those of their classes that were not found in ours, or more than once.
 
     Args:
-        hint: what to do where a class is missing; else what there is, is listed.
+        hint: what to do where a class is missing, after what there is.
     """
     pairs = list(zip(theirs, found, strict=True))
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
@@ -216,5 +216,5 @@ def require_known(
             if all_of_them
             else f"{listed(missing)} is not {there}",
             where=where,
-            hint=hint or f"{owner} has {listed((label.name for label in ours), 8)}",
+            hint=f"{owner} has {listed((label.name for label in ours), 8)}{hint}",
         )
