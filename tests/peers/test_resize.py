@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.load import load
@@ -56,6 +58,26 @@ def test_transformers_computes_what_it_would_by_resizing_itself(
     key = "logits" if hasattr(found, "logits") else "pooler_output"
     torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-5)
     torch.testing.assert_close(ours, found[key], rtol=0, atol=1e-5)
+
+
+def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path: Path) -> None:
+    """Old files of CLIP's hold 0, 1, 2, ... in both towers, and the picture's are these."""
+    source = shutil.copytree(GOLDEN / "hf_clip_vision", tmp_path / "clip")
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    (table,) = (name for name in tensors if name.endswith("position_embedding.weight"))
+    ids = table.replace("position_embedding.weight", "position_ids")
+    tensors |= {ids: np.arange(17)[None], "text_model.embeddings.position_ids": np.arange(5)[None]}
+    save_file(tensors, file)
+    job = plan_resize(source, grid=(6, 6))
+    resize_posemb(job)
+    assert load_file(job.file)[ids].tolist() == [list(range(37))]
+    assert load_file(job.file)["text_model.embeddings.position_ids"].shape == (1, 5)
+    theirs = transformers.CLIPVisionModel.from_pretrained(job.output).eval()
+    pictures = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found, expected = load(job.output)(pictures), theirs(pictures).pooler_output
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_transformers_reads_what_is_not_square(transformers: ModuleType, tmp_path: Path) -> None:

@@ -84,12 +84,17 @@ class Resize:
 
     def changed(self) -> dict[str, np.ndarray]:
         """The new tables under the file's names, in its shapes."""
-        names = {name: self.checkpoint.sources.get(name, (name,))[0] for name in self.resized}
-        two_axes = ".position_embedding."  # (N, D) in transformers' SigLIP and CLIP
-        return {
-            theirs: self.resized[ours][0] if two_axes in theirs else self.resized[ours]
-            for ours, theirs in names.items()
-        }
+        import numpy as np
+
+        found = {}
+        for ours, table in self.resized.items():
+            theirs = self.checkpoint.sources.get(ours, (ours,))[0]
+            two_axes = theirs.endswith(".position_embedding.weight")  # of SigLIP and CLIP
+            found[theirs] = table[0] if two_axes else table
+            ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
+            if two_axes and ids in self.checkpoint.dropped:
+                found[ids] = np.arange(table.shape[1], dtype=np.int64)[None]
+        return found
 
     def loss(self) -> float:
         """How far the embeddings are after the way there and back, relative to their size: what

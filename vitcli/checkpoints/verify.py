@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from vitcli.checkpoints import timm_config, transformers_config
-from vitcli.checkpoints.load import load
+from vitcli.checkpoints.load import build
+from vitcli.checkpoints.pickles import from_numpy
 from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig
@@ -76,7 +77,7 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
 
 
 def _unverifiable(
-    checkpoint: Checkpoint, why: str, hint: str = "without --verify it is not compared"
+    checkpoint: Checkpoint, why: str, hint: str = "leave out --verify to convert it all the same"
 ) -> CheckpointError:
     return CheckpointError(f"cannot be verified: {why}", where=checkpoint.file, hint=hint)
 
@@ -99,7 +100,8 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
         lines = str(error).strip().splitlines() or [repr(error)]
         raise _unverifiable(checkpoint, f"{library} does not load it: {lines[0]}") from error
     with torch.inference_mode():
-        ours = load(checkpoint.file, dtype=torch.float64)(picture)
+        tensors = {name: from_numpy(t.read()) for name, t in checkpoint.tensors.items()}
+        ours = build(checkpoint.info, tensors, dtype=torch.float64).eval()(picture)
     if ours.shape != theirs.shape:
         raise _unverifiable(
             checkpoint, f"{library} gives {tuple(theirs.shape)}, not {tuple(ours.shape)}"

@@ -112,6 +112,8 @@ def resize_posemb(
         output.line(distance)
     else:
         output.note(f"{distance}; accuracy drops until the model is fine-tuned at this size", quiet)
+    if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
+        output.note("the decoder, which is no part of the classifier, keeps its own", quiet)
     if job.kind == "pickle":
         output.note("a pickle is read and not written: this is safetensors, in our layout", quiet)
 
