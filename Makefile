@@ -10,7 +10,7 @@ PEERS := timm==1.0.31 torchvision==0.28.0
 # These come with what they depend on.
 WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow golden roundtrips lint bench clean
 
 # Classify a photograph that ships in the repository, with weights that do too.
 demo: .venv/.installed
@@ -21,6 +21,14 @@ test: .venv/.test
 
 test-slow: .venv/.peers
 	$(BIN)/python -m pytest -m "slow or peers"
+
+# Every golden case: the largest difference from what the original computed, and its tolerance.
+golden: .venv/.test
+	$(BIN)/python tests/golden_table.py
+
+# Every layout that is read, in every layout that is written: exact to the bit, or why not.
+roundtrips: .venv/.test
+	$(BIN)/python tests/roundtrip_table.py
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

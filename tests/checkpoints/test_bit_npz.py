@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from checkpoints.golden_cases import PACKED
+from checkpoints.released_names import Arrays, bit, bit_paper
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.load import load
@@ -26,7 +27,6 @@ from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
 CASE = PACKED["timm_bit_resnetv2"]
-Arrays = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -34,48 +34,6 @@ def theirs() -> Arrays:
     """The golden case's weights under timm's names."""
     packed = (CASE.folder / "model.safetensors.gz").read_bytes()
     return safetensors.numpy.load(gzip.decompress(packed))
-
-
-def authors(theirs: Arrays, numbered: bool = False) -> Arrays:
-    """As bit_pytorch/models.py reads them."""
-    conv = "standardized_conv2d" + ("_7" if numbered else "")
-    found = {
-        f"resnet/root_block/{conv}/kernel": theirs["stem.conv.weight"].transpose(2, 3, 1, 0),
-        "resnet/group_norm/gamma": theirs["norm.weight"],
-        "resnet/group_norm/beta": theirs["norm.bias"],
-        "resnet/head/conv2d/kernel": theirs["head.fc.weight"].transpose(2, 3, 1, 0),
-        "resnet/head/conv2d/bias": theirs["head.fc.bias"],
-    }
-    for k in range(4):
-        unit, ours = f"resnet/block{k + 1}/unit01", f"stages.{k}.blocks.0"
-        for number, letter in enumerate("abc", 1):
-            kernel = theirs[f"{ours}.conv{number}.weight"].transpose(2, 3, 1, 0)
-            found[f"{unit}/{letter}/{conv}/kernel"] = kernel
-            found[f"{unit}/{letter}/group_norm/gamma"] = theirs[f"{ours}.norm{number}.weight"]
-            found[f"{unit}/{letter}/group_norm/beta"] = theirs[f"{ours}.norm{number}.bias"]
-        shortcut = theirs[f"{ours}.downsample.conv.weight"].transpose(2, 3, 1, 0)
-        found[f"{unit}/a/proj/{conv}/kernel"] = shortcut
-    return found
-
-
-def paper(theirs: Arrays, prefix: str = "params/") -> Arrays:
-    """As big_vision/models/bit_paper.py makes them of the authors'."""
-    found = {}
-    for name, array in authors(theirs).items():
-        name = name.removeprefix("resnet/")
-        name = name.replace("root_block/standardized_conv2d", "root_block/conv_root")
-        name = name.replace("a/proj/standardized_conv2d", "conv_proj")
-        for number, letter in enumerate("abc", 1):
-            name = name.replace(f"/{letter}/standardized_conv2d", f"/conv{number}")
-            name = name.replace(f"/{letter}/group_norm", f"/gn{number}")
-        name = name.replace("group_norm", "norm-pre-head").replace("head/conv2d", "head")
-        name = name.replace("gamma", "scale").replace("beta", "bias")
-        if name == "head/kernel":
-            array = array[0, 0]
-        elif "gn" in name or "norm" in name:
-            array = array[None, None, None]
-        found[prefix + name] = array
-    return found
 
 
 def forward(w: Arrays, images: Tensor) -> Tensor:
@@ -109,7 +67,7 @@ def forward(w: Arrays, images: Tensor) -> Tensor:
 def test_the_authors_files_compute_what_timm_computes(
     theirs: Arrays, tmp_path: Path, numbered: bool
 ) -> None:
-    np.savez(tmp_path / "x.npz", **authors(theirs, numbered))
+    np.savez(tmp_path / "x.npz", **bit(theirs, "standardized_conv2d" + "_7" * numbered))
     model = load(tmp_path / "x.npz")
     assert isinstance(model.config, BiTConfig)
     assert model.config.resnet.depths == (1, 1, 1, 1) and model.config.resnet.width_factor == 0.5
@@ -127,7 +85,7 @@ def test_the_authors_files_compute_what_timm_computes(
 def test_big_visions_files_compute_what_big_vision_computes(
     theirs: Arrays, tmp_path: Path, flat: bool
 ) -> None:
-    arrays = paper(theirs)
+    arrays = bit_paper(theirs)
     if flat:
         arrays = {n: a.squeeze() if "gn" in n or "norm" in n else a for n, a in arrays.items()}
     np.savez(tmp_path / "x.npz", **arrays, step=np.array(3), **{"opt/mu/conv": np.zeros(3)})
@@ -138,12 +96,12 @@ def test_big_visions_files_compute_what_big_vision_computes(
     images = torch.from_numpy(CASE.arrays["input"]).double()
     with torch.inference_mode():
         found = model(images)
-    expected = forward(paper(theirs, ""), images)
+    expected = forward(bit_paper(theirs, ""), images)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     assert (found - torch.from_numpy(CASE.arrays["logits"])).abs().max() > 1e-3  # the border
 
 
-@pytest.mark.parametrize(("make", "to"), [(authors, None), (paper, "big_vision")])
+@pytest.mark.parametrize(("make", "to"), [(bit, None), (bit_paper, "big_vision")])
 def test_there_and_back_is_the_same_to_the_bit(
     theirs: Arrays, tmp_path: Path, make: Any, to: Any
 ) -> None:
@@ -162,8 +120,8 @@ def test_there_and_back_is_the_same_to_the_bit(
 def test_the_border_of_the_max_pool_is_refused_where_it_is_another(
     theirs: Arrays, tmp_path: Path
 ) -> None:
-    np.savez(tmp_path / "a.npz", **authors(theirs))
-    np.savez(tmp_path / "b.npz", **paper(theirs))
+    np.savez(tmp_path / "a.npz", **bit(theirs))
+    np.savez(tmp_path / "b.npz", **bit_paper(theirs))
     for source, to, said in (
         ("a.npz", "big_vision", "zeros around the max-pool"),
         ("b.npz", "bit-npz", "-inf around the max-pool"),
@@ -172,7 +130,7 @@ def test_the_border_of_the_max_pool_is_refused_where_it_is_another(
     ):
         out = tmp_path / ("x.npz" if "npz" in to or to == "big_vision" else "x")
         with pytest.raises(OutputError, match=f"the layout {to} cannot express.*{said}"):
-            convert(tmp_path / source, out, to)  # type: ignore[arg-type]
+            convert(tmp_path / source, out, to)
 
 
 def test_a_name_of_timms_takes_timms_epsilons() -> None:
@@ -181,7 +139,7 @@ def test_a_name_of_timms_takes_timms_epsilons() -> None:
     assert isinstance(timms, BiTConfig)
     authors = dataclasses.replace(timms.resnet, std_eps=1e-10, pool_padding="-inf")
     info = CheckpointInfo(dataclasses.replace(timms, resnet=authors), Preprocess())
-    tensors = {n: LazyTensor("float32", s, np.empty) for n, s in tensor_shapes(timms).items()}  # type: ignore[arg-type]
+    tensors = {n: LazyTensor("float32", s, np.empty) for n, s in tensor_shapes(timms).items()}
     found, _ = change(info, tensors, Changes(arch="resnetv2_50x1_bit"))
     assert found.model == timms
     assert change(info, tensors, Changes(arch="R50x1"))[0].model == info.model
@@ -190,7 +148,7 @@ def test_a_name_of_timms_takes_timms_epsilons() -> None:
 
 
 def test_what_is_changed_on_the_way(theirs: Arrays, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", **authors(theirs))
+    np.savez(tmp_path / "x.npz", **bit(theirs))
     changes = Changes(num_classes=3, dtype="float16", preprocess={"size": [96, 128]})
     model = load(convert(tmp_path / "x.npz", tmp_path / "y", changes=changes))
     assert model.config.image_size == (96, 128) == model.preprocess.size
@@ -204,7 +162,7 @@ def test_what_is_changed_on_the_way(theirs: Arrays, tmp_path: Path) -> None:
 
 
 def test_damage_is_named(theirs: Arrays, tmp_path: Path) -> None:
-    arrays = authors(theirs)
+    arrays = bit(theirs)
     del arrays["resnet/block2/unit01/b/group_norm/beta"]
     arrays["resnet/more"] = np.zeros(2)
     arrays["resnet/head/conv2d/bias"] = arrays["resnet/head/conv2d/bias"][:3]

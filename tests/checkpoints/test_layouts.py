@@ -11,96 +11,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from checkpoints.golden_cases import GOLDEN, Case
-from vitcli.checkpoints.load import LoadedModel, load
+from checkpoints.golden_cases import GOLDEN
+from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.config import ClassLabel
 from vitcli.errors import CheckpointError
-
-CASES = {
-    f"{folder.name}/{file.name}": (
-        Case(folder, json.loads((folder / "case.json").read_text())),
-        file,
-    )
-    for pattern in ("vit_jax_*", "big_vision_*", "hf_*")
-    for folder in sorted(GOLDEN.glob(pattern))
-    for file in sorted([*folder.glob("checkpoint*.npz"), *folder.glob("model.safetensors")])
-}
-METHODS = {"vit_jax": "bilinear", "big_vision": "bilinear", "hf": "bicubic-hf"}
-METHODS["hf_dinov2_registers"] = "bicubic"  # this one of transformers' is antialiased
-
-
-def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
-    """Everything that a golden case holds, under its names."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str) -> object:
-        return lambda module, inputs, output: seen.__setitem__(name, output)
-
-    last = f"hidden_{model.config.depth:02d}"
-    for index, block in enumerate(model.blocks):
-        block.register_forward_hook(keep(f"block_{index:02d}"))
-        block.register_forward_pre_hook(
-            lambda module, inputs, i=index: seen.__setitem__(f"hidden_{i:02d}", inputs[0])
-        )
-    model.blocks.register_forward_hook(keep(last))
-    with torch.inference_mode():
-        tokens = model.encode(images)
-        seen["encoder_norm"] = seen["encoded"] = tokens
-        seen["last_hidden_state"] = seen[last] if model.config.pre_norm else tokens
-        seen["logits"] = model(images)
-        seen["pre_logits"] = seen["pooler_output"] = model.features(images)
-        if model.head_dist is not None:
-            seen["cls_logits"] = model.head(tokens[:, 0])
-            seen["distillation_logits"] = model.head_dist(tokens[:, 1])
-    return seen
-
-
-def compare(case: Case, found: dict[str, Tensor], prefix: str = "") -> set[str]:
-    arrays, compared = case.arrays, set()
-    for name, tensor in found.items():
-        if prefix + name not in arrays.files:
-            continue
-        difference = np.abs(tensor.numpy() - arrays[prefix + name]).max()
-        assert difference <= case.tolerance(prefix + name), f"{prefix}{name}: {difference}"
-        compared.add(name)
-    return compared
-
-
-def test_every_golden_case_is_here() -> None:
-    assert len(CASES) == 21
-
-
-@pytest.mark.parametrize(("case", "file"), CASES.values(), ids=CASES)
-def test_blocks_features_and_logits_are_the_sources(case: Case, file: Path) -> None:
-    pixels = case.arrays["input"]
-    pixels = pixels if pixels.shape[1] == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-    # A file without position embeddings does not know its size.
-    model = load(file, resolution=pixels.shape[2:])
-    count = sum(p.numel() for p in model.parameters())
-    assert count == case.said["n_params"] - 36 * (file.parent.name.startswith("hf_dinov2"))
-    compared = compare(case, compute(model, torch.from_numpy(pixels)))
-    blocks = f"block_{model.config.depth - 1:02d}"
-    assert blocks in compared or f"hidden_{model.config.depth:02d}" in compared
-    if model.config.num_classes:
-        assert "logits" in compared
-
-
-HIRES = {name: row for name, row in CASES.items() if row[0].hires_px}
-
-
-@pytest.mark.parametrize(("case", "file"), HIRES.values(), ids=HIRES)
-def test_another_resolution_gives_what_the_source_gives_there(case: Case, file: Path) -> None:
-    name = file.parent.name
-    method = [m for prefix, m in METHODS.items() if name.startswith(prefix)][-1]
-    model = load(file, resolution=case.hires_px, posemb_method=method)
-    pixels = case.arrays["hires_image_u8"].astype(np.float32) / 255
-    pixels = (pixels - np.float32(model.preprocess.mean)) / np.float32(model.preprocess.std)
-    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
-    compared = compare(case, compute(model, images), "hires_")
-    assert compared & {"logits", "pre_logits", "last_hidden_state"}
 
 
 def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: Path) -> None:

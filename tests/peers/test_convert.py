@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from peers.random_models import CLASSES, fill, random_images
 from vitcli.checkpoints.convert import convert
@@ -83,18 +85,28 @@ MODELS = [
 def test_we_read_what_transformers_writes(
     transformers: ModuleType, tmp_path: Path, config: str, kind: str, more: dict[str, object]
 ) -> None:
+    """In one file, in shards, and under the names that its models have in memory."""
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
     sizes |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8, "num_labels": 5}
     theirs = getattr(transformers, kind)(getattr(transformers, config)(**sizes, **more)).eval()
     fill(theirs, 1)
-    theirs.save_pretrained(tmp_path)
-    ours = load(tmp_path)
+    theirs.save_pretrained(tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
+    state = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+    for folder, save in (("memory", save_file), ("pickle", torch.save)):
+        (tmp_path / folder).mkdir()
+        shutil.copy(tmp_path / "whole" / "config.json", tmp_path / folder)
+        name = "pytorch_model.bin" if folder == "pickle" else "model.safetensors"
+        save(state, tmp_path / folder / name)
     images = random_images(1, (32, 32))
-    with torch.inference_mode():
-        answer, found = theirs(images), ours(images)
-    expected = answer.logits if ours.config.num_classes else answer.pooler_output
-    assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    for folder in ("whole", "shards", "memory", "pickle"):
+        ours = load(tmp_path / folder)
+        with torch.inference_mode():
+            answer, found = theirs(images), ours(images)
+        expected = answer.logits if ours.config.num_classes else answer.pooler_output
+        assert expected.abs().max() > 0.1
+        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_timm_reads_what_was_resized(timm: ModuleType, tmp_path: Path) -> None:
@@ -108,24 +120,3 @@ def test_timm_reads_what_was_resized(timm: ModuleType, tmp_path: Path) -> None:
         found, expected = load(job.output)(images), theirs(images)
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(found, same(images), rtol=0, atol=TOLERANCE)
-
-
-def test_timm_reads_the_npz_that_we_write(timm: ModuleType, tmp_path: Path) -> None:
-    config = dataclasses.replace(VIT, norm_eps=1e-6, activation="gelu_tanh")
-    source = written(tmp_path / "ours", config)
-    path = convert(source, tmp_path / "x.npz")
-    theirs = timm.create_model(
-        "vit_base_patch16_224",
-        img_size=32,
-        patch_size=8,
-        embed_dim=48,
-        depth=2,
-        num_heads=3,
-        mlp_ratio=2,
-        num_classes=6,
-        act_layer="gelu_tanh",
-    ).eval()
-    theirs.load_pretrained(str(path))
-    images = random_images(3, (32, 32))
-    with torch.inference_mode():
-        torch.testing.assert_close(load(path)(images), theirs(images), rtol=0, atol=TOLERANCE)

@@ -1,0 +1,134 @@
+"""timm's names in those of other releases, written down by hand from the code of their authors.
+
+Each function turns the arrays of a model under timm's names into those of a file as its authors
+release it. Sources: bit_pytorch/models.py, big_vision/models/bit_paper.py,
+torchvision/models/vision_transformer.py, deit/models_v2.py, dino/main_dino.py,
+dinov2/models/vision_transformer.py, mae/models_mae.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, Any]
+
+
+def bit(timms: Arrays, conv: str = "standardized_conv2d") -> Arrays:
+    """A BiT ResNet of its authors: TensorFlow's names, HWIO."""
+    found = {}
+    for name, array in timms.items():
+        name = re.sub(r"stages\.(\d+)\.blocks\.(\d+)\.", _unit, name)
+        name = re.sub(r"conv([123])\.weight", lambda m: f"{'_abc'[int(m[1])]}/{conv}/kernel", name)
+        name = re.sub(r"norm([123])\.", lambda m: f"{'_abc'[int(m[1])]}/group_norm/", name)
+        name = name.replace("downsample.conv.weight", f"a/proj/{conv}/kernel")
+        name = name.replace("stem.conv.weight", f"root_block/{conv}/kernel")
+        name = name.replace("norm.", "group_norm/").replace("head.fc.", "head/conv2d/")
+        if "norm" in name:
+            name = name.replace("weight", "gamma").replace("bias", "beta")
+        name = name.replace("/weight", "/kernel")
+        found[f"resnet/{name}"] = array.transpose(2, 3, 1, 0) if array.ndim == 4 else array
+    return found
+
+
+def _unit(match: re.Match[str]) -> str:
+    return f"block{int(match[1]) + 1}/unit{int(match[2]) + 1:02d}/"
+
+
+def bit_paper(timms: Arrays, prefix: str = "params/") -> Arrays:
+    """The same in big_vision's names, made of the authors' as its own loader does."""
+    found = {}
+    for name, array in bit(timms).items():
+        name = name.removeprefix("resnet/")
+        name = name.replace("root_block/standardized_conv2d", "root_block/conv_root")
+        name = name.replace("a/proj/standardized_conv2d", "conv_proj")
+        for number, letter in enumerate("abc", 1):
+            name = name.replace(f"/{letter}/standardized_conv2d", f"/conv{number}")
+            name = name.replace(f"/{letter}/group_norm", f"/gn{number}")
+        name = name.replace("group_norm", "norm-pre-head").replace("head/conv2d", "head")
+        name = name.replace("gamma", "scale").replace("beta", "bias")
+        if name == "head/kernel":
+            array = array[0, 0]
+        elif "gn" in name or "norm" in name:
+            array = array[None, None, None]
+        found[prefix + name] = array
+    return found
+
+
+def torchvision(timms: Arrays, old: bool = False) -> Arrays:
+    """A `vit_*` of torchvision's; `old`: of its first version, which named the layers of an MLP."""
+    layers = ("linear_1", "linear_2") if old else ("0", "3")
+    words = {
+        "cls_token": "class_token",
+        "patch_embed.proj": "conv_proj",
+        "pos_embed": "encoder.pos_embedding",
+        "attn.qkv.": "self_attention.in_proj_",
+        "attn.proj": "self_attention.out_proj",
+        "norm1": "ln_1",
+        "norm2": "ln_2",
+        "mlp.fc1": f"mlp.{layers[0]}",
+        "mlp.fc2": f"mlp.{layers[1]}",
+        "head.": "heads.head.",
+    }
+    found = {}
+    for name, array in timms.items():
+        for ours, theirs in words.items():
+            name = name.replace(ours, theirs)
+        name = re.sub(r"^norm", "encoder.ln", name)
+        found[re.sub(r"^blocks\.", "encoder.layers.encoder_layer_", name)] = array
+    return found
+
+
+def deit3(timms: Arrays) -> Arrays:
+    """DeiT III: its own names of the layer scale."""
+    return {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): a for name, a in timms.items()}
+
+
+def dino(timms: Arrays) -> Arrays:
+    """A teacher of DINO's, as its training writes it: beside a head that is no classifier."""
+    width = timms["cls_token"].shape[-1]
+    head = {f"module.head.{n}.weight": np.ones((2, width), "f") for n in ("mlp.0", "last_layer")}
+    plain = {n: a for n, a in timms.items() if not n.startswith("head")}
+    return {f"module.backbone.{n}": a for n, a in plain.items()} | head
+
+
+def dinov2(timms: Arrays, chunked: bool = False) -> Arrays:
+    """DINOv2: a mask token; `chunked`: as its training names blocks, two chunks of them."""
+    width = timms["cls_token"].shape[-1]
+    depth = 1 + max(int(m[1]) for n in timms if (m := re.match(r"blocks\.(\d+)", n)))
+    found = {"mask_token": np.ones((1, width), np.float32)}
+    for name, array in timms.items():
+        if chunked:
+            halves = re.compile(r"^blocks\.(\d+)\.")
+            name = halves.sub(lambda m: f"blocks.{int(m[1]) * 2 // depth}.{m[1]}.", name)
+        found[name] = array
+    return found
+
+
+def mae(timms: Arrays) -> Arrays:
+    """MAE's pre-training: the encoder beside its decoder."""
+    width = timms["cls_token"].shape[-1]
+    found = {n: a for n, a in timms.items() if not n.startswith("head")}
+    names = ("decoder_embed.weight", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
+    names += ("decoder_pred.weight", "decoder_pos_embed", "mask_token")
+    return found | {name: np.ones((1, 1, width), np.float32) for name in names}
+
+
+NAMES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
+    "BiT bit.npz": ("timm_bit_resnetv2", bit),
+    "big_vision BiT bit_paper.npz": ("timm_bit_resnetv2", bit_paper),
+    "torchvision vit.safetensors": ("timm_vit_default", torchvision),
+    "torchvision vit.pth": ("timm_vit_default", torchvision),
+    "torchvision, first names vit.pth": ("timm_vit_default", lambda a: torchvision(a, old=True)),
+    "DeiT deit.pth": ("timm_vit_default", dict),
+    "DeiT, distilled deit.pth": ("timm_deit_distilled", dict),
+    "DeiT III deit3.pth": ("timm_deit3", deit3),
+    "DINO dino.pth": ("timm_vit_default", dino),
+    "DINOv2 dinov2.pth": ("timm_dinov2", dinov2),
+    "DINOv2, in chunks dinov2.pth": ("timm_dinov2", lambda a: dinov2(a, chunked=True)),
+    "MAE mae.pth": ("timm_vit_default", mae),
+}
+"""A release, and what its file is called: a golden case of timm's, and how to rename it."""

@@ -1,0 +1,236 @@
+"""Every golden case in one table: case, array, max |difference|, tolerance.
+
+    python tests/golden_table.py [CASE...]        (or `make golden`)
+
+Each case is what an original implementation computed (tests/golden/). Every array of every case is
+compared, those at a larger resolution (`hires_*`) included. tests/test_golden.py asserts the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitcli import posemb
+from vitcli.checkpoints.load import LoadedModel, LoadedViT, load
+from vitcli.config import PosembMethod
+from vitcli.fewshot import RidgeSolver, choose_shots
+
+GOLDEN = Path(__file__).parent / "golden"
+FILES = ("checkpoint*.npz", "model.safetensors", "model.safetensors.gz")
+METHODS: dict[str, PosembMethod] = {
+    "timm": "bicubic",
+    "vit_jax": "bilinear",
+    "big_vision": "bilinear",
+    "hf": "bicubic-hf",
+    "hf_dinov2_registers": "bicubic",  # the one of transformers' that is antialiased
+}
+"""What each library resizes position embeddings by."""
+GIVEN = {"image_u8", "input", "hires_image_u8"}
+"""Arrays that go in."""
+
+
+class Row(NamedTuple):
+    """How far one array is from what the original computed."""
+
+    array: str
+    difference: float
+    tolerance: float
+
+    @property
+    def passes(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+def cases() -> dict[str, Path]:
+    """Every case: its name, and the file of a model's, or the folder of another kind."""
+    found = {}
+    for folder in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
+        files = [file for pattern in FILES for file in sorted(folder.glob(pattern))]
+        for file in files or [folder]:
+            name = f"{folder.name}/{file.name}" if len(files) > 1 else folder.name
+            found[name] = file
+    return found
+
+
+def compare(name: str) -> list[Row]:
+    """Every array of a case."""
+    path = cases()[name]
+    others = {"preprocess": _preprocess, "posembed_resize": _posembed, "fewshot_lsr": _fewshot}
+    return list(others[name]() if name in others else _model(path))
+
+
+# ---------------------------------------------------------------------------------------------
+# Models
+
+
+def _model(file: Path) -> Iterator[Row]:
+    folder = file.parent
+    said = json.loads((folder / "case.json").read_text())
+    arrays = np.load(folder / "io.npz")
+    with tempfile.TemporaryDirectory() as unpacked:
+        if file.suffix == ".gz":
+            file = Path(unpacked) / "model.safetensors"
+            file.write_bytes(gzip.decompress((folder / "model.safetensors.gz").read_bytes()))
+            (file.parent / "config.json").write_bytes((folder / "config.json").read_bytes())
+        pixels = arrays["input"]
+        images = pixels if pixels.shape[1] == 3 else pixels.transpose(0, 3, 1, 2)
+        # A file without position embeddings does not know its size; a ResNet takes any.
+        model = load(file, resolution=images.shape[2:])
+        found = compute(model, torch.from_numpy(np.ascontiguousarray(images)))
+        if said["hires_px"]:
+            method = next(m for key, m in reversed(METHODS.items()) if folder.name.startswith(key))
+            model = load(file, resolution=said["hires_px"], posemb_method=method)
+            prepared = _normalised(arrays["hires_image_u8"], model)
+            found |= {f"hires_{n}": array for n, array in compute(model, prepared).items()}
+    for name in arrays.files:
+        if name not in GIVEN:
+            array = found[name.removesuffix("_image0")]
+            array = array[:1] if name.endswith("_image0") else array
+            yield _row(name, array.numpy(), arrays[name], said["tolerance"].get(name, 1e-6))
+
+
+def _normalised(pixels: Any, model: LoadedModel) -> Tensor:
+    """(N, H, W, 3) bytes as the model's input, without resizing."""
+    mean, std = np.float32(model.preprocess.mean), np.float32(model.preprocess.std)
+    scaled = (pixels.astype(np.float32) / 255 - mean) / std
+    return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
+
+
+def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
+    """Everything that a golden case may hold, under its names."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(module: nn.Module, *names: str) -> None:
+        module.register_forward_hook(
+            lambda module, inputs, output: seen.update(dict.fromkeys(names, output.detach()))
+        )
+
+    is_vit = isinstance(model, LoadedViT)
+    resnet = model.patch_embed.backbone if is_vit else model
+    for k, stage in enumerate(getattr(resnet, "stages", ())):
+        keep(stage, f"stage_{k}", f"stem_block{k + 1}")
+    if is_vit:
+        last = len(model.blocks)
+        keep(model.patch_embed, "patch_embed")
+        keep(model.norm_pre, "hidden_00")
+        keep(model.fc_norm, "head_input")
+        for k, block in enumerate(model.blocks):
+            keep(block, f"block_{k:02d}", f"hidden_{k + 1:02d}")
+    else:
+        keep(model.stem, "stem")
+    with torch.inference_mode():
+        seen["logits"] = seen["output"] = model(images)
+        seen["pre_logits"] = seen["pooler_output"] = model.features(images)
+        if not is_vit:
+            seen["forward_features"] = model.feature_map(images)
+            return seen
+        tokens = model.encode(images)
+        seen["forward_features"] = seen["encoder_norm"] = seen["encoded"] = tokens
+        config = model.config
+        clip = config.pre_norm and config.activation == "quick_gelu"  # normalises one token alone
+        seen["last_hidden_state"] = seen[f"hidden_{last:02d}"] if clip else tokens
+        if model.head_dist is not None:
+            seen["cls_logits"] = seen["logits_head"] = model.head(tokens[:, 0])
+            seen["distillation_logits"] = model.head_dist(tokens[:, 1])
+            seen["logits_head_dist"] = seen["distillation_logits"]
+        patches = seen["patch_embed"]
+        seen["embedding"] = patches.reshape(len(patches), *config.grid, config.width)
+        covered = config.num_prefix_tokens - config.posemb_prefix
+        seen["with_posemb"] = seen["hidden_00"][:, covered:]
+        if (table := model.position_embeddings()) is not None:
+            seen["pos_embed"] = seen["pos_embedding"] = table.detach()
+    for k in range(len(getattr(resnet, "stages", ()))):  # flax has channels last
+        seen[f"stem_block{k + 1}"] = seen[f"stem_block{k + 1}"].permute(0, 2, 3, 1)
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------
+# The rest
+
+
+def _preprocess() -> Iterator[Row]:
+    """Pixels of photographs as timm (to the bit) and transformers (to one level) prepare them."""
+    from data.preprocess_cases import GOLDEN as FILE
+    from data.preprocess_cases import NAMES, PICTURES, TIMM, TRANSFORMERS, parts
+    from vitcli.data.fit import Fit
+
+    arrays = np.load(FILE)
+    for name in NAMES:
+        for kind, table, most, mean in (
+            ("timm", TIMM, 0, 1e-4),
+            ("transformers", TRANSFORMERS, 1.001, 0.01),
+        ):
+            for case, preprocess in table.items():
+                with Image.open(PICTURES / name) as picture:
+                    pixels = np.asarray(Fit(preprocess)(picture)).transpose(2, 0, 1).astype(float)
+                for part, values in parts(pixels).items():
+                    key = f"{name}|{kind}|{case}|{part}"
+                    yield _row(key, values, arrays[key], mean if part == "mean" else most)
+
+
+def _posembed() -> Iterator[Row]:
+    """Position embeddings resized by all methods."""
+    arrays = np.load(GOLDEN / "posembed_resize" / "posembed.npz")
+    for case in json.loads((GOLDEN / "posembed_resize" / "cases.json").read_text()):
+        table = arrays[case["input"]][:, case["skip_prefix"] :]
+        old, new = tuple(case["old"]), tuple(case["new"])
+        prefix = table.shape[1] - old[0] * old[1]
+        found = posemb.resize(table, prefix, old, new, case["method"])
+        tolerance = 1e-6 if case["method"] == "bilinear" else 1e-5
+        yield _row(case["key"], found, arrays[case["key"]].reshape(found.shape), tolerance)
+
+
+def _fewshot() -> Iterator[Row]:
+    """Accuracies of big_vision's closed-form few-shot protocol."""
+    folder = GOLDEN / "fewshot_lsr"
+    arrays = np.load(folder / "fewshot.npz")
+    x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)
+    for case in json.loads((folder / "accuracies.json").read_text()):
+        chosen = choose_shots(y, "0123456789", case["shots"], case["seed"])
+        head = RidgeSolver(x[chosen], y[chosen], 10).solve(case["l2"])
+        right = (head.predict(arrays["x_test"]) == arrays["y_test"]).mean()
+        name = f"accuracy, l2 {case['l2']:g}, seed {case['seed']}, {case['shots']} shots"
+        yield _row(name, right, case["accuracy_float64"], 1e-6)
+
+
+def _row(name: str, found: Any, expected: Any, tolerance: float) -> Row:
+    assert np.shape(found) == np.shape(expected), name
+    return Row(name, float(np.abs(found - expected).max()), tolerance)
+
+
+# ---------------------------------------------------------------------------------------------
+# The table
+
+
+def main(names: Sequence[str]) -> int:
+    """Prints the worst array of each case; all arrays of the cases that are named."""
+    torch.set_num_threads(1)
+    width = max(map(len, cases())) + 2
+    print(f"{'case':{width}}{'arrays':>7}  {'worst array':28}{'|difference|':>13}{'tolerance':>11}")
+    failed = 0
+    for name in names or cases():
+        rows = compare(name)
+        worst = max(rows, key=lambda row: row.difference / (row.tolerance or 1))
+        for row in rows if names else [worst]:
+            label = row.array if len(row.array) <= 26 else f"...{row.array[-23:]}"
+            numbers = f"{row.difference:13.1e}{row.tolerance:11.1e}"
+            mark = "" if row.passes else "  FAILS"
+            print(f"{name:{width}}{len(rows):>7}  {label:28}{numbers}{mark}", flush=True)
+        failed += not all(row.passes for row in rows)
+    print(f"{len(list(names or cases())) - failed} pass, {failed} fail")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""Files of the authors' and of torchvision: the real libraries read what we write, and the other
+way round."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from checkpoints.golden_cases import GOLDEN
+from peers.random_models import fill, random_images
+from peers.test_convert import TOLERANCE, VIT, written
+from vitcli.checkpoints.changes import Changes
+from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import BiTConfig, ModelConfig, Preprocess, ResNetConfig
+from vitcli.models.resnet import BiT
+from vitcli.resnets import bit_resnet
+
+pytestmark = pytest.mark.peers
+
+FLAX = dataclasses.replace(VIT, norm_eps=1e-6, activation="gelu_tanh")
+TIMMS = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
+TIMMS |= {"num_classes": 6, "act_layer": "gelu_tanh"}
+GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module, images: Tensor) -> None:
+    """In float64: the rounding errors of many layers of random weights are no difference."""
+    with torch.inference_mode():
+        found = ours.double()(images.double())
+        expected = theirs.double().eval()(images.double())
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+
+
+def hybrid(depths: tuple[int, ...], cells: int) -> ModelConfig:
+    stem = ResNetConfig(depths)
+    patch = stem.stride * cells
+    return dataclasses.replace(FLAX, stem=stem, patch_size=(patch, patch), image_size=(64, 64))
+
+
+NPZ: dict[str, tuple[ModelConfig, Any, str, dict[str, Any]]] = {
+    "vit_jax": (FLAX, "vit-npz", "vit_base_patch16_224", {"patch_size": 8}),
+    "vit_jax, mean": (
+        dataclasses.replace(FLAX, class_token=False, pool="gap"),
+        "vit-npz",
+        "vit_base_patch16_224",
+        {"patch_size": 8, **GAP},
+    ),
+    "big_vision, mean": (
+        dataclasses.replace(FLAX, class_token=False, pool="gap"),
+        "big_vision",
+        "vit_base_patch16_224",
+        {"patch_size": 8, **GAP},
+    ),
+    "big_vision, class token": (
+        dataclasses.replace(FLAX, posemb_tokens="patches"),
+        "big_vision",
+        "vit_base_patch16_224",
+        {"patch_size": 8, "no_embed_class": True},
+    ),
+    "big_vision, MAP": (
+        dataclasses.replace(FLAX, class_token=False, pool="map"),
+        "big_vision",
+        "vit_base_patch16_siglip_224",
+        {"patch_size": 8},
+    ),
+    "hybrid, root alone": (
+        hybrid((), 8), "vit-npz", "vit_tiny_r_s16_p8_224", {"img_size": 64}
+    ),
+    "hybrid, R26": (hybrid((2, 2, 2, 2), 1), "vit-npz", "vit_small_r26_s32_224", {"img_size": 64}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NPZ)
+def test_timm_reads_the_npz_that_we_write(timm: ModuleType, tmp_path: Path, name: str) -> None:
+    config, to, architecture, more = NPZ[name]
+    source = written(tmp_path / "ours", config)
+    path = convert(source, tmp_path / "x.npz", to)
+    theirs = timm.create_model(architecture, **{**TIMMS, **more})
+    theirs.load_pretrained(str(path))
+    assert_same(load(source), theirs, random_images(3, config.image_size))
+
+
+def test_timm_reads_the_bit_npz_that_we_write(timm: ModuleType, tmp_path: Path) -> None:
+    config = BiTConfig(bit_resnet((1, 2, 1, 1), 1), (64, 64), num_classes=6)
+    model = BiT(config).eval()
+    fill(model, 0)
+    source = save_checkpoint(
+        tmp_path / "ours", model.state_dict(), CheckpointInfo(config, Preprocess(size=(64, 64)))
+    )
+    path = convert(source, tmp_path / "x.npz")
+    assert "resnet/block2/unit02/c/standardized_conv2d/kernel" in np.load(path).files
+    make = timm.models.resnetv2._create_resnetv2_bit
+    theirs = make("resnetv2_50x1_bit", layers=[1, 2, 1, 1], width_factor=1, num_classes=6)
+    theirs.load_pretrained(str(path))
+    assert_same(load(source), theirs, random_images(4, (64, 64)))
+    # The file's authors add 1e-10 to the variance, timm 1e-8.
+    with torch.inference_mode():
+        images = random_images(4, (64, 64)).double()
+        difference = (load(path).double()(images) - theirs(images)).abs().max()
+    assert difference <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", [".pth", ".safetensors"])
+@pytest.mark.parametrize("representation", [None, 24])
+def test_torchvisions_files_compute_what_torchvision_computes(
+    timm: ModuleType, tmp_path: Path, kind: str, representation: int | None
+) -> None:
+    from safetensors.torch import save_file
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    theirs = VisionTransformer(
+        image_size=32,
+        patch_size=8,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=128,
+        mlp_dim=96,
+        num_classes=5,
+        representation_size=representation,
+    )
+    fill(theirs, 5)
+    save = torch.save if kind == ".pth" else save_file
+    save(theirs.state_dict(), tmp_path / f"x{kind}")
+    images = random_images(5, (32, 32))
+    ours = load(tmp_path / f"x{kind}")
+    assert ours.config.pre_logits == (representation or 0)
+    assert_same(ours, theirs, images)
+    told = convert(tmp_path / f"x{kind}", tmp_path / "four", changes=Changes(num_heads=4))
+    assert load(told).config.num_heads == 4
+
+
+def test_timms_training_state_gives_the_averaged_weights(timm: ModuleType, tmp_path: Path) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=5)
+    fill(model, 6)
+    average = timm.utils.ModelEmaV3(model, decay=0.5)
+    fill(average.module, 7)
+    saver = timm.utils.CheckpointSaver(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        args=argparse.Namespace(model="vit_tiny_patch16_224", lr=0.1),
+        model_ema=average,
+        checkpoint_dir=str(tmp_path),
+        recovery_dir=str(tmp_path),
+    )
+    saver.save_checkpoint(3, metric=0.5)
+    (path,) = tmp_path.glob("checkpoint-3.pth.tar")
+    assert_same(load(path), average.module, random_images(6, (32, 32)))
+
+
+def test_timm_reads_what_becomes_of_the_authors_files(timm: ModuleType, tmp_path: Path) -> None:
+    """From golden npz files to timm's layout: timm itself computes flax's logits."""
+    for name in ("vit_jax_token", "vit_jax_gap", "big_vision_tok"):
+        folder = convert(GOLDEN / name / "checkpoint.npz", tmp_path / name)
+        theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        arrays = np.load(GOLDEN / name / "io.npz")
+        images = torch.from_numpy(np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2)))
+        with torch.inference_mode():
+            difference = np.abs(theirs(images).numpy() - arrays["logits"]).max()
+        assert difference <= TOLERANCE

@@ -1,0 +1,139 @@
+"""Every layout that is read, in every layout that is written: exact to the bit, or why not.
+
+    python tests/roundtrip_table.py [SOURCE...]        (or `make roundtrips`)
+
+exact: every tensor comes back from what was written as it was in the source, bit for bit.
+exact[1]: so it does, and its readers compute something in another way, named below.
+refused[2]: the layout cannot express the model, for the reason below.
+
+tests/test_roundtrips.py asserts the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.numpy
+
+from checkpoints.released_names import NAMES, Arrays
+from golden_table import GOLDEN, cases
+from vitcli.checkpoints import native
+from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.read import Checkpoint, locate, open_checkpoint
+from vitcli.checkpoints.targets import FORMATS, NPZ, Format
+from vitcli.errors import OutputError
+
+
+class Cell(NamedTuple):
+    """A source in a target."""
+
+    exact: bool
+    note: str = ""
+    """Why it is refused; of an exact one, what its readers compute in another way."""
+
+
+def sources() -> dict[str, Callable[[Path], Path]]:
+    """Every source: its name, and what puts it into a folder and gives its path."""
+    found: dict[str, Callable[[Path], Path]] = {}
+    for name, file in cases().items():
+        if file.is_file():
+            found[name] = lambda folder, file=file: _unpacked(file, folder)
+    for name in NAMES:
+        found[name] = lambda folder, name=name: _renamed(name, folder)
+    return found
+
+
+def _unpacked(file: Path, folder: Path) -> Path:
+    if file.suffix == ".npz":
+        return file
+    if file.suffix != ".gz":
+        return file.parent
+    (folder / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
+    (folder / "config.json").write_bytes((file.parent / "config.json").read_bytes())
+    return folder
+
+
+def _renamed(name: str, folder: Path) -> Path:
+    """A golden case of timm's under the names of another project."""
+    case, rename = NAMES[name]
+    file = next((GOLDEN / case).glob("model.safetensors*"))
+    data = file.read_bytes()
+    arrays = rename(safetensors.numpy.load(gzip.decompress(data) if file.suffix == ".gz" else data))
+    path = folder / name.rpartition(" ")[2]
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".safetensors":
+        plain = {n: np.ascontiguousarray(a) for n, a in arrays.items()}
+        safetensors.numpy.save_file(plain, path)
+    else:
+        import torch
+
+        torch.save({"model": {n: torch.tensor(a) for n, a in arrays.items()}}, path)
+    return path
+
+
+def compare(name: str) -> dict[Format, Cell]:
+    """A source in every target."""
+    cells = {}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "source").mkdir()
+        path = sources()[name](Path(folder) / "source")
+        source = open_checkpoint(locate(path).file)
+        for target in FORMATS:
+            output = Path(folder) / (f"{target}.npz" if target in NPZ else target)
+            try:
+                convert(path, output, target)
+            except OutputError as error:
+                cells[target] = Cell(False, error.what.partition("model: ")[2])
+                continue
+            cells[target] = _compared(source, output)
+    return cells
+
+
+def _compared(source: Checkpoint, output: Path) -> Cell:
+    again = open_checkpoint(locate(output).file)
+    assert set(again.tensors) == set(source.tensors)
+    for name, tensor in source.tensors.items():
+        assert _bits(tensor) == _bits(again.tensors[name]), name
+    old, new = _flat(asdict(source.info.model)), _flat(asdict(again.info.model))
+    return Cell(True, ", ".join(f"{k} {new.get(k)}, not {old[k]}" for k in old if old[k] != new[k]))
+
+
+def _bits(tensor: native.LazyTensor) -> tuple[str, tuple[int, ...], bytes]:
+    return tensor.dtype, tensor.shape, bytes(native.tensor_bytes(tensor))
+
+
+def _flat(fields: Mapping[str, Any]) -> Arrays:
+    """Fields of a model, those of its ResNet among them."""
+    stem = fields.get("stem") or fields.get("resnet") or {}
+    rest = {k: v for k, v in fields.items() if k not in ("stem", "resnet", "image_size")}
+    return {**rest, **{f"stem's {k}": v for k, v in stem.items()}}
+
+
+def main(names: Sequence[str]) -> int:
+    """Prints the table, and below it what its marks mean."""
+    width = max(map(len, sources())) + 2
+    print(f"{'source':{width}}" + "".join(f"{target:>14}" for target in FORMATS))
+    notes: list[str] = []
+    for name in names or sources():
+        line = f"{name:{width}}"
+        for cell in compare(name).values():
+            if cell.note and cell.note not in notes:
+                notes.append(cell.note)
+            mark = f"[{notes.index(cell.note) + 1}]" if cell.note else ""
+            line += f"{('exact' if cell.exact else 'refused') + mark:>14}"
+        print(line, flush=True)
+    for number, note in enumerate(notes, 1):
+        print(f"[{number}] {note}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

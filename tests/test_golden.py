@@ -1,0 +1,28 @@
+"""Every golden case passes at its manifest's tolerance; the same as a table: `make golden`."""
+
+from __future__ import annotations
+
+import pytest
+
+from golden_table import GOLDEN, cases, compare, main
+
+CASES = cases()
+
+
+def test_all_cases_are_here() -> None:
+    assert len({file.parent.name if file.is_file() else file.name for file in CASES.values()}) == 31
+    assert len(CASES) == 35  # some models come in several files
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_array_is_the_originals(name: str) -> None:
+    rows = compare(name)
+    assert rows and [row for row in rows if not row.passes] == []
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vit_jax_rep"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["case", "arrays", "worst", "array", "|difference|", "tolerance"]
+    assert lines[1].split()[0] == "vit_jax_rep" and lines[-1] == "1 pass, 0 fail"
+    assert (GOLDEN / "vit_jax_rep").is_dir()
