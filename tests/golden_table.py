@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from vitcli import posemb
 from vitcli.checkpoints.load import LoadedModel, LoadedViT, load
 from vitcli.config import PosembMethod
-from vitcli.fewshot import RidgeSolver, choose_shots
+from vitcli.fewshot import choose_shots
+from vitcli.ridge import RidgeSolver
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = ("checkpoint*.npz", "model.safetensors", "model.safetensors.gz")
@@ -197,7 +198,7 @@ def _fewshot() -> Iterator[Row]:
     arrays = np.load(folder / "fewshot.npz")
     x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)
     for case in json.loads((folder / "accuracies.json").read_text()):
-        chosen = choose_shots(y, "0123456789", case["shots"], case["seed"])
+        chosen = choose_shots(y, 10, case["shots"], case["seed"])
         head = RidgeSolver(x[chosen], y[chosen], 10).solve(case["l2"])
         right = (head.predict(arrays["x_test"]) == arrays["y_test"]).mean()
         name = f"accuracy, l2 {case['l2']:g}, seed {case['seed']}, {case['shots']} shots"

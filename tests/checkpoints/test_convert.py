@@ -23,7 +23,7 @@ from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.checkpoints.targets import not_in
 from vitcli.config import ClassLabel, ModelConfig
-from vitcli.errors import CheckpointError, ConfigError, OutputError
+from vitcli.errors import ConfigError, OutputError
 
 SOURCES = {
     "vit_jax_token/checkpoint.npz": "vit-npz",
@@ -175,7 +175,14 @@ def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
     native.write(tmp_path / "a.safetensors", tensors, {})
     out = convert(tmp_path / "a.safetensors", tmp_path / "b", changes=Changes(arch="Ti/16"))
     info, _ = read_info(out)
-    assert info.model == model and "assumed" not in info.provenance
+    assert info.model == model and info.provenance["told"] == "Ti/16"
+    assert "heads" not in str(info.provenance["assumed"])
+    assert "exact GELU" in info.provenance["assumed"]
+    out = convert(tmp_path / "a.safetensors", tmp_path / "d", changes=Changes(num_heads=6))
+    assert read_info(out)[0].model == dataclasses.replace(model, num_heads=6)
+    timms = Changes(arch="vit_tiny_patch16_224")
+    out = convert(tmp_path / "a.safetensors", tmp_path / "e", changes=timms)
+    assert "GELU" not in str(read_info(out)[0].provenance["assumed"])
     with pytest.raises(ConfigError, match="S/16 has width 384, the file has 192"):
         convert(tmp_path / "a.safetensors", tmp_path / "c", changes=Changes(arch="S/16"))
 
@@ -258,53 +265,6 @@ def test_a_disk_that_fills_at_the_last_file_leaves_the_old_folder(
     write(job, force=True)
     assert read_info(out)[0].provenance["converted_from"] == "vit-npz"
     assert (out / "notes.txt").read_text() == "mine" and list(tmp_path.iterdir()) == [out]
-
-
-def test_weights_that_are_not_numbers_are_named(tmp_path: Path) -> None:
-    tensors = {n: np.array(a) for n, a in arrays(GOLDEN / "timm_vit_default").items()}
-    tensors["norm.bias"][3] = np.nan
-    folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m")
-    native.write(folder / "model.safetensors", tensors, {})
-    job = plan_convert(folder, tmp_path / "out")
-    write(job)
-    assert job.nan == ["norm.bias"]
-
-
-@pytest.mark.parametrize("tenth", range(10))
-@pytest.mark.parametrize("name", ["vit_jax_token/checkpoint.npz", "hf_vit/model.safetensors"])
-def test_files_cut_short(tmp_path: Path, name: str, tenth: int) -> None:
-    source = GOLDEN / name
-    data = source.read_bytes()
-    cut = tmp_path / source.name
-    cut.write_bytes(data[: len(data) * tenth // 10])
-    if (source.parent / "config.json").is_file():
-        shutil.copy(source.parent / "config.json", tmp_path)
-    with pytest.raises(CheckpointError) as caught:
-        convert(cut, tmp_path / "out.safetensors")
-    assert str(cut) in str(caught.value)
-    assert not (tmp_path / "out.safetensors").exists()
-
-
-def test_a_flipped_byte_in_an_npz_is_noticed(tmp_path: Path) -> None:
-    data = bytearray((GOLDEN / "vit_jax_token" / "checkpoint.npz").read_bytes())
-    data[len(data) // 2] ^= 1
-    (tmp_path / "x.npz").write_bytes(data)
-    with pytest.raises(CheckpointError, match="damaged npz"):
-        convert(tmp_path / "x.npz", tmp_path / "out")
-    assert not (tmp_path / "out" / "model.safetensors").exists()
-
-
-def test_a_zip_bomb_is_not_inflated(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "x.npz", **{"embedding/kernel": np.zeros(30_000_000)})
-    assert (tmp_path / "x.npz").stat().st_size < 1e6
-    with pytest.raises(CheckpointError, match="would inflate to 240,000,"):
-        read_info(tmp_path / "x.npz")
-
-
-def test_python_objects_in_an_npz_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", a=np.array([{}], dtype=object))
-    with pytest.raises(CheckpointError, match="holds Python objects"):
-        read_info(tmp_path / "x.npz")
 
 
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:

@@ -66,9 +66,44 @@ def test_options_reach_the_file(vit: Vit, tmp_path: Path) -> None:
 def test_what_is_refused(vit: Vit, tmp_path: Path) -> None:
     result = vit("convert", GOLDEN / "timm_vit_reg4_dinov2", tmp_path / "x.npz")
     assert result.exit_code == 1 and "4 register tokens" in result.stderr
-    assert vit("convert", NPZ, tmp_path / "x", "--preprocess", "mean").exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+SOURCE = GOLDEN / "timm_vit_default"
+WRONG = {
+    "--preprocess colour=1": "pre-processing has no colour\nit has size, mean",
+    "--preprocess interpolation=wild": "interpolation: 'wild' is not one of nearest, bilinear",
+    "--preprocess mean=1,2": "mean: [1, 2] is not 3 values",
+    "--preprocess size=48": "position embeddings are for pictures of 64 x 64 pixels\n`vit resize",
+    "--preprocess crop_pct=0": "crop_pct must be above 0",
+    "--arch B/16": "B/16 has width 768, the file has 48",
+    "--arch nonsense": "there is no variant 'nonsense'",
+    "--arch vit_nonsense": "timm's architecture 'vit_nonsense' is not one that vit knows",
+    "--num-heads 5": "the file says that it has 3 heads, not 5",
+    "--to vit-npz": "the layout vit-npz is written to a .npz file",
+    "--labels two.txt": "2 labels for 10 classes",
+    "--num-classes 3 --labels twice.txt": "'cat' stands for more than one class",
+    "--num-classes 3 --labels empty.txt": "the list of classes is empty",
+    "--labels missing.txt": "missing.txt: the list of classes cannot be read: No such file",
+}
+
+
+def test_what_cannot_be_is_told_in_a_line_or_two(
+    vit: Vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.txt").write_text("cat\ndog\n")
+    Path("twice.txt").write_text("cat\ndog\ncat\n")
+    Path("empty.txt").write_text("")
+    for words, said in WRONG.items():
+        result = vit("convert", SOURCE, "out", *words.split())
+        assert (result.exit_code, result.stdout) == (1, ""), words
+        assert said in result.stderr and len(result.stderr.splitlines()) <= 2, result.stderr
+    for words in ("--to jpeg", "--patch-size 0", "--old-grid 3y4", "--preprocess mean"):
+        assert vit("convert", SOURCE, "out", *words.split()).exit_code == 2, words
     both = ["--drop-head", "--num-classes", 3]
-    assert vit("convert", NPZ, tmp_path / "x", *both).exit_code == 2
+    assert vit("convert", SOURCE, "out", *both).exit_code == 2
+    assert not Path("out").exists()
 
 
 def test_verification_that_cannot_be_had_is_told_before_the_work(
@@ -81,3 +116,28 @@ def test_verification_that_cannot_be_had_is_told_before_the_work(
         f"error: {NPZ}: cannot be verified: timm is not installed",
         "pip install timm, or with pipx: pipx inject vitcli timm",
     ]
+
+
+def test_what_is_no_checkpoint_is_called_so(vit: Vit, tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("# A page of text\n")
+    result = vit("convert", tmp_path / "notes.md", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "notes.md: is no checkpoint: neither safetensors, nor an npz" in result.stderr
+
+
+def test_names_in_json_and_one_number_for_three(vit: Vit, tmp_path: Path) -> None:
+    words = ["--dry-run", "--json", "--preprocess", "mean=0.25"]
+    told = json.loads(vit("convert", NPZ, tmp_path / "x", *words).stdout)
+    assert not told["written"] and not (tmp_path / "x").exists()
+    names = {row["ours"]: row for row in told["names"]}
+    block = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1"
+    assert names["blocks.1.attn.qkv.weight"]["source"] == [
+        f"{block}/{part}/kernel" for part in ("query", "key", "value")
+    ]
+    assert names["head.bias"] == {
+        "ours": "head.bias",
+        "source": ["head/bias"],
+        "target": ["head.bias"],
+    }
+    assert vit("convert", NPZ, tmp_path / "x", *words[2:]).exit_code == 0
+    assert read_info(tmp_path / "x")[0].preprocess.mean == (0.25, 0.25, 0.25)

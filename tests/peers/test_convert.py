@@ -72,10 +72,13 @@ def test_transformers_own_classes_read_what_we_convert(
 MODELS = [
     ("ViTConfig", "ViTForImageClassification", {}),
     ("ViTConfig", "ViTModel", {}),
+    ("DeiTConfig", "DeiTModel", {}),
     ("DeiTConfig", "DeiTForImageClassification", {}),
     ("DeiTConfig", "DeiTForImageClassificationWithTeacher", {}),
     ("Dinov2Config", "Dinov2ForImageClassification", {"use_swiglu_ffn": True}),
+    ("Dinov2Config", "Dinov2Model", {}),
     ("Dinov2WithRegistersConfig", "Dinov2WithRegistersForImageClassification", {}),
+    ("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", {"use_swiglu_ffn": True}),
     ("SiglipVisionConfig", "SiglipVisionModel", {}),
     ("CLIPVisionConfig", "CLIPVisionModel", {"hidden_act": "gelu"}),
 ]

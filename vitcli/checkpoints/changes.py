@@ -87,7 +87,9 @@ def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     heads = getattr(model, "num_heads", None)
     if fields.get("num_heads", heads) != heads and not any("heads" in text for text in assumed):
         raise ConfigError(f"the file says that it has {heads} heads, not {fields['num_heads']}")
-    left = [text for text in assumed if text.startswith(("pictures", "a square grid"))]
+    by_timm = changes.arch is not None and "_" in changes.arch
+    words = ("heads", "GELU", "epsilon", "max-pool") if by_timm else ("heads",)
+    left = [text for text in assumed if not any(word in text for word in words)]
     provenance = {k: v for k, v in info.provenance.items() if k != "assumed"}
     provenance |= {"told": changes.arch or f"{changes.num_heads} heads"}
     provenance |= {"assumed": left} if left else {}

@@ -227,9 +227,12 @@ def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
     """The tensor; its name is noted when it is read and holds NaN."""
 
     def read() -> np.ndarray:
+        import numpy as np
+
         array = tensor.read()
-        if "float" in tensor.dtype and array.size and math.isnan(float(array.min())):
-            nan.append(name)
+        with np.errstate(invalid="ignore"):
+            if "float" in tensor.dtype and array.size and math.isnan(float(array.min())):
+                nan.append(name)
         return array
 
     return LazyTensor(tensor.dtype, tensor.shape, read, tensor.extent)

@@ -122,7 +122,8 @@ def _describe(store: Store, layout: Layout, rows: list[Row], grid: Size | None) 
         grid = (resized["to"][0], resized["to"][1])
     elif grid is None and size and len(patch) == 4:
         grid = (size[0] // patch[2], size[1] // patch[3])
-    model, assumed = infer_architecture(shapes, store.path, grid)
+    tokens = layout.fields.get("posemb_tokens")
+    model, assumed = infer_architecture(shapes, store.path, grid, tokens)
     try:
         if isinstance(model, BiTConfig):
             resnet = dataclasses.replace(model.resnet, **layout.resnet)

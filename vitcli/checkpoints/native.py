@@ -393,10 +393,12 @@ def from_json(hint: Any, value: Any) -> Any:
         hints = get_type_hints(hint)
         if not isinstance(value, dict) or not set(value) <= set(hints):
             raise ValueError(f"unknown fields {sorted(set(value) - set(hints))}")
-        return hint(**{name: from_json(hints[name], item) for name, item in value.items()})
+        return hint(**{name: _field(name, hints[name], item) for name, item in value.items()})
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal and value in args:
-        return value
+    if origin is Literal:
+        if value in args:
+            return value
+        raise ValueError(f"{value!r:.60} is not one of {', '.join(map(str, args))}")
     if origin is tuple and isinstance(value, list) and args[1:] == (...,):
         return tuple(from_json(args[0], item) for item in value)
     if origin is tuple and isinstance(value, list) and len(value) == len(args):
@@ -411,4 +413,13 @@ def from_json(hint: Any, value: Any) -> Any:
         return float(value)
     if hint in (int, bool, str) and type(value) is hint:
         return value
-    raise ValueError(f"{value!r:.60} is not {getattr(hint, '__name__', hint)}")
+    wanted = f"{len(args)} values" if origin is tuple else getattr(hint, "__name__", hint)
+    raise ValueError(f"{value!r:.60} is not {wanted}")
+
+
+def _field(name: str, hint: Any, value: Any) -> Any:
+    """A field of a dataclass; what is wrong with it is told with its name."""
+    try:
+        return from_json(hint, value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error

@@ -21,6 +21,7 @@ STATES = (
     "model_ema",
     "ema",
     "teacher",
+    "target_encoder",
     "model",
     "state_dict",
     "model_state",

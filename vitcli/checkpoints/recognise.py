@@ -128,6 +128,8 @@ def _flax(store: Store, prefix: str) -> Layout:
     }
     if position not in tensors:
         fields |= {"posemb": "sincos2d", "posemb_tokens": "patches"}
+    elif position == keymaps.POSITIONS[0] and "cls" in tensors:
+        fields |= {"posemb_tokens": "all"}  # 49 are never 7 x 7 patches here
     if "conv_root/kernel" in tensors:
         rows += keymaps.stem_rows(_units(tensors), _flat(tensors, "gn_root/scale"))
     # flax's epsilons, and what they are added to
@@ -221,8 +223,8 @@ def _transformers(store: Store, prefix: str, anchor: str) -> Layout:
         rows += keymaps.TEACHER_HEADS if teacher else keymaps.HEAD
         kind = "dinov2" if dino else "vit"
         drop = r"mask_token$|^decoder\.|position_ids$"
-        if f"{prefix}embeddings.distillation_token" in names and "classifier.weight" in names:
-            # A head on the class token alone: the other token is one that nothing reads.
+        if f"{prefix}embeddings.distillation_token" in names and not teacher:
+            # What is read is the class token alone: the other one is as a register.
             names_of = {"dist_token": "reg_token"}
             rows = tuple(
                 row._replace(ours=tuple(names_of.get(n, n) for n in row.ours))
@@ -232,7 +234,7 @@ def _transformers(store: Store, prefix: str, anchor: str) -> Layout:
         if any(name.endswith("classifier.weight") for name in names):
             drop += r"|pooler\."
             rows = tuple(row for row in rows if not row.ours[0].startswith("pre_logits"))
-    fields = {"activation": "gelu", "norm_eps": 1e-6, **hf.model_fields(config)}
+    fields = {"activation": "gelu", "norm_eps": 1e-6, **hf.model_fields(config, store.path)}
     kind = config.get("model_type", kind)
     return Layout("transformers", rows, names, kind, drop, fields=fields, config=config)
 

@@ -103,7 +103,7 @@ def _vit_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def infer_architecture(
-    shapes: Shapes, where: object = None, grid: Size | None = None
+    shapes: Shapes, where: object = None, grid: Size | None = None, tokens: str | None = None
 ) -> tuple[Architecture, list[str]]:
     """The model of any kind that these tensors make; see `infer_model`.
 
@@ -112,7 +112,7 @@ def infer_architecture(
     """
     resnet = _infer_resnet(shapes, "", where)
     if resnet is None or not resnet.preact:
-        return infer_model(shapes, where, grid)
+        return infer_model(shapes, where, grid, tokens)
     classes = shapes["head.fc.weight"][0] if "head.fc.weight" in shapes else 0
     assumed = ["zeros around the root's max-pool", *RESNET_ASSUMED, "pictures of 224 pixels"]
     return BiTConfig(resnet, num_classes=classes), assumed
@@ -144,12 +144,13 @@ def _infer_resnet(shapes: Shapes, prefix: str, where: object) -> ResNetConfig | 
 
 
 def infer_model(
-    shapes: Shapes, where: object = None, grid: Size | None = None
+    shapes: Shapes, where: object = None, grid: Size | None = None, tokens: str | None = None
 ) -> tuple[ModelConfig, list[str]]:
     """The model that these tensors make, and what had to be assumed because no shape says it.
 
     Args:
         grid: rows and columns of the position embeddings; by default a square.
+        tokens: which tokens have one, where that is known; as in ModelConfig.posemb_tokens.
 
     Raises:
         CheckpointError: they are not the tensors of a ViT under timm's names.
@@ -182,7 +183,9 @@ def infer_model(
     stride = stem.stride if stem else 1
     patch_size = (patch[2] * stride, patch[3] * stride)
     assumed += RESNET_ASSUMED if stem else []
-    fields: dict[str, Any] = _posemb_fields(shapes, prefix, patch_size, assumed, where, grid)
+    fields: dict[str, Any] = _posemb_fields(
+        shapes, prefix, patch_size, assumed, where, grid, tokens
+    )
     if not pooled_by_map and has_class:
         fields["pool"] = "gap" if has_fc_norm else "token"
         assumed.append("the mean of the patch tokens" if has_fc_norm else "the class token's head")
@@ -224,6 +227,7 @@ def _posemb_fields(
     assumed: list[str],
     where: object,
     grid: Size | None,
+    known: str | None,
 ) -> dict[str, Any]:
     """Fields of ModelConfig that the position embeddings tell: their kind and the grid."""
     if "pos_embed_row" in shapes and "pos_embed_column" in shapes:
@@ -234,7 +238,7 @@ def _posemb_fields(
         for covered, name in ((prefix, "all"), (0, "patches"), (1, "class")):  # the likely first
             side = math.isqrt(max(tokens - covered, 0))
             rows, columns = grid or (side, side)
-            if rows and rows * columns == tokens - covered:
+            if known in (None, name) and rows and rows * columns == tokens - covered:
                 fields = {"posemb_tokens": name}
                 break
         else:

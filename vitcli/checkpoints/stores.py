@@ -47,7 +47,7 @@ def kind_of(path: Path) -> str:
     """What a file is, by its first bytes and, for a zip archive, by its members.
 
     Raises:
-        CheckpointError: it cannot be read, or is a pointer of git lfs.
+        CheckpointError: it cannot be read, is none of them, or is a pointer of git lfs.
     """
     try:
         with open(path, "rb") as file:
@@ -64,7 +64,13 @@ def kind_of(path: Path) -> str:
         )
     if start.startswith(b"\x80") and start[8:9] != b"{":  # no length of a header of JSON
         return "pickle"
-    return "shards" if start.startswith(b"{") else "safetensors"
+    if start.startswith(b"{"):
+        return "shards"
+    if len(start) > 8 and start[8:9] != b"{":
+        raise CheckpointError(
+            "is no checkpoint: neither safetensors, nor an npz, nor a pickle of torch's", where=path
+        )
+    return "safetensors"
 
 
 def open_store(path: Path) -> Store:

@@ -66,7 +66,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return {**config, **(vision if isinstance(vision, dict) else {}), "model_type": kind}
 
 
-def model_fields(config: dict[str, Any]) -> dict[str, Any]:
+def model_fields(config: dict[str, Any], where: object) -> dict[str, Any]:
     """What of a ModelConfig the tensors do not show and the config says. Raises CheckpointError."""
     if not config:
         return {}
@@ -83,9 +83,9 @@ def model_fields(config: dict[str, Any]) -> dict[str, Any]:
             **({"image_size": _pair(config["image_size"])} if "image_size" in config else {}),
         }
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"its config.json has a value that vit does not know: {error}") from (
-            error
-        )
+        raise CheckpointError(
+            f"its config.json has a value that vit does not know: {error}", where=where
+        ) from error
 
 
 def _pair(size: Any) -> Size:

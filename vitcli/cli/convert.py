@@ -70,7 +70,7 @@ Heads = Annotated[
 ]
 PatchSize = Annotated[
     int | None,
-    typer.Option("--patch-size", min=1, metavar="N", help="Resample the patch embedding."),
+    typer.Option("--patch-size", min=1, max=512, metavar="N", help="Resample the patch embedding."),
 ]
 Verify = Annotated[
     bool,
@@ -228,6 +228,5 @@ def _parse_setting(text: str) -> tuple[str, Any]:
             return word
 
     parts = [parse(part) for part in value.split(",")]
-    if name == "size" and len(parts) == 1:
-        parts *= 2
+    parts *= {"size": 2, "mean": 3, "std": 3}.get(name, 1) if len(parts) == 1 else 1
     return name, parts if len(parts) > 1 else parts[0]

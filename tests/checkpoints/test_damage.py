@@ -1,0 +1,230 @@
+"""Checkpoints that are cut, lie or bomb, and full disks: one line, and nothing half done."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoints.golden_cases import GOLDEN
+from vitcli.checkpoints import native
+from vitcli.checkpoints.convert import convert, plan_convert, write
+from vitcli.checkpoints.read import open_checkpoint, read_info
+from vitcli.errors import CheckpointError, VitError
+
+TIMM = GOLDEN / "timm_vit_default"
+NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
+
+
+def shards(folder: Path) -> Path:
+    tensors = load_file(GOLDEN / "hf_vit" / "model.safetensors")
+    names = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(names.values()):
+        save_file({n: tensors[n] for n in names if names[n] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    shutil.copy(GOLDEN / "hf_vit" / "config.json", folder)
+    return folder / "model-00002-of-00002.safetensors"
+
+
+def pickled(folder: Path, zipped: bool) -> Path:
+    state = load_file(TIMM / "model.safetensors")
+    path = folder / "x.pth"
+    torch.save({"state_dict": state}, path, _use_new_zipfile_serialization=zipped)
+    return path
+
+
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    "npz": lambda folder: Path(shutil.copy(NPZ, folder)),
+    "timm": lambda folder: Path(shutil.copytree(TIMM, folder / "m")) / "model.safetensors",
+    "transformers": lambda folder: (
+        Path(shutil.copytree(GOLDEN / "hf_vit", folder / "m")) / "model.safetensors"
+    ),
+    "shards": shards,
+    "pickle": lambda folder: pickled(folder, zipped=True),
+    "old pickle": lambda folder: pickled(folder, zipped=False),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_files_cut_short_at_every_tenth(tmp_path: Path, name: str) -> None:
+    file = SOURCES[name](tmp_path)
+    data, out = file.read_bytes(), tmp_path / "out"
+    source = file if name != "shards" else file.parent
+    for tenth in range(10):
+        file.write_bytes(data[: len(data) * tenth // 10])
+        with pytest.raises(CheckpointError) as caught:
+            convert(source, out)
+        assert str(file.parent) in str(caught.value) and len(str(caught.value).splitlines()) <= 2
+        assert not out.exists()
+    file.write_bytes(data)
+    convert(source, out)
+
+
+def test_a_flipped_byte_in_an_npz_is_noticed(tmp_path: Path) -> None:
+    data = bytearray(NPZ.read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "x.npz").write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged npz"):
+        convert(tmp_path / "x.npz", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_zip_bombs_are_not_inflated(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, **{"embedding/kernel": np.zeros(30_000_000)})
+    assert path.stat().st_size < 1e6
+    with pytest.raises(CheckpointError, match="would inflate to 240,000,"):
+        read_info(path)
+    # One that lies: the directory says 64 bytes, the stream holds more.
+    data = bytearray(path.read_bytes())
+    for mark, at in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
+        start = data.find(mark)
+        data[start + at : start + at + 4] = struct.pack("<I", 64)
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError):
+        convert(path, tmp_path / "out")
+
+
+def test_headers_of_arrays_that_lie(tmp_path: Path) -> None:
+    def npy(shape: str, descr: str = "<f4", body: bytes = b"\0" * 8) -> bytes:
+        text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
+        text = text.ljust(117) + "\n"
+        return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + body
+
+    for bad in (
+        npy("(9223372036854775808,)"),
+        npy("(4294967296, 4294967296)"),
+        npy("(-2,)"),
+        npy("(3,)"),
+        npy("(2,)", "|O"),
+        npy("__import__('os').getcwd()"),
+        b"\x93NUMPY\x09\x00" + b"\0" * 100,
+        b"",
+    ):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            archive.writestr("embedding/kernel.npy", bad)
+        with pytest.raises(CheckpointError):
+            read_info(tmp_path / "x.npz")
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive, pytest.warns(UserWarning):
+        archive.writestr("a.npy", npy("(2,)"))
+        archive.writestr("a.npy", npy("(2,)"))
+    with pytest.raises(CheckpointError, match="holds the array 'a' twice"):
+        read_info(tmp_path / "x.npz")
+
+
+class Bomb:
+    """A pickle that would run code."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('ran')",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / "bomb.pth"
+    torch.save({"model": Bomb()}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="holds more than tensors, which could run code"):
+        convert(path, tmp_path / "out")
+    torch.save({"optimizer": 3, "epoch": 1}, path)
+    with pytest.raises(CheckpointError, match="without a table of tensors"):
+        convert(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_weights_that_are_not_numbers_are_named(tmp_path: Path, dtype: str) -> None:
+    tensors = load_file(TIMM / "model.safetensors")
+    tensors["norm.bias"][3] = float("nan")
+    tensors["head.bias"][0] = float("inf")
+    folder = shutil.copytree(TIMM, tmp_path / "m")
+    converted = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
+    save_file(converted, folder / "model.safetensors")
+    job = plan_convert(folder, tmp_path / "out")
+    write(job)
+    assert job.nan == ["norm.bias"]
+
+
+@pytest.mark.parametrize("target", ["x.safetensors", "x.npz", "x"])
+@pytest.mark.parametrize("most", [0, 1, 40_000])
+def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, target: str, most: int) -> None:
+    """A limit on the size of files, which is how a full disk answers; the target is there already
+    and stays."""
+    old = tmp_path / target
+    convert(TIMM, old)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    code = (
+        "import resource, sys\n"
+        "from vitcli.checkpoints.convert import convert\n"
+        "from vitcli.errors import OutputError\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))\n"
+        "for path, force in ((sys.argv[2], True), (sys.argv[3], False)):\n"
+        "    try:\n"
+        "        convert(sys.argv[1], path, force=force)\n"
+        "    except OutputError as error:\n"
+        "        print(error)\n"
+    )
+    new = tmp_path / f"new-{target}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(TIMM), str(old), str(new)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all("cannot be written: File too large" in line for line in lines)
+    assert lines[0].startswith(str(old)) and lines[1].startswith(str(new))
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert not new.exists() and sorted(p.name for p in tmp_path.iterdir()) == [target]
+
+
+def test_grids_that_are_not_square_are_asked_for(tmp_path: Path) -> None:
+    arrays = dict(np.load(NPZ))
+    name = "Transformer/posembed_input/pos_embedding"
+    arrays[name] = np.zeros((1, 1 + 6 * 8, 48), np.float32)
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(CheckpointError, match="49 position embeddings are not") as caught:
+        read_info(tmp_path / "x.npz")
+    assert "`vit convert` and `vit resize-posemb` take --old-grid" in str(caught.value)
+    out = convert(tmp_path / "x.npz", tmp_path / "out", old_grid=(6, 8))
+    assert read_info(out)[0].model.grid == (6, 8)
+    assert read_info(out)[0].preprocess.size == (96, 128)
+    back = np.load(convert(out, tmp_path / "back.npz"))
+    assert np.array_equal(back[name], arrays[name])
+    with pytest.raises(CheckpointError, match="not a grid of 5 x 5"):
+        convert(tmp_path / "x.npz", tmp_path / "y", old_grid=(5, 5))
+
+
+def test_what_is_no_checkpoint_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.zeros(2)}, path)
+    (tmp_path / "empty").mkdir()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    (tmp_path / "x.zip").write_bytes(buffer.getvalue())
+    (tmp_path / "x.txt").write_text("{} no weights")
+    for source in (path, tmp_path / "empty", tmp_path / "x.zip", tmp_path / "x.txt"):
+        with pytest.raises(VitError):
+            convert(source, tmp_path / "out")
+    assert native.read_header(path).shapes == {"a": (2,)}
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_model_of_transformers_that_is_none_of_ours_is_called(tmp_path: Path) -> None:
+    torch.save({"bit.embedder.convolution.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bit"}))
+    with pytest.raises(CheckpointError, match="does not know: bit"):
+        open_checkpoint(tmp_path / "pytorch_model.bin")
