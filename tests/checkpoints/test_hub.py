@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -258,21 +259,43 @@ def test_what_others_left_damaged_is_found_offline(hub: LoopbackHub, commit: str
     assert "damaged" in refused(offline=True).what
 
 
+@pytest.mark.parametrize("kind", ["truncate", "reset", "stall", "length"])
 def test_a_cut_download_goes_on_by_range(
+    hub: LoopbackHub, commit: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut three times, each time further on; no byte is sent twice but those of one chunk."""
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3, seconds=5))  # type: ignore[arg-type]
+    heard: list[int] = []
+    file = fetch("me/model", on_progress=lambda name, done, total: heard.append(done))
+    assert file.read_bytes() == WEIGHTS and max(heard) == len(WEIGHTS)
+    ranges = [r for r, asked in zip(hub.ranges, hub.asked, strict=True) if "GET /lfs/" in asked]
+    begins = [int(r.removeprefix("bytes=").partition("-")[0] or 0) for r in ranges]
+    assert len(begins) == 4 and all(b - a >= 45_904 for a, b in pairwise(begins)), ranges
+
+
+def test_a_connection_that_is_always_reset(hub: LoopbackHub, commit: str) -> None:
+    hub.faults.append(Fault("reset", "GET /lfs/", at=50_000, times=99))
+    assert refused().what == "the connection broke in the middle"
+    assert hub.faults[0].struck == 3
+    assert list((RepoCache("me/model").folder / "blobs").glob("*.incomplete")) == []
+
+
+def test_no_one_finds_a_damaged_file(
     hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
-    hub.faults.append(Fault("truncate", "GET /lfs/", at=50_000))
-    assert fetch("me/model").read_bytes() == WEIGHTS
-    assert hub.ranges[-1].startswith("bytes=49152-")
+    """It takes its place in the cache after it was checked: whoever is killed meanwhile leaves
+    nothing that another tool would take for whole."""
+    seen: list[bool] = []
 
+    def look(path: Path, digest: str) -> str:
+        seen.append((RepoCache("me/model").blob(digest)).exists())
+        return digest
 
-def test_a_reset_connection_is_tried_again(hub: LoopbackHub, commit: str) -> None:
-    hub.faults.append(Fault("reset", "GET /lfs/", at=50_000, times=2))
-    assert fetch("me/model").read_bytes() == WEIGHTS
-    hub.add("me/model", {"model.safetensors": WEIGHTS + b"\0"})
-    hub.faults[:] = [Fault("reset", "GET /lfs/", at=50_000, times=99)]
-    assert refused().what == "the connection broke in the middle"
+    monkeypatch.setattr("vitcli.checkpoints.hub_cache._digest", look)
+    fetch("me/model")
+    assert seen == [True, False]  # config.json, which the client put there; the weights
 
 
 def test_what_killed_downloads_left_is_cleared(hub: LoopbackHub, commit: str) -> None:

@@ -11,18 +11,16 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from vitcli.checkpoints.hub_cache import COMMIT, Listing, RepoCache
 from vitcli.checkpoints.hub_errors import is_passing, worded
+from vitcli.checkpoints.hub_transfer import Progress as Progress
+from vitcli.checkpoints.hub_transfer import download
 from vitcli.errors import HubError
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with a file's name, the bytes that are there and the bytes that there will be."""
 
 MAIN, CONFIG, INDEX = "main", "config.json", "model.safetensors.index.json"
 BESIDE = (CONFIG, "preprocessor_config.json")
@@ -33,8 +31,6 @@ PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
 NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
 ALLOW_PICKLE = "VIT_ALLOW_PICKLE"
 """Set to 1 by the option --allow-pickle."""
-TRANSFERS = 3
-"""Times that a file is asked for whose transfer breaks off."""
 
 
 def fetch(
@@ -155,8 +151,8 @@ class _Found:
             )
         for _ in range(2):
             self.cache.remove(path)
-            _download(repo, name, self.commit, on_progress)
-            if self.cache.is_whole(path, digest):
+            download(self.cache, name, self.commit, digest, on_progress)
+            if path.is_file() and self.cache.is_whole(path, digest):
                 return path
         self.cache.remove(path)
         raise HubError(
@@ -273,48 +269,9 @@ def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
 def _shards(index: Path) -> list[str]:
     """The files that an index names. Raises HubError."""
     try:
-        return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        names: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+        if any(Path(name).name != name for name in names.values()):
+            raise ValueError("it names files in folders")
+        return sorted(set(names.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HubError("is no index of safetensors files", where=index) from error
-
-
-def _download(repo: str, name: str, commit: str, on_progress: Progress | None) -> None:
-    """Puts a file into the cache. The client goes on by Range after a cut or a silence; what it
-    does not try again, a connection that is reset, is begun again here. Raises HubError."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
-    options: dict[str, Any] = {}
-    if on_progress is not None:
-        options["tqdm_class"] = _progress_bar(name, on_progress)
-    with worded(repo, name, commit):
-        for left in reversed(range(TRANSFERS)):
-            try:
-                hf_hub_download(repo, name, revision=commit, **options)
-                return
-            except (httpx.ReadError, OSError) as error:
-                passing = is_passing(error) or "Consistency check" in str(error)
-                if not left or not passing:
-                    raise
-
-
-def _progress_bar(name: str, on_progress: Progress) -> type[Any]:
-    """A stand-in for the client's progress bar that reports to us and draws nothing."""
-
-    class Bar:
-        def __init__(self, *_: Any, total: float | None = None, initial: float = 0, **__: Any):
-            self.n, self.total = initial, total
-
-        def update(self, n: float | None = 1) -> None:
-            self.n += n or 0
-            on_progress(name, int(self.n), None if self.total is None else int(self.total))
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def __getattr__(self, _: str) -> Callable[..., None]:
-            return lambda *args, **kwargs: None  # whatever else a bar can do
-
-    return Bar

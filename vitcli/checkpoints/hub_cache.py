@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,9 @@ class RepoCache:
 
     def snapshot(self, commit: str) -> Path:
         return self.folder / "snapshots" / commit
+
+    def blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest
 
     def commit(self, revision: str) -> str | None:
         """The commit that a branch was at when somebody last looked; a commit is itself."""
@@ -106,18 +110,29 @@ class RepoCache:
             path = target
 
     def clear_incomplete(self) -> None:
-        """Removes what downloads left behind that were killed. The client holds a lock while it
-        downloads: what is locked is somebody's."""
+        """Removes what downloads left behind that were killed: what is locked is somebody's."""
         from filelock import Timeout
-        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
         for left in (self.folder / "blobs").glob("*.incomplete"):
-            locks = self.folder.parent / ".locks" / self.folder.name
-            lock = locks / f"{left.name.partition('.')[0]}.lock"
-            with contextlib.suppress(OSError, Timeout):
-                locks.mkdir(parents=True, exist_ok=True)
-                with WeakFileLock(lock, timeout=0.01):
-                    left.unlink()
+            with (
+                contextlib.suppress(OSError, Timeout),
+                self.locked(left.name.partition(".")[0], timeout=0.01),
+            ):
+                left.unlink()
+
+    @contextlib.contextmanager
+    def locked(self, digest: str, timeout: float | None = None) -> Iterator[None]:
+        """Holds the lock that the client holds while it downloads a content.
+
+        Raises:
+            filelock.Timeout: somebody else held it all the time.
+        """
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+        locks = self.folder.parent / ".locks" / self.folder.name
+        locks.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(locks / f"{digest}.lock", timeout=timeout):
+            yield
 
     def _note(self, name: str) -> Path:
         return self.folder / ".vit" / name
