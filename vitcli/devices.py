@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vitcli import machine
 from vitcli.errors import ConfigError
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,6 +45,11 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if multiplies_bf16(device) else torch.float32
 
 
+def ran_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of torch's means that; CUDA has a class of its own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+
+
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies bf16 faster than float32."""
     if device.type == "cuda":
@@ -52,3 +58,10 @@ def multiplies_bf16(device: torch.device) -> bool:
         amx, avx = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
         return bool(amx or avx)
     return False
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that a device has left for this process."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    return machine.free_memory()

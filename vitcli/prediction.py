@@ -24,6 +24,7 @@ from vitcli.checkpoints.timm_config import unique_names
 from vitcli.config import ClassLabel, PosembMethod, Preprocess, Size
 from vitcli.data.inputs import Picture, find_pictures
 from vitcli.errors import ConfigError, DataError
+from vitcli.machine import cpu_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,7 +205,7 @@ class Predictor:
             model = self.model
             compute = model if output == "logits" else model.features
             self.batch_size = batch_size or (
-                CORE_BATCH * _cores() if self.device.type == "cpu" else 64
+                CORE_BATCH * cpu_cores() if self.device.type == "cpu" else 64
             )
             while decoded := decoder.take(self.batch_size):
                 pixels = [got for _, got in decoded if not isinstance(got, DataError)]
@@ -240,7 +241,7 @@ class Predictor:
             self._model.load_state_dict(heads, strict=False, assign=True)
             fast = self.device.type == "cpu" and multiplies_bf16(self.device) and can_pack()
             if fast and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
-                pack(self._model, CORE_BATCH * _cores())
+                pack(self._model, CORE_BATCH * cpu_cores())
         return self._model
 
     def _run(self, compute: Callable[[Tensor], Tensor], pixels: list[Pixels]) -> Tensor:
@@ -311,7 +312,7 @@ class Decoder:
         ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
         self.pictures = pictures
         self.fit = Fit(preprocess)
-        self.pool = ThreadPoolExecutor(min(32, _cores()), "decode")
+        self.pool = ThreadPoolExecutor(min(32, cpu_cores()), "decode")
         self.waiting: deque[Future[Decoded]] = deque()
         self._start(ahead)
 
@@ -342,10 +343,3 @@ class Decoder:
             return picture.name, np.asarray(self.fit(picture.read()))
         except DataError as error:
             return picture.name, error
-
-
-def _cores() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -13,7 +13,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def plenty_of_memory(monkeypatch):
-    monkeypatch.setattr(plan, "_free_memory", lambda device: 64e9)
+    monkeypatch.setattr(plan, "free_memory", lambda device: 64e9)
 
 
 def planned(n: int, device: torch.device = GPU, **fields) -> TrainConfig:
@@ -58,8 +58,8 @@ def test_epochs_set_the_steps():
 
 
 def test_little_memory_splits_the_batch_into_equal_parts(monkeypatch):
-    monkeypatch.setattr(plan, "_free_memory", lambda device: 1e9)
+    monkeypatch.setattr(plan, "free_memory", lambda device: 1e9)
     config = planned(50_000)
     assert config.accumulate > 4 and config.batch_size % config.accumulate == 0
-    monkeypatch.setattr(plan, "_free_memory", lambda device: 1e3)
+    monkeypatch.setattr(plan, "free_memory", lambda device: 1e3)
     assert planned(50_000).accumulate == 512

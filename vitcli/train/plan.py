@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 
 import torch
 
 from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size, TrainConfig
+from vitcli.devices import free_memory
+from vitcli.machine import cpu_cores
 
 LONG_SEQUENCE = 4096
 """Tokens per picture from which a run is warned of: attention's cost grows with the square."""
@@ -82,8 +83,7 @@ def _auto_lr(config: TrainConfig) -> float:
 
 
 def _auto_workers(device: torch.device) -> int:
-    cores = os.cpu_count() or 1
-    return 1 if device.type == "cpu" else min(cores, 16)
+    return 1 if device.type == "cpu" else min(cpu_cores(), 16)
 
 
 def _power_of_two(n: int, low: int, high: int) -> int:
@@ -99,7 +99,7 @@ def _micro_batches(batch: int, model: Architecture, device: torch.device) -> int
         per_token = (16 * model.width + 3 * model.mlp_dim) * 4
         per_picture = model.num_tokens * model.depth * per_token
         per_picture += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
-    fits = min(max(1, int(_free_memory(device) // 2 // per_picture)), 128)
+    fits = min(max(1, int(free_memory(device) // 2 // per_picture)), 128)
     return next(k for k in range(1, batch + 1) if batch % k == 0 and batch // k <= fits)
 
 
@@ -108,12 +108,3 @@ def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:
     ReLU, so about 3 for a convolution."""
     layers = (layer for layer in resnet.layers(image_size) if layer.kind == "conv")
     return sum(3 * 4 * layer.shape[0] * layer.positions for layer in layers)
-
-
-def _free_memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # neither Linux nor macOS tells everything
-        return 4e9
