@@ -14,6 +14,7 @@ from vitcli.checkpoints.adapt import adapt_tensor
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
 
@@ -143,7 +144,7 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     preprocess |= {"size": model.image_size} if changes.patch_size else {}
     preprocess = json.loads(json.dumps({**preprocess, **changes.preprocess}))
     try:
-        prepared = native.from_json(type(info.preprocess), preprocess)
+        prepared = from_json(type(info.preprocess), preprocess)
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"pre-processing cannot be so: {error}") from error
     if prepared.size != model.image_size and "size" in changes.preprocess:

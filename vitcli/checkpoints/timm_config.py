@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from vitcli.checkpoints.native import CheckpointInfo, from_json
+from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_names import DEFAULTS, FIXED, Args, architectures
 from vitcli.checkpoints.timm_resnet import (
     bit_from_args,
@@ -23,6 +23,7 @@ from vitcli.checkpoints.timm_resnet import (
     resnet_not_in_timm,
     stem_from_backbone,
 )
+from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import (
     Architecture,
     BiTConfig,
