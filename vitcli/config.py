@@ -179,6 +179,9 @@ class TrainConfig:
     """Where the weights start and which defaults hold; the loop is one."""
     model: str | None = None
     """finetune: the checkpoint to start from. pretrain: a checkpoint to go on from, or None."""
+    keep_head: bool = False
+    """finetune: keep the head's rows of the classes that the checkpoint knows, and with them its
+    pre_logits and its way to crop."""
     variant: str = "Ti/16"
     """pretrain: the architecture, as in B/16."""
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -197,10 +200,18 @@ class TrainConfig:
     """What happens to a training picture."""
     loss: Score = "softmax"
     """softmax cross-entropy, or sigmoid (binary) cross-entropy."""
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
+    """How much pictures of a class count: {class: weight}, or inversely to how many there are."""
+    balanced_sampling: bool = False
+    """Whether an epoch shows as many pictures of every class."""
     label_smoothing: float = 0.0
     """The part of a label that is spread over all classes."""
     head_bias: float = 0.0
     """Initial bias of the head (big_vision's sigmoid recipes: -10 for i21k, -6.9 for i1k)."""
+    freeze: Literal["backbone"] | int | None = None
+    """What is not trained: all but the head, or the stem and the first N blocks."""
+    layer_decay: float | None = None
+    """Factor on the learning rate from each layer to the one below it, as 0.75 (BEiT)."""
     dropout: float = 0.0
     """Dropout after every dense layer but q, k, v, and after the position embeddings."""
     drop_path: float = 0.0
@@ -235,6 +246,10 @@ class TrainConfig:
     """Decay of the learning rate to 0 after the warm-up."""
     clip_norm: float | None = 1.0
     """Global norm that gradients are clipped at."""
+    ema: float | None = None
+    """Decay of the weights' running average (Polyak's), which is evaluated beside them."""
+    patience: int | None = None
+    """Evaluations without a better accuracy after which the run ends."""
     seed: int = 0
     """Decides the initial weights, the order, the augmentation and dropout."""
     device: str = "auto"
@@ -266,6 +281,18 @@ class TrainConfig:
                 raise ConfigError(f"a learning rate must be above 0, not {rate:g}")
             if self.sweep.count(rate) > 1:
                 raise ConfigError(f"the sweep has the learning rate {rate:g} more than once")
+        check_range(self, 1, math.inf, "patience")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"layer_decay must be in (0, 1], not {self.layer_decay}")
+        if isinstance(self.freeze, int) and self.freeze < 0:
+            raise ConfigError(f"freeze must be backbone or a number from 0, not {self.freeze}")
+        if self.class_weights == "balanced" and self.balanced_sampling:
+            raise ConfigError(
+                "balanced sampling has no classes left to weigh against each other",
+                hint="leave --class-weights or --balanced-sampling out",
+            )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ConfigError(f"ema must be between 0 and 1, as 0.9999, not {self.ema}")
         for name in ("label_smoothing", "dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), not {getattr(self, name)}")

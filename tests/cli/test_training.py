@@ -151,12 +151,80 @@ def test_a_picture_that_cannot_be_decoded_is_named(pictures, parent, tmp_path):
     assert "cats/3.png" in text
 
 
+def test_a_linear_probe_says_what_it_trains_and_stores(pictures, parent, tmp_path):
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    still = ("--freeze", "backbone", "--crop-area", "1,1", "--no-flip", "--ema", "0.5")
+    result = vit(*words, *still, "-o", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    assert "(50 trained), 16 x 16 px" in result.stderr  # 2 x 24 weights, 2 biases
+    assert "the features of 16 pictures are computed once: nothing changes them" in result.stderr
+    assert "step 4: validation accuracy " in result.stderr and "of the average" in result.stderr
+    assert "step 1 of 4: loss 0.6931" in result.stderr
+    assert "stored: the" in result.stderr and ", the best on validation\n" in result.stderr
+
+
+def test_a_kept_head_is_measured_before_step_1(pictures, parent, tmp_path):
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    result = vit(*words, "--keep-head", "-o", tmp_path / "run", "--patience", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "head: the rows of 2 of 2 classes are kept" in result.stderr
+    assert "before step 1: validation accuracy " in result.stderr
+    shutil.copytree(pictures / "cats", tmp_path / "other" / "lions")
+    shutil.copytree(pictures / "dogs", tmp_path / "other" / "wolves")
+    text = failure(vit("finetune", "--data", tmp_path / "other", "--model", parent, "--keep-head"))
+    assert "knows none of 'lions' and 'wolves'" in text and "'cats' and 'dogs'" in text
+
+
+def test_json_tells_what_was_stored(pictures, parent, tmp_path):
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    result = vit(*words, "--ema", "0.5", "-o", tmp_path / "run", "--json", "--quiet")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    (evaluation,) = [event for event in events if event["event"] == "evaluation"]
+    assert {"val_top1", "val_loss", "ema_val_top1", "ema_val_loss"} <= set(evaluation)
+    assert events[-1]["stored_step"] == 4 and events[-1]["steps"] == 4
+    better = evaluation["ema_val_top1"] > evaluation["val_top1"]
+    assert events[-1]["stored_average"] is better
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--class-weights", "nowhere"), "nowhere: class weights cannot be read: No such file"),
+        (("--class-weights", "WEIGHTS"), "'lions' is not among the 2 classes of the data"),
+        (("--class-weights", "balanced", "--balanced-sampling"), "no classes left to weigh"),
+        (("--freeze", "2"), "cannot freeze 2 blocks: the model has 1"),
+        (("--ema", "1"), "ema must be between 0 and 1, as 0.9999, not 1"),
+        (("--layer-decay", "1.5"), "layer_decay must be in (0, 1], not 1.5"),
+        (("--patience", "2", "--val-fraction", "0"), "no validation part"),
+        (("--val-fraction", "1"), "val_fraction must be in [0, 1), not 1"),
+    ],
+)
+def test_options_that_no_run_can_have(pictures, parent, tmp_path, options, said):
+    (tmp_path / "weights.csv").write_text("lions,3\n")
+    options = [word.replace("WEIGHTS", str(tmp_path / "weights.csv")) for word in options]
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "-o", tmp_path / "run")
+    text = failure(vit(*words, *options))
+    assert said in text and len(text.splitlines()) <= 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_that_is_only_validated_is_named(pictures, parent, tmp_path):
+    for part in ("train", "val"):
+        shutil.copytree(pictures, tmp_path / "pets" / part)
+    shutil.copytree(pictures / "cats", tmp_path / "pets" / "val" / "lynx")
+    words = ("finetune", "--data", tmp_path / "pets", "--model", parent, *SHORT, "--device", "cpu")
+    text = failure(vit(*words, "-o", tmp_path / "run"))
+    assert "'lynx' has no pictures in the training part" in text
+
+
 def test_a_wrong_call_is_typers(pictures):
     for words, said in [
         (("finetune",), "--data"),
         (("finetune", "--data", pictures, "--resolution", "a"), "is not a size such as"),
         (("finetune", "--data", pictures, "--preprocess", "x=1"), "is not KEY=VALUE"),
         (("pretrain", "--data", pictures, "--set", "depth=six"), "is not a value of depth"),
+        (("finetune", "--data", pictures, "--freeze", "some"), "is not backbone or a number"),
+        (("finetune", "--data", pictures, "--patience", "0"), "--patience"),
         (("finetune", "--data", pictures, "--optimizer", "lion"), "lion"),
         (("finetune", "--data", pictures, "--steps", "3", "--epochs", "1"), "not both"),
         (("pretrain", "--data", pictures, "--model", "x", "--variant", "B/16"), "--variant"),

@@ -18,7 +18,7 @@ import torch
 from data.conftest import MakeFolder
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
 from vitcli.data import loader
-from vitcli.data.loader import eval_batches, train_batches
+from vitcli.data.loader import batch_orders, eval_batches, train_batches
 from vitcli.data.pictures import decode
 from vitcli.data.records import Source
 from vitcli.data.sources import open_part
@@ -50,6 +50,22 @@ def test_a_batch_is_what_seed_and_step_say(source: Source) -> None:
             epoch = (4 * step + place) // 11  # a batch may straddle two
             expected = TRAIN(source.read(index), sample_rng(7, epoch, index))
             assert torch.equal(images[place], expected)
+
+
+def test_a_balanced_epoch_has_as_many_of_each_class(make_folder: MakeFolder) -> None:
+    source, *_ = open_part(DataConfig(str(make_folder({"bee": 2, "cat": 9, "dog": 12}))))
+    batches = list(batch_orders(source, 23, seed=3, start_step=0, steps=8, balanced=True))
+    for indices, _ in batches:  # an epoch each
+        assert np.ptp(np.bincount(source.labels[indices])) <= 1
+        bees = np.bincount(indices)[source.labels[: indices.max() + 1] == 0]
+        assert np.ptp(bees) <= 1  # each as often as the other
+    pairs = [pair for order in batches for pair in zip(*(a.tolist() for a in order), strict=True)]
+    assert len(set(pairs)) == len(pairs)  # what comes again is augmented anew
+    assert set(np.concatenate([indices for indices, _ in batches])) == set(range(23))
+    resumed = list(batch_orders(source, 5, 3, start_step=4, steps=9, balanced=True))
+    whole = list(batch_orders(source, 5, 3, start_step=0, steps=9, balanced=True))[4:]
+    for one, other in zip(resumed, whole, strict=True):
+        assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from safetensors.torch import load_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import ConfigError, OutputError, RunError
+from vitcli.models.vit import ViT
+from vitcli.train import inputs, lock, loop, report
+from vitcli.train.folder import read_train_config
 from vitcli.train.loop import train
 
 
@@ -87,6 +91,163 @@ def test_sigterm_and_resume_equal_an_unbroken_run(tiny_run, tmp_path, optimizer)
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         steps[name] = [(line["event"], line["step"]) for line in map(json.loads, lines)]
     assert steps["broken"] == steps["whole"]
+
+
+def test_an_averaged_run_resumes_to_the_bit(tiny_run, tmp_path):
+    fields = {"ema": 0.8, "dropout": 0.1, "freeze": 1, "layer_decay": 0.7}
+    whole = tiny_run(output=str(tmp_path / "whole"), **fields)
+    broken = tiny_run(output=str(tmp_path / "broken"), **fields)
+    outcome = train(whole)
+    train(broken, on_event=interrupt_at(7))
+    train(broken, resume=True)
+    assert_same(weights(whole), weights(broken))
+    lines = [(tmp_path / n / "metrics.jsonl").read_text().splitlines() for n in ("whole", "broken")]
+    evaluations = [
+        [line for line in map(json.loads, part) if line["event"] == "evaluation"] for part in lines
+    ]
+    assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 3
+    both = [max(line["val_top1"], line["ema_val_top1"]) for line in evaluations[0]]
+    assert outcome.figures["val_top1"] == max(both)
+
+
+def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, tmp_path, monkeypatch):
+    """Against an average that is kept by hand; of the run's data the average is always right."""
+    seen, averages = [], []
+
+    def evaluate(self, model):
+        averages.append(model.norm.weight.detach().clone())
+        accuracy = 1.0 if model is self.run.averaged.module else 0.5
+        return SimpleNamespace(loss=0.0, figures=lambda name: {f"{name}top1": accuracy})
+
+    monkeypatch.setattr(inputs.Pictures, "evaluate", evaluate)
+    monkeypatch.setattr(loop, "set_training", lambda model, what: seen.append(model))
+    run = tiny_run(ema=0.6, steps=3, eval_every=1, lr=0.1, warmup=0)
+    outcome = train(run)
+    models, emas = averages[0::2], averages[1::2]
+    expected = models[0]  # torch's average starts with the first model
+    assert torch.equal(emas[0], expected)
+    for model, ema in zip(models[1:], emas[1:], strict=True):
+        expected = 0.6 * expected + 0.4 * model
+        assert torch.allclose(ema, expected, atol=1e-6)
+    assert outcome.stored_averaged and outcome.stored_step == 1
+    assert torch.equal(weights(run)["norm.weight"], emas[0])
+    assert load(run.output).info.provenance["ema"] == 0.6
+
+
+def test_patience_ends_a_run_as_if_it_were_finished(tiny_run, monkeypatch):
+    run = tiny_run(steps=40, eval_every=2, patience=3, lr=1e-9, workers=1)
+    outcome = train(run)
+    assert outcome.stopped_by is None and outcome.step == 8 and outcome.stored_step == 2
+    assert not (Path(run.output) / "state.safetensors").exists()
+    assert outcome.figures["val_top1"] == load(run.output).info.provenance["figures"]["val_top1"]
+
+
+def test_a_run_without_patience_that_is_killed_at_its_end_does_not_go_on(tiny_run, monkeypatch):
+    run = tiny_run(steps=40, eval_every=2, patience=3, lr=1e-9)
+    finish = report.finish
+
+    def die(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "finish", die)
+    with pytest.raises(KeyboardInterrupt):
+        train(run)
+    monkeypatch.setattr(report, "finish", finish)
+    assert train(run, resume=True).step == 8
+
+
+def test_patience_needs_a_validation_part(tiny_run, colours):
+    data = DataConfig(str(colours), val_fraction=0.0)
+    with pytest.raises(RunError, match="there is no validation part"):
+        train(tiny_run(data=data, patience=2))
+
+
+def test_without_a_validation_part_the_average_is_stored(tiny_run, colours):
+    outcome = train(tiny_run(data=DataConfig(str(colours), val_fraction=0.0), ema=0.5))
+    assert outcome.stored_averaged and outcome.stored_step == 12 and outcome.figures == {}
+
+
+def test_a_long_average_of_a_short_run_is_warned_of(tiny_run):
+    events = []
+    train(tiny_run(steps=1, ema=0.9999), on_event=events.append)
+    (warning,) = [event["text"] for event in events if event["event"] == "warning"]
+    assert "an average over 10,000 steps stays near its start in a run of 1" in warning
+
+
+def test_a_batch_that_does_not_fit_is_split(tiny_run, tmp_path, monkeypatch):
+    """As CUDA says it: above five pictures there is no memory."""
+    forward = ViT.forward
+
+    def limited(self, images):
+        if torch.is_grad_enabled() and len(images) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, images)
+
+    monkeypatch.setattr(ViT, "forward", limited)
+    events = []
+    run = tiny_run(output=str(tmp_path / "split"), steps=3, accumulate=1)
+    train(run, on_event=events.append)
+    said = [event["text"] for event in events if event["event"] == "warning"]
+    assert said == [f"memory ran out: going on with batches in {k} parts" for k in (2, 4)]
+    monkeypatch.undo()
+    whole = tiny_run(output=str(tmp_path / "whole"), steps=3, accumulate=1)
+    train(whole)
+    for a, b in zip(weights(run).values(), weights(whole).values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_a_picture_that_does_not_fit_ends_the_run(tiny_run, monkeypatch):
+    def full(self, images):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(ViT, "forward", full)
+    with pytest.raises(RunError, match="memory runs out with one picture at a time"):
+        train(tiny_run())
+
+
+def test_the_first_step_is_told_at_once(tiny_run):
+    run = tiny_run(steps=1000, batch_size=4, eval_every=1000)
+    events = []
+
+    def until(step):
+        stop = interrupt_at(step)
+
+        def on_event(event):
+            events.append(event)
+            stop(event)
+
+        return on_event
+
+    train(run, on_event=until(10))
+    train(run, resume=True, on_event=until(20))
+    told = [event["step"] for event in events if event["event"] == "train"]
+    assert told == [1, 10, 11, 20]
+    lines = (Path(run.output) / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 10, 20]
+
+
+def test_a_run_in_a_folder_that_another_process_uses(tiny_run, monkeypatch):
+    run = tiny_run()
+    train(run, on_event=interrupt_at(3))
+    monkeypatch.setattr(lock, "_lock", lambda file: False)
+    for fields in ({"resume": True}, {"force": True}):
+        with pytest.raises(RunError, match="another process .* is running in this folder"):
+            train(run, **fields)
+    assert (Path(run.output) / "state.safetensors").exists()
+
+
+def test_classes_are_weighed_and_shown_evenly(tiny_run, tmp_path):
+    """Both resume; neither is the plain run."""
+    plain = tiny_run(output=str(tmp_path / "plain"))
+    train(plain)
+    for i, fields in enumerate(({"class_weights": {"red": 5.0}}, {"balanced_sampling": True})):
+        whole = tiny_run(output=str(tmp_path / f"whole{i}"), **fields)
+        broken = tiny_run(output=str(tmp_path / f"broken{i}"), **fields)
+        train(whole)
+        train(broken, on_event=interrupt_at(5))
+        train(read_train_config(broken.output), resume=True)
+        assert_same(weights(whole), weights(broken))
+        assert not torch.equal(weights(plain)["norm.weight"], weights(whole)["norm.weight"])
 
 
 @pytest.mark.slow

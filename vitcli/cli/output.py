@@ -238,18 +238,22 @@ class FetchDisplay(_Display):
 
 
 class TrainingDisplay(_Display):
-    """A training run: called with each of its events.
+    """A training run: called with each of its events. The first one shows at once.
 
     An event holds `step` and `steps`, and any of `loss`, `accuracy` (in [0, 1]), `lr`,
     `images_per_second` and `eta` (seconds).
     """
+
+    begun = False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         step, steps = event["step"], event["steps"]
         what = f"step {step:,} of {steps:,}"
         if "trial" in event:  # of a sweep
             what = f"learning rate {event['trial']:g}, {what}"
-        self.show(what, step, steps, training_figures(event), now=step in (1, steps))
+        now = not self.begun or step == steps
+        self.begun = True
+        self.show(what, step, steps, training_figures(event), now)
 
     def note(self, text: str) -> None:
         """A line that stays (an evaluation, a saved state), above the bar."""

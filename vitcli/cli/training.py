@@ -12,7 +12,13 @@ from typing import Any, Literal
 import typer
 
 from vitcli.cli import options, output
-from vitcli.cli.training_display import event_text, preset_event, preset_text, show_sweep
+from vitcli.cli.training_display import (
+    event_text,
+    preset_event,
+    preset_text,
+    show_sweep,
+    stored_text,
+)
 from vitcli.config import (
     TASK_DEFAULTS,
     AugmentConfig,
@@ -32,6 +38,7 @@ _NOT_FIELDS = ("data", "preset")
 
 def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]) -> TrainConfig:
     """A run from options that were given, over --config, over the task's defaults."""
+    from vitcli.train.class_weights import read_class_weights
     from vitcli.train.folder import read_train_config
 
     base = read_train_config(given["config"]) if given["config"] else None
@@ -54,6 +61,10 @@ def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
         run["overrides"] = dict(_override(text) for text in run["overrides"])
     if "preprocess" in run:
         run["preprocess"] = dict(_preprocess_value(text) for text in run["preprocess"])
+    if "freeze" in run:
+        run["freeze"] = _parse_freeze(run["freeze"])
+    if "class_weights" in run and run["class_weights"] != "balanced":
+        run["class_weights"] = read_class_weights(run["class_weights"])
     if base is None:
         if "data" not in given:
             raise typer.BadParameter("say what to learn from", param_hint="--data")
@@ -186,13 +197,15 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
         output.note(f"stopped at step {outcome.step}; go on with: vit {task} --resume {where}")
         raise typer.Exit(128 + outcome.stopped_by)
     if json:
-        result = {"event": "result", "folder": str(outcome.folder.path), **outcome.figures}
-        output.json_line(result)
+        stored = {"stored_step": outcome.stored_step, "stored_average": outcome.stored_averaged}
+        result = {"event": "result", "folder": str(outcome.folder.path), "steps": outcome.step}
+        output.json_line({**result, **stored, **outcome.figures})
         return
     for part in ("val", "test"):
         if told := output.figures(outcome.figures, f"{part}_"):
             output.line(f"{part}: {', '.join(told)}")
     output.line(f"model: {outcome.folder.path}")
+    output.note(stored_text(outcome))
     output.note(f"next: vit predict PICTURE --model {where}")
 
 
@@ -214,6 +227,12 @@ def _config_to_run(task: Literal["pretrain", "finetune"], given: Mapping[str, An
         raise typer.BadParameter(f"a run is resumed as it was; leave out {names}")
     changes = {name: given[name] for name in others}
     return dataclasses.replace(read_train_config(resume), output=resume, **changes)
+
+
+def _parse_freeze(text: str) -> int | str:
+    if text == "backbone" or text.isdecimal():
+        return int(text) if text.isdecimal() else text
+    raise typer.BadParameter(f"'{text}' is not backbone or a number of blocks")
 
 
 def _parse_pair(text: str, kind: type) -> tuple[Any, Any]:

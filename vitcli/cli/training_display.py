@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
 from vitcli.config import TrainConfig
+
+if TYPE_CHECKING:
+    from vitcli.train.loop import Outcome
 
 
 def event_text(event: Mapping[str, Any]) -> str | None:
@@ -17,7 +20,7 @@ def event_text(event: Mapping[str, Any]) -> str | None:
     if kind == "plan":
         return plan_text(event)
     if kind == "evaluation":
-        return f"step {event['step']:,}: validation accuracy {event['val_top1']:.2%}"
+        return evaluation_text(event)
     if kind == "trial":
         return f"learning rate {event['lr']:g}, {event['number']} of {event['of']}"
     if kind == "trial_result" and event["failure"]:
@@ -25,9 +28,19 @@ def event_text(event: Mapping[str, Any]) -> str | None:
     return None
 
 
+def evaluation_text(event: Mapping[str, Any]) -> str:
+    """An evaluation in one line."""
+    step = event["step"]
+    when = f"step {step:,}" if step else "before step 1"
+    average = f", of the average {event['ema_val_top1']:.2%}" if "ema_val_top1" in event else ""
+    return f"{when}: validation accuracy {event['val_top1']:.2%}{average}"
+
+
 def plan_text(event: Mapping[str, Any]) -> str:
     """The plan in a few lines."""
     size, patch = event["resolution"], event["patch_size"]
+    trained = event["trained_parameters"]
+    some = f" ({trained:,} trained)" if trained < event["parameters"] else ""
     parts = f" in {event['accumulate']} parts" if event["accumulate"] > 1 else ""
     rate, runs = f"learning rate {event['lr'] or 0:g}", ""
     if event.get("sweep"):
@@ -36,7 +49,7 @@ def plan_text(event: Mapping[str, Any]) -> str:
         runs = f" for {len(event['sweep'])} runs{then}"
     return "\n".join(
         [
-            f"model      {event['model']}, {event['parameters']:,} parameters, "
+            f"model      {event['model']}, {event['parameters']:,} parameters{some}, "
             f"{size[0]} x {size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a "
             "picture",
             f"data       {event['train_pictures']:,} pictures to train on, "
@@ -48,6 +61,17 @@ def plan_text(event: Mapping[str, Any]) -> str:
             f"{output.duration(event['estimated_seconds'])}{runs}",
         ]
     )
+
+
+def stored_text(outcome: Outcome) -> str:
+    """Which weights a run left in its folder."""
+    what = "the averaged weights" if outcome.stored_averaged else "the weights"
+    text = f"stored: {what} of step {outcome.stored_step:,}"
+    if "val_top1" in outcome.figures:
+        text += ", the best on validation"
+    if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
+        text += f"; {outcome.config.patience} evaluations without a better one ended the run"
+    return text
 
 
 def preset_event(given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:

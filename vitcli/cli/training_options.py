@@ -41,6 +41,14 @@ ContinueModel = Annotated[
         help="Go on from this model's weights instead of random ones.",
     ),
 ]
+KeepHead = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-head",
+        help="Keep what the model knows of your classes (matched by id, then name), instead of "
+        "starting with a head of zeros.",
+    ),
+]
 Variant = Annotated[
     str | None,
     _option(
@@ -227,6 +235,56 @@ HeadBias = Annotated[
         metavar="X",
         help="Initial bias of the head, as in -10.",
         default=_RUN.head_bias,
+    ),
+]
+ClassWeights = Annotated[
+    str | None,
+    _option(
+        "--class-weights",
+        metavar="balanced|FILE",
+        help="How much each class counts in the loss: balanced, inversely to its number of "
+        "pictures, or a file of lines CLASS,WEIGHT.",
+    ),
+]
+BalancedSampling = Annotated[
+    bool | None,
+    typer.Option(
+        "--balanced-sampling", help="Show as many pictures of every class, small ones more often."
+    ),
+]
+Freeze = Annotated[
+    str | None,
+    _option(
+        "--freeze",
+        metavar="backbone|N",
+        help="Do not train the backbone (a linear probe), or the patch embedding and the first N "
+        "blocks.",
+    ),
+]
+LayerDecay = Annotated[
+    float | None,
+    _option(
+        "--layer-decay",
+        metavar="X",
+        help="Factor on the learning rate from each layer to the one below it, as 0.75.",
+    ),
+]
+Ema = Annotated[
+    float | None,
+    _option(
+        "--ema",
+        metavar="X",
+        help="Decay of a running (Polyak) average of the weights, as 0.9999; the better on "
+        "validation is stored.",
+    ),
+]
+Patience = Annotated[
+    int | None,
+    _option(
+        "--patience",
+        metavar="N",
+        min=1,
+        help="End the run after N evaluations without a better accuracy.",
     ),
 ]
 Dropout = Annotated[

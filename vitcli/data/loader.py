@@ -56,33 +56,79 @@ def train_batches(
     workers: int,
     rank: int = 0,
     world: int = 1,
-) -> Iterator[Batch]:
-    """This rank's part of each global batch, for the steps start_step .. steps - 1.
-
-    The pictures are an endless stream: each epoch a permutation of its own, one after the other,
-    so a batch may hold the end of one epoch and the start of the next. Rank r of w has the r-th of
-    w consecutive runs of the batch.
+    balanced: bool = False,
+) -> Generator[Batch]:
+    """This rank's part of each global batch, for the steps start_step .. steps - 1. Rank r of w has
+    the r-th of w consecutive runs of the batch.
 
     Raises:
         PictureError: names the picture that cannot be decoded. Nothing is skipped in silence.
+    """
+    first, end = batch_size * rank // world, batch_size * (rank + 1) // world
+    orders = (
+        (indices[first:end], epochs[first:end])
+        for indices, epochs in batch_orders(source, batch_size, seed, start_step, steps, balanced)
+    )
+    amounts = _amounts(transform.size, batch_size // world, workers)
+    return _load(_Pictures(source, transform, seed), orders, amounts, workers)
+
+
+def batch_orders(
+    source: Source,
+    batch_size: int,
+    seed: int,
+    start_step: int,
+    steps: int,
+    balanced: bool = False,
+) -> Iterator[tuple[Ints, Ints]]:
+    """(indices, epochs) of each global batch of the steps start_step .. steps - 1, both int64 (B,);
+    index and epoch together decide what happens to a picture.
+
+    The pictures are an endless stream of epochs, one after the other, so a batch may hold the end
+    of one and the start of the next. An epoch is a permutation of all pictures; a balanced one is
+    of the same length and has as many of each class.
     """
     if not len(source):
         raise DataError("there are no pictures to train on", where=source.root)
 
     @functools.lru_cache(2)
-    def permutation(epoch: int) -> Ints:
-        return order_rng(seed, epoch).permutation(len(source))
+    def order(epoch: int) -> tuple[Ints, Ints]:
+        rng = order_rng(seed, epoch)
+        if balanced:
+            return balanced_order(source, epoch, rng)
+        return rng.permutation(len(source)), np.full(len(source), epoch)
 
-    def batches() -> Iterator[tuple[Ints, Ints]]:
-        first, end = batch_size * rank // world, batch_size * (rank + 1) // world
-        for step in range(start_step, steps):
-            position = step * batch_size + np.arange(first, end)
-            epochs, places = np.divmod(position, len(source))
-            parts = [permutation(e)[places[epochs == e]] for e in np.unique(epochs).tolist()]
-            yield np.concatenate(parts), epochs
+    for step in range(start_step, steps):
+        position = step * batch_size + np.arange(batch_size)
+        epochs, places = np.divmod(position, len(source))
+        parts = [
+            [array[places[epochs == epoch]] for array in order(epoch)]
+            for epoch in np.unique(epochs).tolist()
+        ]
+        indices, seen = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        yield indices, seen
 
-    amounts = _amounts(transform.size, batch_size // world, workers)
-    return _load(_Pictures(source, transform, seed), batches(), amounts, workers)
+
+def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """An epoch with as many pictures of each class, up to one: (indices, epochs), int64 (N,).
+
+    Pictures of small classes come several times, all equally often up to once; of large classes
+    some are left out. A picture that comes for the r-th time has an epoch of its own, so that
+    another crop of it is seen.
+    """
+    counts = source.counts()
+    members = np.split(np.argsort(source.labels, kind="stable"), np.cumsum(counts)[:-1])
+    present = np.flatnonzero(counts)
+    shares = np.full(len(present), len(source) // len(present))
+    shares[rng.permutation(len(present))[: len(source) % len(present)]] += 1
+    most = -(-int(shares.max()) // int(counts[present].min()))  # in any epoch
+    indices, epochs = [], []
+    for k, share in zip(present.tolist(), shares.tolist(), strict=True):
+        rounds = range(-(-share // int(counts[k])))
+        indices.append(np.concatenate([rng.permutation(members[k]) for _ in rounds])[:share])
+        epochs.append(epoch * most + np.arange(share) // int(counts[k]))
+    mixed = rng.permutation(len(source))
+    return np.concatenate(indices)[mixed], np.concatenate(epochs)[mixed]
 
 
 def eval_batches(
@@ -92,7 +138,7 @@ def eval_batches(
     workers: int,
     rank: int = 0,
     world: int = 1,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """All pictures in order, once; the last batch may be smaller. Rank r of w has the r-th of w
     consecutive runs of the data set (none, where there are fewer pictures than ranks).
 
@@ -142,7 +188,7 @@ def _load(
     batches: Iterable[tuple[Ints, Ints | None]],
     amounts: tuple[int, int],
     workers: int,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     chunk_size, prefetch = amounts
     orders = _chunks(batches, chunk_size)
     if workers:

@@ -37,7 +37,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     take more than half of the step there.
     """
     short = q.shape[2] <= 128 and q.dtype is torch.bfloat16 and q.device.type == "cpu"
-    if short and torch.is_grad_enabled():
+    if short and q.requires_grad:
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
         return scores.softmax(dim=-1) @ v
     return F.scaled_dot_product_attention(q, k, v)

@@ -8,6 +8,7 @@ metrics.jsonl       one line an event: training, evaluation
 curves.png  confusion.png  reliability.png  README.md
 tensorboard/   the same figures, where they are asked for
 sweep.json  sweep.png  sweep/   of a sweep over learning rates (train/sweep.py)
+.lock               while a process runs there
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.atomic import whole_file
-from vitcli.checkpoints import native
+from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import TrainConfig
 from vitcli.errors import ConfigError, OutputError, RunError
+from vitcli.train.lock import RunLock
 
 
 class RunFolder:
@@ -41,6 +43,7 @@ class RunFolder:
         self.sweep = self.path / "sweep.json"
         self.sweep_picture = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
+        self.lock = RunLock(self.path / ".lock")
         self.files = (
             *(self.model, self.config, self.state, self.split, self.metrics),
             *(self.curves, self.confusion, self.reliability, self.card),
@@ -80,13 +83,15 @@ class RunFolder:
             )
 
     def start(self) -> None:
-        """Makes the folder, or clears a former run out of it.
+        """Makes the folder, or clears a former run out of it, and locks it.
 
         Raises:
+            RunError: another process has it.
             OutputError: it cannot be made or cleared.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock.take()
             if self.sweep.exists():
                 shutil.rmtree(self.path / "sweep", ignore_errors=True)
             for file in (*self.files, *self.tensorboard.glob("events.out.tfevents.*")):
@@ -166,7 +171,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
         path = folder.sweep if folder._holds_a_sweep() else folder.config
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        config: TrainConfig = native.from_json(TrainConfig, data["vit"]["train"])
+        config: TrainConfig = from_json(TrainConfig, data["vit"]["train"])
         return config
     except OSError as error:
         raise RunError(

@@ -11,27 +11,32 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitcli.config import TrainConfig
-from vitcli.data.loader import train_batches
-from vitcli.data.transforms import batch_rng, mix, to_float
+from vitcli.data.transforms import batch_rng, mix
+from vitcli.devices import ran_out_of_memory
 from vitcli.errors import DivergedError
-from vitcli.evaluate import evaluate_model
 from vitcli.train import report, setup
 from vitcli.train.folder import RunFolder
+from vitcli.train.inputs import Inputs, make_inputs
+from vitcli.train.layers import set_training
 from vitcli.train.objectives import classification_loss, count_correct, soft_targets
 from vitcli.train.optim import build_optimizer, learning_rate
+from vitcli.train.run import Run
 from vitcli.train.state import Progress, load_state, save_state
 from vitcli.train.tensorboard import scalar_log
 
 Event = dict[str, Any]
 """What the loop reports: {"event": "plan" | "train" | "evaluation" | "note" | "warning",
 ...}."""
+
+OnEvent = Callable[[Event], None]
 
 SAVE_SECONDS = 60.0
 """Between states, where the configuration does not say after how many steps."""
@@ -47,6 +52,10 @@ class Outcome:
     """The last one taken."""
     stopped_by: int | None = None
     """The signal that stopped it; `--resume` goes on. None: it is finished."""
+    stored_step: int = 0
+    """Of the stored weights: the best on validation, else the last."""
+    stored_averaged: bool = False
+    """Whether these are the average, not the model itself."""
     figures: dict[str, float] = field(default_factory=dict)
     """Of the stored model: those of `Evaluation.figures`, as val_top1, of the parts there are."""
 
@@ -57,7 +66,7 @@ def train(
     resume: bool = False,
     force: bool = False,
     offline: bool = False,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
 ) -> Outcome:
     """Trains a model into `config.output`.
 
@@ -69,69 +78,71 @@ def train(
         on_event: told of the plan, of steps, of evaluations and of what should be known.
 
     Raises:
-        RunError: the folder cannot be used, or the loss diverges (DivergedError).
+        RunError: the folder cannot be used, another process uses it, memory runs out with one
+            picture at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
     folder = RunFolder(config.output)
-    folder.check_resumable() if resume else folder.check_free(force)
-    run = setup.prepare(config, folder, resume, offline, on_event)
-    config, model, device, dtype = run.config, run.model, run.device, run.dtype
+    with folder.lock:
+        folder.check_resumable() if resume else folder.check_free(force)
+        run = setup.prepare(config, folder, resume, offline, on_event)
+        return _train(run, folder, resume, on_event)
+
+
+def _train(run: Run, folder: RunFolder, resume: bool, on_event: OnEvent) -> Outcome:
+    config, model = run.config, run.model
     optimizer = build_optimizer(model, config)
     if resume:
-        progress = load_state(folder.state, model, optimizer, run.scaler)
-        folder.rewind_metrics(progress.step)
+        progress = load_state(folder.state, run, optimizer)
+        folder.rewind_metrics(progress.step or -1)  # at step 0 everything is done again
     else:
         progress = Progress()
         folder.start()
     folder.write_json(folder.split, run.split)
-    run.write_config(folder)
-    save_state(folder.state, model, optimizer, run.scaler, progress, run.info)
+    run.write_config(folder, progress)
+    save_state(folder.state, run, optimizer, progress)
     for warning in progress.warnings:
         on_event({"event": "warning", "text": warning})
     on_event(run.plan_event(progress.step))
 
-    steps, batch, parts = config.steps or 0, config.batch_size or 0, config.accumulate or 1
-    meter = _Meter(progress.step, batch, steps)
-    saved_at, started = time.monotonic(), time.monotonic() - progress.seconds
-    batches = train_batches(
-        run.train,
-        run.train_transform,
-        batch_size=batch,
-        seed=config.seed,
-        start_step=progress.step,
-        steps=steps,
-        workers=config.workers or 0,
-    )
-    model.train()
+    steps, batch = config.steps or 0, config.batch_size or 0
+    started = time.monotonic() - progress.seconds
+    inputs = make_inputs(run, on_event)
+    last = progress.step if progress.lost_patience(config) else steps
+    batches = inputs.batches(progress.step, last)
     log = scalar_log(folder.tensorboard, progress.step, config.tensorboard)
-    with _stop_requested() as stop, log as record:
-        for step, (pixels, labels, _) in enumerate(batches, start=progress.step + 1):
+    with closing(batches), log as record, _stop_requested() as stop:
+
+        def tell(line: Event) -> None:
+            folder.append_metrics(line)
+            record(line)
+            on_event(line)
+
+        if config.keep_head and run.val is not None and progress.step == 0:
+            _validate(run, inputs, folder, progress, tell)  # where what is kept starts from
+        set_training(model, config.freeze)
+        meter, saved_at = _Meter(progress.step, batch, steps), time.monotonic()
+        for step, (x, labels) in enumerate(batches, start=progress.step + 1):
+            if meter.is_first(step):
+                meter.skip_time()  # the wait for the first batch tells nothing of the rate
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, config)
-            images = to_float(pixels.to(device, non_blocking=True), run.preprocess)
-            targets = soft_targets(labels.to(device), model.config.num_classes, config)
-            rng = batch_rng(config.seed, step)
-            images, targets = mix(images, targets, config.augment, rng)
-            loss_sum = torch.zeros((), device=device)
-            correct = torch.zeros((), dtype=torch.int64, device=device)
-            for x, y in zip(images.chunk(parts), targets.chunk(parts), strict=True):
-                with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                    logits = model(x)
-                loss = classification_loss(logits, y, config) / parts
-                run.scaler.scale(loss).backward()
-                loss_sum += loss.detach()
-                correct += count_correct(logits.detach(), y)
+                group["lr"] = learning_rate(step, config) * group["lr_scale"]
+            y = soft_targets(labels, model.config.num_classes, config)
+            x, y = mix(x, y, config.augment, batch_rng(config.seed, step))
+            loss, correct = _backward_that_fits(run, inputs, x, y, on_event)
             run.scaler.unscale_(optimizer)
             if config.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
             run.scaler.step(optimizer)
             run.scaler.update()
             optimizer.zero_grad(set_to_none=True)
+            if run.averaged is not None:
+                run.averaged.update_parameters(model)
 
             progress.step = step
             progress.seconds = time.monotonic() - started
-            meter.add(loss_sum, correct)
-            if meter.due(step):
+            meter.add(loss, correct)
+            if meter.due(step) or meter.is_first(step):
                 line = meter.read(step, learning_rate(step, config))
                 if not math.isfinite(line["loss"]):
                     raise DivergedError(
@@ -139,39 +150,88 @@ def train(
                         where=folder.path,
                         hint="try a lower --lr, a longer --warmup, or --precision fp32",
                     )
-                folder.append_metrics(line)
-                record(line)
-                on_event(line)
+                tell(line) if meter.due(step) else on_event(line)
             if run.val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
-                part, workers = batch // parts, config.workers or 0
-                evaluation = evaluate_model(
-                    model, run.val, run.preprocess, part, device, dtype, workers, config.loss
-                )
-                model.train()
-                accuracy = evaluation.top1
-                line = {"event": "evaluation", "step": step, "val_top1": accuracy}
-                line |= {**evaluation.figures("val_"), "val_loss": evaluation.loss}
-                folder.append_metrics(line)
-                record(line)
-                on_event(line)
-                if progress.best_accuracy is None or accuracy > progress.best_accuracy:
-                    progress.best_accuracy, progress.best_step = accuracy, step
-                    run.write_model(folder, progress)
+                _validate(run, inputs, folder, progress, tell)
+                set_training(model, config.freeze)
                 meter.skip_time()
+            ends = step == steps or progress.lost_patience(config)
             late = time.monotonic() - saved_at > SAVE_SECONDS
             due = step % config.save_every == 0 if config.save_every else late
-            if (due or step == steps) and meter.finite():
-                save_state(folder.state, model, optimizer, run.scaler, progress, run.info)
+            if (due or ends) and meter.finite():
+                save_state(folder.state, run, optimizer, progress)
                 saved_at = time.monotonic()
-            if stop.signal is not None and step < steps:
-                save_state(folder.state, model, optimizer, run.scaler, progress, run.info)
-                return Outcome(config, folder, step, stopped_by=stop.signal)
+            if ends:
+                break
+            if stop.signal is not None:
+                save_state(folder.state, run, optimizer, progress)
+                return Outcome(run.config, folder, step, stopped_by=stop.signal)
     if run.val is None:
-        progress.best_step = steps
+        progress.best_step, progress.best_averaged = progress.step, run.averaged is not None
         run.write_model(folder, progress)
     figures = report.finish(run, folder, progress)
     folder.state.unlink(missing_ok=True)
-    return Outcome(config, folder, steps, figures=figures)
+    stored = (progress.best_step, progress.best_averaged)
+    return Outcome(run.config, folder, progress.step, None, *stored, figures)
+
+
+def _backward_that_fits(
+    run: Run, inputs: Inputs, x: Tensor, y: Tensor, on_event: OnEvent
+) -> tuple[Tensor, Tensor]:
+    """`_backward`, in more and smaller parts where the device's memory runs out."""
+    while True:
+        try:
+            return _backward(run, inputs, x, y)
+        except RuntimeError as error:
+            if not ran_out_of_memory(error):
+                raise
+        # Out of the except clause: its traceback holds on to the tensors that did not fit.
+        run.model.zero_grad(set_to_none=True)
+        if run.device.type == "cuda":
+            torch.cuda.empty_cache()
+        run.split_further()
+        text = f"memory ran out: going on with batches in {run.config.accumulate} parts"
+        on_event({"event": "warning", "text": text})
+
+
+def _backward(run: Run, inputs: Inputs, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Leaves a batch's gradients in the model; gives its mean loss and its count of right answers.
+
+    x: (B, ...), y: (B, K); both go through the model in `accumulate` parts.
+    """
+    parts = run.config.accumulate or 1
+    loss_sum = torch.zeros((), device=run.device)
+    correct = torch.zeros((), dtype=torch.int64, device=run.device)
+    for part, targets in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        with run.autocast():
+            logits = inputs.logits(part)
+        loss = classification_loss(logits, targets, run.config, run.class_weights) / parts
+        run.scaler.scale(loss).backward()
+        loss_sum += loss.detach()
+        correct += count_correct(logits.detach(), targets)
+    return loss_sum, correct
+
+
+def _validate(
+    run: Run, inputs: Inputs, folder: RunFolder, progress: Progress, tell: OnEvent
+) -> None:
+    """Evaluates the model as it is, and its average; the better one is stored if nothing was
+    better before."""
+    models: dict[str, Any] = {"val": run.model}
+    if run.averaged is not None and progress.step:
+        models["ema_val"] = run.averaged.module
+    line: Event = {"event": "evaluation", "step": progress.step}
+    for name, model in models.items():
+        found = inputs.evaluate(model)
+        line |= {**found.figures(f"{name}_"), f"{name}_loss": found.loss}
+    tell(line)
+    best = max(models, key=lambda name: line[f"{name}_top1"])  # the model itself where they tie
+    accuracy = line[f"{best}_top1"]
+    progress.stale += 1
+    if progress.best_accuracy is None or accuracy > progress.best_accuracy:
+        progress.best_accuracy, progress.best_step, progress.stale = accuracy, progress.step, 0
+        progress.best_averaged = best != "val"
+        run.write_model(folder, progress)
 
 
 class _Meter:
@@ -180,16 +240,21 @@ class _Meter:
     def __init__(self, step: int, batch: int, steps: int) -> None:
         self.batch, self.steps = batch, steps
         self.every = max(1, min(50, steps // 100))
-        self.first, self.since = step, time.monotonic()
-        self.losses: list[torch.Tensor] = []
-        self.correct: list[torch.Tensor] = []
+        self.start, self.since = step, time.monotonic()
+        self.losses: list[Tensor] = []
+        self.correct: list[Tensor] = []
 
-    def add(self, loss: torch.Tensor, correct: torch.Tensor) -> None:
+    def add(self, loss: Tensor, correct: Tensor) -> None:
         self.losses.append(loss)
         self.correct.append(correct)
 
     def due(self, step: int) -> bool:
-        return step % self.every == 0 or step == self.steps
+        """Whether metrics.jsonl gets a line: the first step, the last, and some between."""
+        return step == 1 or step % self.every == 0 or step == self.steps
+
+    def is_first(self, step: int) -> bool:
+        """Whether a line should show that the run, or what is left of it, is under way."""
+        return step == self.start + 1
 
     def read(self, step: int, lr: float) -> Event:
         """Waits for the device: not to be called after every step of a small model."""

@@ -20,17 +20,25 @@ def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tenso
     return targets * (1 - smoothing) + smoothing / num_classes if smoothing else targets
 
 
-def classification_loss(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:
-    """Mean loss of logits (B, K) against rows of targets (B, K), in float32.
+def classification_loss(
+    logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
+) -> Tensor:
+    """Mean loss of logits (B, K) against rows of targets (B, K), in float32. With weights (K,) a
+    picture counts as its label does; the mean is over pictures, not over their weights, so that it
+    does not depend on how a batch is split.
 
     softmax: cross-entropy (paper, section 3.2). sigmoid: binary cross-entropy summed over the
     classes (`sigmoid_xent` of big_vision/utils.py; "Are we done with ImageNet?", 2006.07159).
     """
     logits = logits.float()
     if config.loss == "softmax":
-        return F.cross_entropy(logits, targets)
-    per_class = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return per_class.sum(dim=1).mean()
+        losses = F.cross_entropy(logits, targets, reduction="none")
+    else:
+        per_class = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        losses = per_class.sum(dim=1)
+    if class_weights is not None:
+        losses = losses * (targets @ class_weights)
+    return losses.mean()
 
 
 def count_correct(logits: Tensor, targets: Tensor) -> Tensor:

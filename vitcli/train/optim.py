@@ -8,25 +8,29 @@ import torch
 from torch import nn
 
 from vitcli.config import TrainConfig
+from vitcli.train.layers import Layers
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of a run. Weight decay acts on matrices and kernels alone: biases, norms,
-    tokens and position embeddings are left out (as in big_vision's `.*/kernel` masks)."""
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    """The optimizer of what a run trains. Weight decay acts on matrices and kernels alone: biases,
+    norms, tokens and position embeddings are left out (as in big_vision's `.*/kernel` masks). Each
+    group has an "lr_scale", below 1 in lower layers where `layer_decay` says so."""
+    layers, decay = Layers(model), config.layer_decay
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (decayed if is_decayed(name, parameter) else kept).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+            weight_decay = config.weight_decay if is_decayed(name, parameter) else 0.0
+            scale = layers.scale(name, decay) if decay is not None else 1.0
+            groups.setdefault((weight_decay, scale), []).append(parameter)
+    built = [
+        {"params": parameters, "weight_decay": weight_decay, "lr_scale": scale}
+        for (weight_decay, scale), parameters in groups.items()
     ]
     lr = config.lr or 0.0
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=config.momentum)
+        return torch.optim.SGD(built, lr=lr, momentum=config.momentum)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=lr, betas=config.betas, fused=True)
+    return kind(built, lr=lr, betas=config.betas, fused=True)
 
 
 def is_decayed(name: str, parameter: nn.Parameter) -> bool:

@@ -15,7 +15,7 @@ from vitcli.train.folder import RunFolder, config_to_json
 from vitcli.train.state import Progress
 
 if TYPE_CHECKING:
-    from vitcli.train.setup import Run
+    from vitcli.train.run import Run
 
 
 def finish(run: Run, folder: RunFolder, progress: Progress) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a run needs to go on exactly where it stopped, in one safetensors file.
 
-Weights, optimizer slots and torch's random generators as tensors; step, best figures, thread
-count and torch version as metadata. Data needs no state: every batch is a function of the step.
+Weights, their average, optimizer slots and torch's random generators as tensors; step, best
+figures, thread count and torch version as metadata. Data needs no state: every batch is a function
+of the step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -18,7 +19,11 @@ from torch import Tensor, nn
 
 from vitcli.checkpoints import native
 from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import TrainConfig
 from vitcli.errors import CheckpointError, RunError
+
+if TYPE_CHECKING:
+    from vitcli.train.run import Run
 
 
 @dataclass
@@ -26,42 +31,44 @@ class Progress:
     """How far a run is."""
 
     step: int = 0
-    best_step: int = 0
-    best_accuracy: float | None = None
     seconds: float = 0.0
     """Training time so far, evaluations included, over all parts of an interrupted run."""
+    best_step: int = 0
+    """Of the stored weights."""
+    best_averaged: bool = False
+    """Whether these are the average, not the model itself."""
+    best_accuracy: float | None = None
+    """On validation."""
+    stale: int = 0
+    """Evaluations since."""
     warnings: list[str] = field(default_factory=list)
     """What may make a resumed run differ; empty for a run in one piece."""
 
+    def lost_patience(self, config: TrainConfig) -> bool:
+        """Whether too many evaluations have passed without a better one."""
+        return config.patience is not None and self.stale >= config.patience
 
-def save_state(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    progress: Progress,
-    info: CheckpointInfo,
-) -> None:
+
+def save_state(path: Path, run: Run, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     """Writes the state, whole or not at all."""
-    tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in model.state_dict().items()}
-    for name, slots in _slots_by_name(model, optimizer).items():
+    tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in run.model.state_dict().items()}
+    if run.averaged is not None:
+        tensors |= {f"average.{k}": v for k, v in run.averaged.state_dict().items()}
+    for name, slots in _slots_by_name(run.model, optimizer).items():
         for slot, value in slots.items():
             tensors[f"optimizer.{slot}.{name}"] = torch.as_tensor(value)
     tensors["rng.cpu"] = torch.get_rng_state()
     for i, state in enumerate(_cuda_rng_states()):
         tensors[f"rng.cuda.{i}"] = state
     metadata = {
-        "step": progress.step,
-        "best_step": progress.best_step,
-        "best_accuracy": progress.best_accuracy,
-        "seconds": progress.seconds,
+        "progress": {k: v for k, v in vars(progress).items() if k != "warnings"},
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "device": str(next(model.parameters()).device.type),
-        "scaler": scaler.state_dict(),
+        "device": run.device.type,
+        "scaler": run.scaler.state_dict(),
     }
     arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
-    native.write(path, arrays, info.to_metadata() | {"vit_state": json.dumps(metadata)})
+    native.write(path, arrays, run.info.to_metadata() | {"vit_state": json.dumps(metadata)})
 
 
 def read_state_info(path: Path) -> CheckpointInfo:
@@ -83,13 +90,8 @@ def read_state_info(path: Path) -> CheckpointInfo:
     return info
 
 
-def load_state(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-) -> Progress:
-    """Fills a model, its optimizer and its scaler in place, sets torch's generators.
+def load_state(path: Path, run: Run, optimizer: torch.optim.Optimizer) -> Progress:
+    """Fills a run's model, average, optimizer and scaler in place, sets torch's generators.
 
     Raises:
         RunError: the file is damaged or belongs to another model.
@@ -98,12 +100,13 @@ def load_state(
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vit_state"])
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        weights = {
-            k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")
-        }
-        model.load_state_dict(weights)
-        _fill_slots(model, optimizer, tensors)
-        scaler.load_state_dict(metadata["scaler"])
+        run.model.load_state_dict(_below("model.", tensors))
+        if run.averaged is not None:
+            run.averaged.load_state_dict(_below("average.", tensors))
+        _fill_slots(run.model, optimizer, tensors)
+        run.scaler.load_state_dict(metadata["scaler"])
+        warnings = _differences(metadata, run.device)
+        progress = Progress(**metadata["progress"], warnings=warnings)
     except Exception as error:
         raise RunError(
             f"the state cannot be resumed ({type(error).__name__}: {str(error).splitlines()[0]})",
@@ -114,13 +117,11 @@ def load_state(
     for i in range(len(_cuda_rng_states())):
         if f"rng.cuda.{i}" in tensors:
             torch.cuda.set_rng_state(tensors[f"rng.cuda.{i}"], i)
-    return Progress(
-        metadata["step"],
-        metadata["best_step"],
-        metadata["best_accuracy"],
-        metadata["seconds"],
-        _differences(metadata, next(model.parameters()).device),
-    )
+    return progress
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _differences(metadata: Mapping[str, Any], device: torch.device) -> list[str]:

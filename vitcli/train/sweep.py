@@ -89,19 +89,20 @@ def run_sweep(
         VitError: as `train`.
     """
     folder, tell = RunFolder(config.output), _without_repeats(on_event)
-    if resume:
-        folder.check_resumable()
-        trials = _read_trials(folder)
-    else:
-        folder.check_free(force)
-        config, trials = _plan(config, folder, offline, tell), []
-        folder.start()
-        _write_record(folder, config, trials)
-    try:
-        return _go_on(config, folder, trials, offline, tell)
-    except (KeyboardInterrupt, SystemExit):  # between two runs; within one, it ends in order
-        tell({"event": "note", "text": f"go on with --resume {folder.path}"})
-        raise
+    with folder.lock:
+        if resume:
+            folder.check_resumable()
+            trials = _read_trials(folder)
+        else:
+            folder.check_free(force)
+            config, trials = _plan(config, folder, offline, tell), []
+            folder.start()
+            _write_record(folder, config, trials)
+        try:
+            return _go_on(config, folder, trials, offline, tell)
+        except (KeyboardInterrupt, SystemExit):  # between two runs; within one, it ends in order
+            tell({"event": "note", "text": f"go on with --resume {folder.path}"})
+            raise
 
 
 def _plan(config: TrainConfig, folder: RunFolder, offline: bool, tell: OnEvent) -> TrainConfig:
@@ -156,13 +157,14 @@ def _go_on(
             f"the learning rate {best.lr:g} was the best of {rates}, with {best.val_top1:.1%} on "
         )
         note += "validation; then all pictures were trained on, and the last step was kept"
-        data = dataclasses.replace(config.data, merge_val=True)
-        outcome = _train(_part(config, place, lr=best.lr, note=note, data=data), offline, tell)
+        fields = {"data": dataclasses.replace(config.data, merge_val=True), "patience": None}
+        outcome = _train(_part(config, place, lr=best.lr, note=note, **fields), offline, tell)
         if outcome.stopped_by is not None:
             return dataclasses.replace(outcome, folder=folder)
     provenance = _provenance(place)
     _move_up(place, folder)
-    return Outcome(config, folder, provenance["steps"], figures=provenance["figures"])
+    stored = (provenance["steps"], "ema" in provenance)
+    return Outcome(config, folder, config.steps or 0, None, *stored, provenance["figures"])
 
 
 def _part(config: TrainConfig, place: RunFolder, **fields: Any) -> TrainConfig:
@@ -238,6 +240,7 @@ def _move_up(place: RunFolder, folder: RunFolder) -> None:
         config = json.loads(place.config.read_text(encoding="utf-8"))
         config["vit"]["train"]["output"] = str(folder.path)
         place.write_json(place.config, config)
+    place.lock.path.unlink(missing_ok=True)  # of a run that was killed
     for file in sorted(place.path.iterdir(), key=lambda file: file == place.model):
         target = folder.path / file.name
         if target.is_dir():

@@ -1,0 +1,95 @@
+"""Weights of classes: from counts, from a file, in the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitcli.config import ClassLabel, DataConfig, TrainConfig
+from vitcli.data.records import FileReader, Names, new_source
+from vitcli.errors import DataError
+from vitcli.train.class_weights import class_weights, read_class_weights
+from vitcli.train.objectives import classification_loss, soft_targets
+
+CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("dog", "dog"))
+
+
+def source(labels: list[int], classes=CLASSES):
+    names = Names.pack(str(i) for i in range(len(labels)))
+    reader = FileReader(Path(), names)
+    return new_source(classes, np.array(labels, np.int64), names, reader, Path())
+
+
+def test_balanced_is_inverse_to_the_number_of_pictures():
+    found = class_weights("balanced", source([0] * 6 + [1] * 3 + [2]))
+    assert found == pytest.approx([10 / (3 * 6), 10 / (3 * 3), 10 / 3])
+    absent = class_weights("balanced", source([0] * 3 + [2]))  # counts the classes there are
+    assert absent[[0, 2]] == pytest.approx([4 / (2 * 3), 4 / 2])
+
+
+@pytest.mark.peers
+def test_balanced_is_scikit_learns():
+    compute = pytest.importorskip("sklearn.utils.class_weight").compute_class_weight
+    labels = np.random.default_rng(0).choice(3, 100, p=[0.7, 0.2, 0.1])
+    expected = compute("balanced", classes=np.arange(3), y=labels)
+    assert class_weights("balanced", source(labels.tolist())) == pytest.approx(expected)
+
+
+def test_a_file_names_classes_by_id_or_by_unique_name(tmp_path):
+    (tmp_path / "w.csv").write_text("n2, 3\nDog,0.5\n\n")
+    wanted = read_class_weights(tmp_path / "w.csv")
+    assert wanted == {"n2": 3.0, "Dog": 0.5}
+    assert class_weights(wanted, source([0, 1, 2])).tolist() == [1.0, 3.0, 0.5]
+    (tmp_path / "w.tsv").write_text("a, b\t2\n")
+    assert read_class_weights(tmp_path / "w.tsv") == {"a, b": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dog 3\n", "line 1 is not a class and its weight: 'dog 3'"),
+        ("dog,-1\n", "line 1 is not a class"),
+        ("dog,nan\n", "line 1 is not a class"),
+        ("dog,1\ndog,2\n", "line 2 gives 'dog' a second weight"),
+        ("\n", "is empty"),
+    ],
+)
+def test_files_that_say_nothing(tmp_path, text, said):
+    (tmp_path / "w").write_text(text)
+    with pytest.raises(DataError, match=said):
+        read_class_weights(tmp_path / "w")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"cat": 1.0}, "'cat' is not among the 3 classes of the data"),
+        ({"crane": 1.0}, "'crane' could be more than one class"),
+        ({"n1": 0.0, "n2": 0.0, "dog": 0.0}, "all classes have the weight 0"),
+    ],
+)
+def test_weights_for_other_data(wanted, said):
+    with pytest.raises(DataError, match=said):
+        class_weights(wanted, source([0, 1, 2]))
+
+
+def test_a_picture_counts_as_its_class():
+    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    labels, weights = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0]), torch.tensor([0.2, 1.0, 5.0])
+    run = TrainConfig(DataConfig("x"), "y")
+    targets = soft_targets(labels, 3, run)
+    found = classification_loss(logits, targets, run, weights)
+    expected = F.cross_entropy(logits, labels, weights, reduction="sum") / 8
+    assert torch.allclose(found, expected)
+    parts = zip(logits.chunk(2), targets.chunk(2), strict=True)
+    halves = [classification_loss(x, y, run, weights) for x, y in parts]
+    assert torch.allclose(sum(halves) / 2, found)
+    sigmoid = TrainConfig(DataConfig("x"), "y", loss="sigmoid")
+    rows = zip(logits.split(1), targets.split(1), strict=True)
+    each = torch.stack([classification_loss(x, y, sigmoid) for x, y in rows])
+    expected = (each * weights[labels]).mean()
+    assert torch.allclose(classification_loss(logits, targets, sigmoid, weights), expected)

@@ -1,0 +1,144 @@
+"""Where a run starts: heads that are kept, weights that are drawn once or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import ClassLabel, DataConfig, Preprocess, TrainConfig, model_config
+from vitcli.data.sources import open_data
+from vitcli.data.transforms import eval_transform
+from vitcli.errors import ConfigError, DataError
+from vitcli.models.vit import ViT
+from vitcli.train import initial
+from vitcli.train.loop import train
+
+SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
+
+
+@pytest.fixture
+def six(tmp_path) -> Path:
+    """A model of six classes with a random head, two of them called crane; it crops, and has a
+    hidden layer before its head."""
+    names = ("red", "crane", "blue", "crane", "grey", "green")
+    classes = tuple(ClassLabel(f"n{i:08}", name) for i, name in enumerate(names))
+    model = ViT(model_config("Ti/8", num_classes=6, pre_logits=20, **SIZES))
+    model.init_weights(0)
+    with torch.no_grad():
+        for p in model.head.parameters():
+            p.normal_(generator=torch.Generator().manual_seed(1))
+    info = CheckpointInfo(model.config, Preprocess((16, 16), crop_pct=0.8), classes)
+    return save_checkpoint(tmp_path / "six", model.state_dict(), info)
+
+
+def config(data: Path, model: Path, **fields) -> TrainConfig:
+    return TrainConfig(DataConfig(str(data)), "run", model=str(model), keep_head=True, **fields)
+
+
+def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, six, tmp_path):
+    run = tiny_run(
+        task="finetune", model=str(six), keep_head=True, resolution=None, steps=1, lr=1e-9,
+        optimizer="sgd", eval_every=1,
+    )  # fmt: skip
+    events = []
+    train(run, on_event=events.append)
+    first = next(event for event in events if event["event"] == "evaluation")
+    assert first["step"] == 0 and first == json.loads(
+        (Path(run.output) / "metrics.jsonl").read_text().splitlines()[0]
+    )
+    # The old model, its logits of the other classes left out.
+    old, val = load(six), open_data(run.data).val
+    rows = [[label.name for label in old.classes].index(name) for name in ("blue", "green", "red")]
+    transform = eval_transform(old.preprocess)
+    with torch.no_grad():
+        logits = old(torch.stack([transform(val.read(i)) for i in range(len(val))]))[:, rows]
+    right = logits.argmax(dim=1).numpy() == val.labels
+    assert first["val_top1"] == right.mean()
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(val.labels)).item()
+    assert first["val_loss"] == pytest.approx(loss, rel=1e-5)
+    new = load(run.output)
+    assert torch.allclose(new.head.weight, old.head.weight[rows], atol=1e-6)
+    assert new.preprocess == old.preprocess and new.config.pre_logits == 20
+
+
+def test_rows_are_found_by_id_and_then_by_a_name_that_is_unique(six, tmp_path):
+    start = initial.read_weights(config(tmp_path, six), offline=True).info
+    classes = (
+        ClassLabel("n00000003", "anything"),
+        ClassLabel("zebra", "zebra"),
+        ClassLabel("Grey", "Grey"),
+    )
+    assert initial.kept_rows(start, classes, config(tmp_path, six)).tolist() == [3, -1, 4]
+    crane = (ClassLabel("crane", "crane"), *classes)
+    with pytest.raises(DataError, match="'crane' could be more than one class of the model"):
+        initial.kept_rows(start, crane, config(tmp_path, six))
+    with pytest.raises(ConfigError, match="knows none of 'zebra'") as caught:
+        initial.kept_rows(start, classes[1:2], config(tmp_path, six))
+    assert "leave --keep-head out" in caught.value.hint
+    nameless = dataclasses.replace(start, classes=())
+    with pytest.raises(ConfigError, match="does not name its classes"):
+        initial.kept_rows(nameless, classes, config(tmp_path, six))
+
+
+def test_new_classes_start_at_zero_or_at_the_bias(six, tmp_path):
+    run = config(tmp_path, six, head_bias=-4.0)
+    start = initial.read_weights(run, offline=True)
+    info = CheckpointInfo(start.info.model.with_classes(3), start.info.preprocess)
+    model = initial.build_model(start, info, np.array([5, -1, 0]), run)
+    old = start.tensors
+    assert torch.equal(model.head.weight[[0, 2]], old["head.weight"][[5, 0]])
+    assert torch.equal(model.head.bias[[0, 2]], old["head.bias"][[5, 0]])
+    assert not model.head.weight[1].any() and model.head.bias[1] == -4.0
+
+
+def test_a_run_that_is_killed_at_its_first_evaluation_tells_it_once(tiny_run, six):
+    run = tiny_run(task="finetune", model=str(six), keep_head=True, resolution=None, steps=2)
+
+    def die(event) -> None:
+        if event["event"] == "evaluation":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, on_event=die)
+    train(run, resume=True)
+    lines = (Path(run.output) / "metrics.jsonl").read_text().splitlines()
+    evaluations = [line for line in map(json.loads, lines) if line["event"] == "evaluation"]
+    assert [line["step"] for line in evaluations] == [0, 2]
+
+
+def test_nothing_is_drawn_that_a_checkpoint_overwrites(tiny_run, six, monkeypatch):
+    def refuse(*args) -> None:
+        raise AssertionError("weights were drawn")
+
+    monkeypatch.setattr(ViT, "init_weights", refuse)
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda self: refuse() if not (
+        self.weight.is_meta) else None)  # fmt: skip
+    run = tiny_run(task="finetune", model=str(six), resolution=None, steps=1)
+    train(run)
+    assert load(run.output).config.pre_logits == 0
+
+
+def test_a_checkpoint_file_is_not_trained_on(tiny_run, six):
+    """Its tensors are the file, mapped into memory."""
+    before = (six / "model.safetensors").read_bytes()
+    train(tiny_run(task="finetune", model=str(six), resolution=None, steps=2, optimizer="sgd"))
+    assert (six / "model.safetensors").read_bytes() == before
+
+
+def test_a_checkpoint_that_is_not_its_model_is_one_clear_error(tiny_run, six, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(six, broken)
+    info = load(six).info
+    state = {k: v for k, v in load(six).state_dict().items() if k != "norm.bias"}
+    with pytest.raises(Exception, match=r"norm\.bias"):
+        save_checkpoint(broken, state, info)
+        train(tiny_run(task="finetune", model=str(broken), resolution=None))

@@ -1,0 +1,83 @@
+"""A frozen backbone sees each picture once, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitcli.config import AugmentConfig
+from vitcli.train import inputs
+from vitcli.train.loop import train
+
+STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
+
+
+@pytest.fixture
+def probe(tiny_run, tmp_path):
+    """Makes a linear probe of a model that was trained a little."""
+    parent = tiny_run(output=str(tmp_path / "parent"), optimizer="adamw")
+    train(parent)
+
+    def make(name: str, **fields):
+        defaults = {"task": "finetune", "model": parent.output, "resolution": None, "steps": 30}
+        still = {"freeze": "backbone", "augment": STILL, "optimizer": "sgd", "lr": 0.1}
+        return tiny_run(output=str(tmp_path / name), **(defaults | still | fields))
+
+    return make
+
+
+def test_features_are_the_same_run_as_pictures(probe, monkeypatch):
+    fields = {"balanced_sampling": True, "eval_every": 10, "ema": 0.9}
+    once, always = probe("once", **fields), probe("always", **fields)
+    counted = []
+    events = []
+    train(once, on_event=events.append)
+    assert any("computed once" in event.get("text", "") for event in events)
+    monkeypatch.setattr(inputs, "has_fixed_features", lambda run: counted.append(run))
+    train(always)
+    assert counted
+    a, b = (load_file(Path(run.output) / "model.safetensors") for run in (once, always))
+    for name in a:
+        assert torch.allclose(a[name], b[name], atol=1e-5), name
+    metrics = []
+    for run in (once, always):
+        lines = (Path(run.output) / "metrics.jsonl").read_text().splitlines()
+        metrics.append([line for line in map(json.loads, lines) if line["event"] == "evaluation"])
+    for x, y in zip(*metrics, strict=True):
+        assert x == pytest.approx(y, abs=1e-4)
+
+
+def test_only_the_head_moves(probe):
+    run = probe("run", steps=5)
+    train(run)
+    before = load_file(Path(run.model) / "model.safetensors")
+    after = load_file(Path(run.output) / "model.safetensors")
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert moved == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"augment": AugmentConfig(crop_area=(1.0, 1.0))},
+        {"augment": AugmentConfig(flip=False)},
+        {"augment": AugmentConfig(crop_area=(1.0, 1.0), flip=False, mixup=0.2)},
+        {"freeze": 2},
+        {"dropout": 0.1},
+    ],
+)
+def test_features_that_change_are_not_remembered(probe, fields):
+    events = []
+    train(probe("run", steps=1, **fields), on_event=events.append)
+    assert not any("computed once" in event.get("text", "") for event in events)
+
+
+def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypatch):
+    monkeypatch.setattr(inputs, "free_memory", lambda device: 1e3)
+    events = []
+    train(probe("run", steps=1), on_event=events.append)
+    assert not any("computed once" in event.get("text", "") for event in events)

@@ -1,0 +1,82 @@
+"""How much each class counts in the loss, for data with many pictures of some and few of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.config import ClassLabel
+from vitcli.data.labels import match_classes
+from vitcli.data.records import Source
+from vitcli.errors import DataError
+
+ClassWeights = Literal["balanced"] | dict[str, float]
+
+
+def read_class_weights(path: str | Path) -> dict[str, float]:
+    """{class: weight} from a file with one a line: id or name, then a tab or comma, then a number.
+
+    Raises:
+        DataError: it cannot be read, or a line is not of this form; a class is there twice.
+    """
+    try:
+        lines = Path(path).expanduser().read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DataError(f"class weights cannot be read: {reason}", where=path) from error
+    weights: dict[str, float] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name, separator, value = line.rpartition("\t" if "\t" in line else ",")
+        weight = _number(value)
+        if not separator or weight is None:
+            raise DataError(
+                f"line {number} is not a class and its weight: '{line.strip():.60}'",
+                where=path,
+                hint="each line holds a class, a tab or a comma, and a number from 0 on",
+            )
+        if name.strip() in weights:
+            raise DataError(f"line {number} gives '{name.strip()}' a second weight", where=path)
+        weights[name.strip()] = weight
+    if not weights:
+        raise DataError("the list of class weights is empty", where=path)
+    return weights
+
+
+def class_weights(wanted: ClassWeights, train: Source) -> npt.NDArray[np.float32]:
+    """The weight of each class of the data, float32 (K,).
+
+    "balanced" gives a class with n_k of the n training pictures n / (K n_k), K the classes that
+    have any (scikit-learn's `compute_class_weight`); a mapping gives its classes (by id, or by a
+    name that is unique) their weights and the others 1.
+
+    Raises:
+        DataError: a class that the data does not have, or no class with a weight above 0.
+    """
+    counts = train.counts()
+    if wanted == "balanced":
+        present = int((counts > 0).sum())
+        balanced = counts.sum() / (present * np.maximum(counts, 1))
+        return np.asarray(balanced, np.float32)
+    assert isinstance(wanted, Mapping)
+    named = [ClassLabel(name, name) for name in wanted]
+    table = match_classes(named, train.classes, "class weights", "the data")
+    weights = np.ones(len(counts), np.float32)
+    weights[table] = list(wanted.values())
+    if not weights[counts > 0].any():
+        raise DataError("all classes have the weight 0", where="class weights")
+    return weights
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

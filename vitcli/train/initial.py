@@ -1,0 +1,139 @@
+"""Where a run's weights start: random ones, a checkpoint's with a new head, or one that keeps the
+rows of the classes it knows. Nothing is initialised that a checkpoint then overwrites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitcli.checkpoints import hub, registry
+from vitcli.checkpoints.adapt import adapt
+from vitcli.checkpoints.load import Weights, load_weights
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, TrainConfig
+from vitcli.config import architecture as named_architecture
+from vitcli.data.labels import ClassIndex, listed, match_classes
+from vitcli.data.records import Ints
+from vitcli.errors import ConfigError, RunError
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+
+Report = Callable[[dict[str, Any]], None]
+
+BEST_MODEL = "vit-b16-i21k"
+"""What `vit finetune` starts from where it can."""
+SHIPPED_MODEL = "default-pretrained"
+"""What it starts from where it cannot: a registry alias of the model inside the package."""
+
+HEAD = ("head.", "head_dist.")
+"""Parameters with a row for each class begin so."""
+
+
+def choose_model(offline: bool, report: Report) -> str:
+    """The best released model where it is cached or the Hub has it within 3 s, else ours."""
+    entry = registry.entries()[BEST_MODEL]
+    if hub.cached(entry.repo, entry.revision):
+        return BEST_MODEL
+    if not offline and hub.reachable(timeout=3.0, repo=entry.repo):
+        return BEST_MODEL
+    ours = registry.aliases()[SHIPPED_MODEL]
+    text = (
+        f"the Hub cannot be reached: starting from {ours}, the small model inside the package; "
+        f"where the Hub can be reached, the same command starts from the much better {BEST_MODEL}"
+    )
+    report({"event": "warning", "text": text})
+    return SHIPPED_MODEL
+
+
+def read_weights(config: TrainConfig, offline: bool) -> Weights:
+    """The checkpoint to start from; without one, a description and no tensors."""
+    if config.model is not None:
+        return load_weights(config.model, offline=offline)
+    size = config.resolution or (224, 224)
+    patch = {"patch_size": (config.patch_size,) * 2} if config.patch_size else {}
+    fields = {"image_size": size, **patch, **config.overrides}
+    model = named_architecture(config.variant, **fields)
+    return Weights(CheckpointInfo(model, Preprocess(size=size)), {})
+
+
+def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: TrainConfig) -> Ints:
+    """Which row of a checkpoint's head each class of the data starts from, int64 (K,); -1: none.
+
+    Going on with pre-training on the same classes keeps the head; `keep_head` keeps the rows of
+    the classes that the checkpoint knows, matched by id, then by a name that is unique.
+
+    Raises:
+        ConfigError: `keep_head`, and the checkpoint knows none of the classes.
+        DataError: a name that could be several classes; all are listed.
+    """
+    if config.task == "pretrain" and start.classes == classes:
+        return np.arange(len(classes))
+    if not config.keep_head:
+        return np.full(len(classes), -1)
+    if not start.classes:
+        raise ConfigError(
+            "does not name its classes, so no row of its head can be kept",
+            where=config.model,
+            hint="leave --keep-head out, or name them: vit convert --labels FILE",
+        )
+    index = ClassIndex(start.classes)
+    known = [i for i, label in enumerate(classes) if index.find(label)]
+    if not known:
+        raise ConfigError(
+            f"knows none of {listed(label.name for label in classes)}",
+            where=config.model,
+            hint=f"leave --keep-head out; its {len(start.classes):,} classes are "
+            f"{listed((label.name for label in start.classes), 8)}",
+        )
+    rows = np.full(len(classes), -1)
+    there = [classes[i] for i in known]
+    rows[known] = match_classes(there, start.classes, config.data.path, "the model")
+    return rows
+
+
+def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainConfig) -> ViT | BiT:
+    """The model that `info` describes, on the CPU in float32: random, or from a checkpoint whose
+    tensors are resampled and whose head keeps `rows`.
+
+    Raises:
+        RunError: the checkpoint's tensors are not those of the model.
+    """
+    model = build_empty(info.model, config)
+    if not start.tensors:
+        model.to_empty(device="cpu").init_weights(config.seed, config.head_bias)
+        return model
+    old = {name: t for name, t in start.tensors.items() if not name.startswith(HEAD)}
+    if isinstance(info.model, ModelConfig) and not info.model.pre_logits:
+        old = {name: t for name, t in old.items() if not name.startswith("pre_logits.")}
+    state = adapt(old, start.info.model, info.model, config.posemb_method)
+    for name, empty in model.state_dict().items():
+        if name.startswith(HEAD):
+            state[name] = _head(name, empty.shape, start.tensors.get(name), rows, config.head_bias)
+    # Copied: the tensors of a checkpoint are its file, mapped into memory.
+    state = {name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}
+    try:
+        model.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise RunError(f"the initial weights do not fit: {error}", where=config.model) from error
+    return model
+
+
+def build_empty(model: Architecture, config: TrainConfig) -> ViT | BiT:
+    """A model without storage."""
+    with torch.device("meta"):
+        if isinstance(model, ModelConfig):
+            return ViT(model, config.dropout, config.drop_path)
+        return BiT(model, config.dropout, config.drop_path)
+
+
+def _head(name: str, shape: torch.Size, old: Tensor | None, rows: Ints, bias: float) -> Tensor:
+    """One tensor of the head: zeros (section 3.2), or `bias`, where a row is not kept."""
+    tensor = torch.full(shape, bias if name.endswith("bias") else 0.0)
+    kept = torch.from_numpy(rows >= 0)
+    if old is not None and kept.any():
+        tensor[kept] = old[torch.from_numpy(rows)[kept]].float()
+    return tensor

@@ -1,0 +1,144 @@
+"""What the loop's model sees: pictures, or features where these cannot change.
+
+With a frozen backbone and no augmentation a picture's features are the same in every epoch. They
+are computed once, of pictures as evaluation sees them, and the run trains the head on them: the
+same function of the weights at a small part of the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vitcli.data.loader import batch_orders, eval_batches, train_batches
+from vitcli.data.records import Source
+from vitcli.data.transforms import EvalTransform, to_float
+from vitcli.devices import free_memory
+from vitcli.evaluate import evaluate_model
+from vitcli.metrics import Evaluation, Tally
+
+if TYPE_CHECKING:
+    from vitcli.train.run import Run
+
+EVALUATED_AT_ONCE = 8192
+"""Rows of features."""
+
+
+class Inputs(Protocol):
+    """The training and the validation part, as a model takes them."""
+
+    def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
+        """(inputs (B, ...), labels int64 (B,)) of the steps first + 1 to last, on the device."""
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The model's answers (B, K)."""
+
+    def evaluate(self, model: Any) -> Evaluation:
+        """A model, or its average, on the validation part; leaves it in evaluation mode."""
+
+
+def make_inputs(run: Run, report: Callable[[dict[str, Any]], None]) -> Inputs:
+    """Pictures, or their features where they are fixed and fit into memory."""
+    if not has_fixed_features(run):
+        return Pictures(run)
+    count = len(run.train) + (len(run.val) if run.val is not None else 0)
+    text = f"the features of {count:,} pictures are computed once: nothing changes them"
+    report({"event": "note", "text": text})
+    return Features(run)
+
+
+def has_fixed_features(run: Run) -> bool:
+    """Whether a picture's features are the same at every step, and fit into memory."""
+    config, augment = run.config, run.config.augment
+    changed = augment.flip or augment.randaugment or augment.erasing or augment.crop_area != (1, 1)
+    mixed = augment.mixup or augment.cutmix or config.dropout
+    if config.freeze != "backbone" or changed or mixed or getattr(run.model, "head_dist", None):
+        return False
+    pictures = len(run.train) + (len(run.val) if run.val is not None else 0)
+    needed = 4 * pictures * run.info.model.feature_dim
+    return needed < free_memory(run.device) / 4
+
+
+class Pictures:
+    """Decoded and augmented for every step."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
+        run, config = self.run, self.run.config
+        for pixels, labels, _ in train_batches(
+            run.train,
+            run.train_transform,
+            batch_size=config.batch_size or 1,
+            seed=config.seed,
+            start_step=first,
+            steps=last,
+            workers=config.workers or 0,
+            balanced=config.balanced_sampling,
+        ):
+            images = to_float(pixels.to(run.device, non_blocking=True), run.preprocess)
+            yield images, labels.to(run.device)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.run.model(inputs)
+        return logits
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        run, config = self.run, self.run.config
+        assert run.val is not None
+        part, workers = run.part_size, config.workers or 0
+        return evaluate_model(
+            model, run.val, run.preprocess, part, run.device, run.dtype, workers, config.loss
+        )
+
+
+class Features:
+    """Features (N, D) in float32, on the device."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.train = self._compute(run.train)
+        self.val = self._compute(run.val) if run.val is not None else None
+
+    def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
+        run, config = self.run, self.run.config
+        labels = torch.from_numpy(run.train.labels)
+        for indices, _ in batch_orders(
+            run.train, config.batch_size or 1, config.seed, first, last, config.balanced_sampling
+        ):
+            rows = torch.from_numpy(indices)
+            yield self.train[rows.to(run.device)], labels[rows].to(run.device)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.run.model.head(inputs)
+        return logits
+
+    def evaluate(self, model: Any) -> Evaluation:
+        run = self.run
+        assert run.val is not None and self.val is not None
+        tally = Tally(len(run.val.classes), run.config.loss)
+        with torch.inference_mode():
+            for start in range(0, len(self.val), EVALUATED_AT_ONCE):
+                part = slice(start, start + EVALUATED_AT_ONCE)
+                with run.autocast():
+                    logits = model.head(self.val[part])
+                tally.add(logits.float().cpu(), run.val.labels[part])
+        return tally.result()
+
+    def _compute(self, source: Source) -> Tensor:
+        run, filled = self.run, 0
+        features = torch.empty((len(source), run.info.model.feature_dim), device=run.device)
+        run.model.eval()
+        with torch.no_grad():
+            for pixels, _, _ in eval_batches(
+                source, EvalTransform(run.preprocess), run.part_size, run.config.workers or 0
+            ):
+                images = to_float(pixels.to(run.device, non_blocking=True), run.preprocess)
+                with run.autocast():
+                    features[filled : filled + len(images)] = run.model.features(images).float()
+                filled += len(images)
+        return features
