@@ -30,7 +30,7 @@ BIAS = 100.0
 """The constant feature. It is regularised like the others, so a large one is a free offset."""
 STD_FLOOR = 1e-5
 """Added to the standard deviations that features are divided by."""
-CHUNK = 4096
+CHUNK = 1024
 """Examples that are whitened at a time."""
 LOGITS = 1 << 23
 """Numbers in a chunk of predictions, 64 MB."""
@@ -111,9 +111,11 @@ class RidgeSolver:
 
     def _add_by_class(self, sums: Floats, rows: Floats, labels: Ints) -> None:
         """Adds rows (n, columns) to those of their classes in sums (K, columns)."""
-        order = np.argsort(labels, kind="stable")
-        present, starts = np.unique(labels[order], return_index=True)
-        sums[present] += np.add.reduceat(rows[order], starts, axis=0)
+        if (labels[1:] < labels[:-1]).any():  # shots come class by class
+            order = np.argsort(labels, kind="stable")
+            rows, labels = rows[order], labels[order]
+        present, starts = np.unique(labels, return_index=True)
+        sums[present] += np.add.reduceat(rows, starts, axis=0)
 
     def solve(self, l2: float) -> LinearHead:
         """The solution at one l2.

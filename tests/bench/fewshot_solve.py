@@ -27,7 +27,7 @@ def features(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarra
     rng = np.random.default_rng(0)
     centres = 0.25 * rng.standard_normal((classes, size), np.float32)
     scales = np.exp(rng.standard_normal(size)).astype(np.float32)
-    labels = np.arange(count) % classes
+    labels = np.sort(np.arange(count) % classes)  # class by class, as shots are drawn
     seen, unseen = (
         (centres[drawn] + rng.standard_normal((len(drawn), size), np.float32)) * scales + 3
         for drawn in (labels, rng.integers(0, classes, count // 5))

@@ -128,6 +128,21 @@ def test_what_is_saved_decides_as_it_was_measured(choice, greys, tiny_checkpoint
     assert "5 shots, least squares" in card and "test part" in card
 
 
+def test_what_is_saved_can_be_pushed(greys, tiny_checkpoint, tmp_path, hub):
+    words = ("fewshot", "--data", greys, "--model", tiny_checkpoint, "--shots", "3", *CPU)
+    rows(vit(*words, "--save", tmp_path / "greys", "--json"))
+    result = vit("push", tmp_path / "greys", "me/greys", "--license", "mit")
+    assert result.exit_code == 0, result.stderr
+    files = hub.files("me/greys")
+    assert {"model.safetensors", "config.json", "README.md"} <= set(files)
+    picture = greys / "test" / "one" / "0.png"
+    mine, theirs = (
+        rows(vit("predict", picture, "--model", model, "--json", *CPU))[0]["predictions"]
+        for model in (tmp_path / "greys", "me/greys")
+    )
+    assert mine == theirs
+
+
 def test_a_head_in_one_file(colours, tiny_checkpoint, tmp_path):
     file = tmp_path / "new" / "head.safetensors"
     words = ("fewshot", "--data", colours, "--model", tiny_checkpoint, "--shots", "4")
