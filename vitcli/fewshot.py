@@ -154,10 +154,10 @@ def check_shots(train: Source, test: Source, shots: int, where: object = None) -
     short = np.flatnonzero((counts > 0) & (counts < shots))
     if len(short):
         worst = short[counts[short].argmin()]
-        more = f" (and {len(short) - 1:,} classes more)" if len(short) > 1 else ""
+        such = f" ({len(short):,} such classes)" if len(short) > 1 else ""
         raise DataError(
-            f"'{train.classes[worst].name}' has {counts[worst]} training pictures{more}, too few "
-            f"for {shots} shots",
+            f"'{train.classes[worst].name}' has {counts[worst]} training pictures, too few for "
+            f"{shots} shots{such}",
             where=where,
             hint=f"take --shots up to {counts[worst]}",
         )

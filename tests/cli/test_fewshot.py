@@ -176,7 +176,7 @@ def failure(*words: object) -> str:
 
 def test_fewer_pictures_than_shots(colours, tiny_checkpoint):
     told = failure("fewshot", "--data", colours, "--model", tiny_checkpoint, "--shots", "5,9", *CPU)
-    assert "'dark' has 8 training pictures (and 1 classes more), too few for 9 shots" in told
+    assert "'dark' has 8 training pictures, too few for 9 shots (2 such classes)" in told
     assert "take --shots up to 8" in told
 
 
