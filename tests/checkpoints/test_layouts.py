@@ -128,3 +128,69 @@ def test_class_names_and_pictures_come_from_transformers_files(tmp_path: Path) -
     assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
     assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
+
+
+# ---------------------------------------------------------------------------------------------
+# Variants of the authors' npz that no golden case has
+
+
+def saved(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def same_logits(path: Path, arrays: dict[str, np.ndarray]) -> bool:
+    """Whether a file computes what its golden case holds."""
+    model = load(path)
+    images = torch.from_numpy(np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2)))
+    with torch.inference_mode():
+        return bool(np.abs(model(images).numpy() - arrays["logits"]).max() <= 1e-5)
+
+
+def test_linen_names_with_pre_logits(tmp_path: Path) -> None:
+    folder = GOLDEN / "vit_jax_rep"
+    words = {"DotProductAttention_1": "DotProductAttention_0", "MlpBlock_3": "MlpBlock_0"}
+    arrays = {}
+    for name, array in np.load(folder / "checkpoint.npz").items():
+        for old, new in {"LayerNorm_2": "LayerNorm_1", **words}.items():
+            name = name.replace(old, new)
+        arrays[f"opt/target/{name}"] = array
+    path = saved(tmp_path / "x.npz", arrays)
+    assert same_logits(path, dict(np.load(folder / "io.npz")))
+    assert read_info(path)[0].model.pre_logits == 40
+
+
+def test_old_big_vision_keeps_positions_in_the_encoder_with_the_class_tokens(
+    tmp_path: Path,
+) -> None:
+    folder = GOLDEN / "vit_jax_token"
+    arrays = dict(np.load(folder / "checkpoint_linen_names.npz"))
+    positions = arrays.pop("Transformer/posembed_input/pos_embedding")
+    for name in ("Transformer/pos_embedding", "pos_embedding"):
+        path = saved(tmp_path / "x.npz", {f"params/{n}": a for n, a in arrays.items()})
+        path = saved(path, {**dict(np.load(path)), f"params/{name}": positions})
+        assert same_logits(path, dict(np.load(folder / "io.npz")))
+        opened = open_checkpoint(path)
+        assert opened.layout == "big_vision"
+        assert opened.sources["pos_embed"] == (f"params/{name}",)
+
+
+def test_what_an_optimiser_keeps_is_not_taken_for_the_model(tmp_path: Path) -> None:
+    folder = GOLDEN / "vit_jax_token"
+    arrays = dict(np.load(folder / "checkpoint.npz"))
+    for prefix, slots in (("params/", "opt/0/mu/"), ("opt/target/", "opt/state/"), ("", "opt/mu/")):
+        found = {f"{slots}{name}": np.zeros_like(array) for name, array in arrays.items()}
+        found |= {prefix + name: array for name, array in arrays.items()}
+        found["step"] = np.array(7)
+        path = saved(tmp_path / "x.npz", found)
+        assert same_logits(path, dict(np.load(folder / "io.npz")))
+        dropped = set(open_checkpoint(path).dropped)
+        assert dropped == {name for name in found if name.startswith(slots)} | {"step"}
+
+
+def test_a_teacher_comes_before_its_student(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    both = {f"teacher.backbone.{name}": tensor for name, tensor in tensors.items()}
+    both |= {f"s.b.{name}": torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    torch.save({"model": both}, tmp_path / "x.pth")
+    assert torch.equal(load(tmp_path / "x.pth").head.weight, tensors["head.weight"])

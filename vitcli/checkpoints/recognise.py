@@ -83,6 +83,7 @@ def recognise(store: Store) -> Layout:
 
 
 _AVERAGED = re.compile(r"(^|[._/])(ema|teacher|target_encoder)([._/]|$)")
+_SLOTS = re.compile(r"^(opt|optimizer|opt_state)/(?!target/)|(^|/)(state|mu|nu)/")
 
 
 def _prefix(names: Iterable[str], anchor: str, other: str = "") -> list[str]:
@@ -91,7 +92,12 @@ def _prefix(names: Iterable[str], anchor: str, other: str = "") -> list[str]:
     names = set(names)
     found = [name.removesuffix(anchor) for name in names if name.endswith(anchor)]
     found = [prefix for prefix in found if not other or prefix + other in names]
-    return sorted(found, key=lambda p: (not _AVERAGED.search(p), len(p), p))[:1]
+
+    def likely(prefix: str) -> tuple[bool, bool, int, str]:
+        slots, averaged = _SLOTS.search(prefix), _AVERAGED.search(prefix)
+        return bool(slots), not averaged, len(prefix), prefix
+
+    return sorted(found, key=likely)[:1]
 
 
 def _below(store: Store, prefix: str) -> tuple[dict[str, LazyTensor], tuple[str, ...]]:
