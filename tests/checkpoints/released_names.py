@@ -82,6 +82,12 @@ def torchvision(timms: Arrays, old: bool = False) -> Arrays:
     return found
 
 
+def torchvision_average(timms: Arrays) -> Arrays:
+    """The average that torchvision's training keeps: its count, and a prefix."""
+    found = {f"module.{name}": array for name, array in torchvision(timms).items()}
+    return found | {"n_averaged": np.array(32)}
+
+
 def deit3(timms: Arrays) -> Arrays:
     """DeiT III: its own names of the layer scale."""
     return {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): a for name, a in timms.items()}
@@ -123,6 +129,7 @@ NAMES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "torchvision vit.safetensors": ("timm_vit_default", torchvision),
     "torchvision vit.pth": ("timm_vit_default", torchvision),
     "torchvision, first names vit.pth": ("timm_vit_default", lambda a: torchvision(a, old=True)),
+    "torchvision, average vit.pth": ("timm_vit_default", torchvision_average),
     "DeiT deit.pth": ("timm_vit_default", dict),
     "DeiT, distilled deit.pth": ("timm_deit_distilled", dict),
     "DeiT III deit3.pth": ("timm_deit3", deit3),

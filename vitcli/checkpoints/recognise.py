@@ -65,10 +65,8 @@ def recognise(store: Store) -> Layout:
     ):
         if prefix := _prefix(names, anchor):
             return _transformers(store, prefix[0], anchor)
-    if "conv_proj.weight" in names and "encoder.ln.weight" in names:
-        old = any(".mlp.linear_1." in name for name in names)
-        rows = keymaps.TORCHVISION["torchvision-old" if old else "torchvision"]
-        return Layout("torchvision", rows, names, "torchvision")
+    if prefix := _prefix(names, "conv_proj.weight", "encoder.ln.weight"):
+        return _torchvision(store, prefix[0])
     for anchor, other in _TIMM:
         if prefix := _prefix(names, anchor, other):
             return _timm(store, prefix[0])
@@ -243,6 +241,13 @@ def _transformers(store: Store, prefix: str, anchor: str) -> Layout:
     fields = {"activation": "gelu", "norm_eps": 1e-6, **hf.model_fields(config, store.path)}
     kind = config.get("model_type", kind)
     return Layout("transformers", rows, names, kind, drop, fields=fields, config=config)
+
+
+def _torchvision(store: Store, prefix: str) -> Layout:
+    inside, outside = _below(store, prefix)
+    old = any(".mlp.linear_1." in name for name in inside)
+    rows = keymaps.TORCHVISION["torchvision-old" if old else "torchvision"]
+    return Layout("torchvision", rows, inside, "torchvision", prefix=prefix, outside=outside)
 
 
 _TIMM = (
