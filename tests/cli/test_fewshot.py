@@ -12,10 +12,14 @@ from PIL import Image
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli.main import app
+from vitcli.config import BiTConfig, Preprocess
+from vitcli.models.resnet import BiT
 from vitcli.prediction import Predictor
+from vitcli.resnets import bit_resnet
 
 CPU = ("--device", "cpu", "--precision", "fp32", "--quiet")
 
@@ -126,6 +130,17 @@ def test_what_is_saved_decides_as_it_was_measured(choice, greys, tiny_checkpoint
     assert measured["top1"] == five["accuracies"][0] and measured["pictures"] == 36
     card = (saved / "README.md").read_text()
     assert "5 shots, least squares" in card and "test part" in card
+
+
+def test_a_head_on_a_resnet(colours, tmp_path):
+    model = BiT(BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64)))
+    model.init_weights(0)
+    info = CheckpointInfo(model.config, Preprocess((64, 64)))
+    bit = save_checkpoint(tmp_path / "bit", model.state_dict(), info)
+    words = ("fewshot", "--data", colours, "--model", bit, "--shots", "5", *CPU)
+    (row,) = rows(vit(*words, "--save", tmp_path / "few", "--json"))
+    (found,) = rows(vit("evaluate", "--data", colours, "--model", tmp_path / "few", "--json", *CPU))
+    assert found["top1"] == row["accuracies"][0] == 1.0
 
 
 def test_what_is_saved_can_be_pushed(greys, tiny_checkpoint, tmp_path, hub):
