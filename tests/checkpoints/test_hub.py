@@ -394,6 +394,11 @@ def test_no_network(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert time.monotonic() - begin < 10
 
 
+def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_hub(monkeypatch, {"HF_ENDPOINT": "nonsense"}, tmp_path)
+    assert refused().what == "HF_ENDPOINT is no address"
+
+
 @pytest.mark.parametrize(
     "fault",
     [

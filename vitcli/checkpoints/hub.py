@@ -164,13 +164,14 @@ class _Found:
     def check_absent(self, name: str) -> None:
         """Makes sure that a file that is not listed is not there: without its config a model
         would be taken for another. Raises HubError."""
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
         from huggingface_hub.errors import HfHubHTTPError
 
         repo = self.cache.repo
         with worded(repo, name, self.commit):
             try:
-                get_hf_file_metadata(hf_hub_url(repo, name, revision=self.commit))
+                url = hf_hub_url(repo, name, revision=self.commit)
+                get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             except HfHubHTTPError as error:
                 if error.response.status_code != 404:
                     raise

@@ -52,9 +52,11 @@ def explain(
         return say("the Hub did not answer in time", "try again; HF_HUB_DOWNLOAD_TIMEOUT is in s")
     if isinstance(error, httpx.ConnectError | errors.LocalEntryNotFoundError | ConnectionError):
         return say("the Hub cannot be reached", "check the network and HF_ENDPOINT")
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
+        return say("HF_ENDPOINT is no address", "write https://..., or unset it")
     if isinstance(error, httpx.TransportError) or "Consistency check failed" in str(error):
         return say("the connection broke in the middle", "try again")
-    if isinstance(error, errors.FileMetadataError | httpx.HTTPError | httpx.InvalidURL):
+    if isinstance(error, errors.FileMetadataError | httpx.HTTPError):
         return say("the Hub's answer is not understood", "check HF_ENDPOINT, and try again")
     if isinstance(error, OSError):
         reason = error.strerror or error
@@ -94,6 +96,6 @@ def is_passing(error: BaseException) -> bool:
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     if isinstance(error, httpx.TransportError | ConnectionError):
-        return True
+        return not isinstance(error, httpx.UnsupportedProtocol)
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return status == 429 or status >= 500

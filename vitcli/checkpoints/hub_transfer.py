@@ -39,7 +39,8 @@ def download(
     with worded(cache.repo, name, commit):
         if len(digest) == 64 and not cache.blob(digest).exists():
             url = hf_hub_url(cache.repo, name, revision=commit)
-            about = get_hf_file_metadata(url, retry_on_errors=True)
+            patience = constants.HF_HUB_ETAG_TIMEOUT
+            about = get_hf_file_metadata(url, timeout=patience, retry_on_errors=True)
             by_xet = about.xet_file_data is not None and not constants.HF_HUB_DISABLE_XET
             if not by_xet and not _stage(cache, url, digest, about.size, options):
                 return
