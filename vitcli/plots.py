@@ -335,14 +335,22 @@ def accuracy_by_rate(
         axes = figure.subplots()
         axes.plot(*zip(*sound, strict=True), "-o", color=TRAINING, ms=4)
         chosen = dict(sound)[best]
-        axes.plot([best], [chosen], "o", color=VALIDATION, ms=7, label=f"{best:g}: {chosen:.1%}")
+        axes.plot([best], [chosen], "o", color=VALIDATION, ms=7)
+        axes.annotate(
+            f"{best:g}: {chosen:.1%}",
+            (best, chosen),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            color=VALIDATION,
+        )
+        axes.margins(0.1, 0.15)
         axes.set_xscale("log")
         diverged = {rate for rate, accuracy in trials if accuracy is None}
         axes.set_xticks(rates, [f"{r:g}" + "\ndiverged" * (r in diverged) for r in rates])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set(xlabel="peak learning rate", ylabel="validation accuracy")
-        axes.legend(loc="best")
         _save(figure, path)
 
 

@@ -46,9 +46,11 @@ def assert_as_metrics(run) -> None:
 
 
 def test_scalars_are_the_metrics(tiny_run):
-    run = tiny_run(tensorboard=True)
+    run = tiny_run(tensorboard=True, ema=0.5)
     train(run)
     assert_as_metrics(run)
+    found = scalars(RunFolder(run.output).tensorboard)
+    assert {tag.partition("/")[0] for tag in found} == {"train", "val", "ema_val"}
 
 
 def test_a_resumed_run_shows_each_step_once(tiny_run):

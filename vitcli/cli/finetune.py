@@ -5,6 +5,8 @@ from __future__ import annotations
 from vitcli.cli import options, training
 from vitcli.cli import training_options as train
 
+HELP_GROUPS = train.HELP_GROUPS
+
 
 def finetune(
     model: train.InitialModel = None,

@@ -23,6 +23,7 @@ import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
+from vitcli.cli.help import GroupedCommand
 from vitcli.errors import VitError, VitWarning
 
 if TYPE_CHECKING:
@@ -112,10 +113,12 @@ def _show_warning(
 def _load(name: str) -> ClickCommand:
     """Import a command's module and make Typer's command of its function."""
     module, _, attribute = COMMANDS[name].target.partition(":")
-    target = getattr(importlib.import_module(module), attribute)
+    home = importlib.import_module(module)
+    target = getattr(home, attribute)
     if not isinstance(target, typer.Typer):
+        groups = {"groups": getattr(home, "HELP_GROUPS", {})}
         app = typer.Typer(add_completion=False, **PLAIN)
-        app.command(name)(target)
+        app.command(name, cls=type("Command", (GroupedCommand,), groups))(target)
         target = app
     command = typer.main.get_command(target)
     command.name = name

@@ -5,6 +5,8 @@ from __future__ import annotations
 from vitcli.cli import options, training
 from vitcli.cli import training_options as train
 
+HELP_GROUPS = train.HELP_GROUPS
+
 
 def pretrain(
     variant: train.Variant = None,

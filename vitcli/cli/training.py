@@ -181,7 +181,7 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
                 output.warning(event["text"])
             elif event["event"] == "choice" and not json:
                 display.close()
-                show_sweep(event)
+                show_sweep(event, quiet)
             elif text := event_text(event):
                 display.note(text)
 

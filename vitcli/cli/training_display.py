@@ -23,9 +23,13 @@ def event_text(event: Mapping[str, Any]) -> str | None:
         return evaluation_text(event)
     if kind == "trial":
         return f"learning rate {event['lr']:g}, {event['number']} of {event['of']}"
-    if kind == "trial_result" and event["failure"]:
-        return f"learning rate {event['lr']:g}: {event['failure']}"
+    if kind == "trial_result":
+        return f"learning rate {event['lr']:g}: {event['failure'] or _trial_text(event)}"
     return None
+
+
+def _trial_text(event: Mapping[str, Any]) -> str:
+    return f"validation accuracy {event['val_top1']:.2%} at step {event['best_step']:,}"
 
 
 def evaluation_text(event: Mapping[str, Any]) -> str:
@@ -113,8 +117,8 @@ def preset_text(event: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def show_sweep(event: Mapping[str, Any]) -> None:
-    """The table of a sweep, on stdout."""
+def show_sweep(event: Mapping[str, Any], quiet: bool) -> None:
+    """The table of a sweep, on stdout; what comes next, on stderr."""
     rows = []
     for trial in event["trials"]:
         mark = "best" if trial["lr"] == event["lr"] else ""
@@ -124,6 +128,8 @@ def show_sweep(event: Mapping[str, Any]) -> None:
             figures.append(f"{trial['best_step']:,}")
         rows.append([f"{trial['lr']:g}", *figures, mark])
     output.table(["learning rate", "val top1", "val loss", "best step", ""], rows, (0, 1, 2, 3))
+    if event["retrain"]:
+        output.note(f"learning rate {event['lr']:g}, on everything", quiet)
 
 
 def _loss(value: float | None) -> str:

@@ -19,6 +19,29 @@ def _option(*names: str, help: str, default: object = None, **settings: Any) -> 
     return typer.Option(*names, help=help + shown, **settings)
 
 
+HELP_GROUPS = {
+    "Data and model": (
+        *("data", "model", "variant", "overrides", "output", "resolution", "classes"),
+        *("val_fraction", "keep_head"),
+    ),
+    "Recipe": (
+        *("preset", "steps", "epochs", "batch_size", "lr", "retrain", "warmup", "schedule"),
+        *("optimizer", "weight_decay", "clip_norm", "layer_decay", "freeze", "ema", "patience"),
+    ),
+    "Loss": ("loss", "class_weights", "balanced_sampling", "label_smoothing", "head_bias"),
+    "Augmentation and regularisation": (
+        *("crop_area", "flip", "randaugment", "erasing", "mixup", "cutmix", "dropout"),
+        "drop_path",
+    ),
+    "Patches and pixels": ("patch_size", "save_patch_size", "posemb_method", "preprocess"),
+    "Runs": (
+        *("config", "resume", "force", "seed", "eval_every", "save_every", "save_dtype"),
+        "tensorboard",
+    ),
+    "Machine": ("device", "precision", "workers", "accumulate"),
+}
+"""Headings of `--help`, and the options below each."""
+
 _RUN = TrainConfig(data=DataConfig(""), output="")
 _PICTURE = AugmentConfig()
 
@@ -90,7 +113,10 @@ ValFraction = Annotated[
     ),
 ]
 RunOutput = Annotated[
-    str | None, _option("--output", "-o", metavar="FOLDER", help="The run's folder.")
+    str | None,
+    _option(
+        "--output", "-o", metavar="FOLDER", help="The run's folder.", default="runs/NAME-OF-DATA"
+    ),
 ]
 Config = Annotated[
     str | None,
@@ -244,6 +270,7 @@ ClassWeights = Annotated[
         metavar="balanced|FILE",
         help="How much each class counts in the loss: balanced, inversely to its number of "
         "pictures, or a file of lines CLASS,WEIGHT.",
+        default="all alike",
     ),
 ]
 BalancedSampling = Annotated[
@@ -259,6 +286,7 @@ Freeze = Annotated[
         metavar="backbone|N",
         help="Do not train the backbone (a linear probe), or the patch embedding and the first N "
         "blocks.",
+        default="train all",
     ),
 ]
 LayerDecay = Annotated[
@@ -267,6 +295,7 @@ LayerDecay = Annotated[
         "--layer-decay",
         metavar="X",
         help="Factor on the learning rate from each layer to the one below it, as 0.75.",
+        default="off",
     ),
 ]
 Ema = Annotated[
@@ -276,6 +305,7 @@ Ema = Annotated[
         metavar="X",
         help="Decay of a running (Polyak) average of the weights, as 0.9999; the better on "
         "validation is stored.",
+        default="off",
     ),
 ]
 Patience = Annotated[
@@ -285,6 +315,7 @@ Patience = Annotated[
         metavar="N",
         min=1,
         help="End the run after N evaluations without a better accuracy.",
+        default="off",
     ),
 ]
 Dropout = Annotated[
@@ -316,7 +347,10 @@ Flip = Annotated[
     typer.Option("--flip/--no-flip", help="Mirror half of the pictures.  [default: flip]"),
 ]
 RandAugment = Annotated[
-    str | None, _option("--randaugment", metavar="N,M", help="Layers and magnitude, as in 2,10.")
+    str | None,
+    _option(
+        "--randaugment", metavar="N,M", help="Layers and magnitude, as in 2,10.", default="off"
+    ),
 ]
 Erasing = Annotated[
     float | None,

@@ -93,6 +93,8 @@ def run_sweep(
         if resume:
             folder.check_resumable()
             trials = _read_trials(folder)
+            text = f"{len(trials)} of {len(config.sweep)} learning rates are done"
+            tell({"event": "note", "text": text})
         else:
             folder.check_free(force)
             config, trials = _plan(config, folder, offline, tell), []
@@ -190,7 +192,8 @@ def _result(place: RunFolder, lr: float) -> Trial:
     """The figures of a finished run, from its folder."""
     said = _provenance(place)
     step, accuracy = said["steps"], said["figures"]["val_top1"]
-    losses = {line["step"]: line["val_loss"] for line in place.read_metrics() if "val_loss" in line}
+    name = "ema_val_loss" if "ema" in said else "val_loss"
+    losses = {line["step"]: line[name] for line in place.read_metrics() if name in line}
     return Trial(lr, accuracy, losses.get(step), step, said["seconds"])
 
 

@@ -38,10 +38,11 @@ def scalar_log(
     writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
 
     def record(line: Mapping[str, Any]) -> None:
-        part = "val" if line["event"] == "evaluation" else "train"
         for name, value in line.items():
             if name not in _NO_SCALARS and isinstance(value, int | float):
-                writer.add_scalar(f"{part}/{name.removeprefix('val_')}", value, line["step"])
+                part, is_of_validation, figure = name.rpartition("val_")
+                tag = f"{part}val/{figure}" if is_of_validation else f"train/{name}"
+                writer.add_scalar(tag, value, line["step"])
         writer.flush()
 
     try:
