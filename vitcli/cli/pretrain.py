@@ -59,6 +59,7 @@ def pretrain(
     tensorboard: train.TensorBoard = None,
     force: train.Force = False,
     offline: options.Offline = False,
+    allow_pickle: options.AllowPickle = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
