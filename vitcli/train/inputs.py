@@ -30,6 +30,10 @@ EVALUATED_AT_ONCE = 8192
 class Inputs(Protocol):
     """The training and the validation part, as a model takes them."""
 
+    @property
+    def parts(self) -> int:
+        """How many parts a batch goes through the model in."""
+
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         """(inputs (B, ...), labels int64 (B,)) of the steps first + 1 to last, on the device."""
 
@@ -68,6 +72,10 @@ class Pictures:
     def __init__(self, run: Run) -> None:
         self.run = run
 
+    @property
+    def parts(self) -> int:
+        return self.run.config.accumulate or 1
+
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         run, config = self.run, self.run.config
         for pixels, labels, _ in train_batches(
@@ -98,6 +106,8 @@ class Pictures:
 
 class Features:
     """Features (N, D) in float32, on the device."""
+
+    parts = 1
 
     def __init__(self, run: Run) -> None:
         self.run = run

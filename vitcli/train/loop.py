@@ -197,9 +197,9 @@ def _backward_that_fits(
 def _backward(run: Run, inputs: Inputs, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Leaves a batch's gradients in the model; gives its mean loss and its count of right answers.
 
-    x: (B, ...), y: (B, K); both go through the model in `accumulate` parts.
+    x: (B, ...), y: (B, K); both go through the model in parts, as memory asks for.
     """
-    parts = run.config.accumulate or 1
+    parts = inputs.parts
     loss_sum = torch.zeros((), device=run.device)
     correct = torch.zeros((), dtype=torch.int64, device=run.device)
     for part, targets in zip(x.chunk(parts), y.chunk(parts), strict=True):

@@ -116,8 +116,9 @@ class Run:
         config, model = self.config, self.info.model
         pictures = ((config.steps or 0) - step) * (config.batch_size or 0)
         val = len(self.val) if self.val is not None else 0
+        parts = config.accumulate
         if has_fixed_features(self):
-            pictures = len(self.train) + val
+            pictures, parts = len(self.train) + val, 1
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
         return {
             "event": "plan",
@@ -134,7 +135,7 @@ class Run:
             "from_step": step,
             "epochs": self.plan.epochs,
             "batch_size": config.batch_size,
-            "accumulate": config.accumulate,
+            "accumulate": parts,
             "optimizer": config.optimizer,
             "lr": config.lr,
             "warmup": config.warmup,

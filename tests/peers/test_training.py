@@ -1,0 +1,107 @@
+"""Training beside timm and scikit-learn: rates by layer, and where a linear probe ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitcli.checkpoints.load import load
+from vitcli.config import AugmentConfig, DataConfig, TrainConfig, model_config
+from vitcli.models.vit import ViT
+from vitcli.train.loop import train
+from vitcli.train.optim import build_optimizer
+
+pytestmark = pytest.mark.peers
+
+PICTURES = Path(__file__).parents[1] / "pictures"
+SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
+
+
+def test_rates_by_layer_are_timms(timm: ModuleType) -> None:
+    model = ViT(model_config("Ti/8", num_classes=3, **SIZES))
+    model.init_weights(0)
+    theirs = timm.models.VisionTransformer(16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2)
+    fields = {"optimizer": "adamw", "lr": 1.0, "weight_decay": 0.1, "layer_decay": 0.75}
+    ours = build_optimizer(model, TrainConfig(DataConfig("x"), "y", **fields))
+    from timm.optim import param_groups_layer_decay
+
+    groups = param_groups_layer_decay(theirs, weight_decay=0.1, layer_decay=0.75)
+
+    def rates(module: torch.nn.Module, groups: list[dict]) -> dict[str, float]:
+        names = {id(p): name for name, p in module.named_parameters()}
+        return {names[id(p)]: g["lr_scale"] for g in groups for p in g["params"]}
+
+    found, expected = rates(model, ours.param_groups), rates(theirs, groups)
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected)
+
+
+@pytest.fixture(scope="module")
+def collages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four crops of photographs side by side; the class is which photograph the first is of. So
+    many pictures that no plane divides the classes: then a probe without penalty has an end."""
+    root, rng = tmp_path_factory.mktemp("collages"), np.random.default_rng(0)
+    names = ("astronaut", "cat", "coffee", "rocket")
+    photographs = [Image.open(PICTURES / f"{name}.jpg").convert("RGB") for name in names]
+    for i in range(1500):
+        collage, kinds = Image.new("RGB", (64, 64)), []
+        for corner in ((0, 0), (32, 0), (0, 32), (32, 32)):
+            kinds.append(int(rng.integers(4)))
+            photograph, side = photographs[kinds[-1]], int(rng.integers(24, 200))
+            left = int(rng.integers(photograph.width - side))
+            top = int(rng.integers(photograph.height - side))
+            crop = photograph.crop((left, top, left + side, top + side))
+            collage.paste(crop.resize((32, 32)), corner)
+        part = "train" if i % 10 < 7 else "test"
+        folder = root / part / ("alive" if kinds[0] < 2 else "thing")
+        folder.mkdir(parents=True, exist_ok=True)
+        collage.save(folder / f"{i:04}.png")
+    return root
+
+
+def test_a_linear_probe_ends_where_logistic_regression_does(
+    sklearn: ModuleType, collages: Path, tmp_path: Path
+) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    run = TrainConfig(
+        DataConfig(str(collages), val_fraction=0.0),
+        str(tmp_path / "probe"),
+        model="default-pretrained",
+        freeze="backbone",
+        augment=AugmentConfig(crop_area=(1.0, 1.0), flip=False),
+        optimizer="adam",
+        lr=0.1,
+        warmup=0,
+        steps=5000,
+        batch_size=1050,
+        device="cpu",
+        precision="fp32",
+    )
+    events: list[dict] = []
+    figures = train(run, on_event=events.append).figures
+
+    # The same features by another way: the pre-trained model's, picture by picture.
+    model = load("default-pretrained")
+    features, labels = {}, {}
+    for part in ("train", "test"):
+        files = sorted((collages / part).rglob("*.png"))
+        pictures = torch.stack([model.transform(file) for file in files])
+        with torch.no_grad():
+            found = [model.features(some) for some in pictures.split(64)]
+        features[part] = torch.cat(found).numpy()
+        labels[part] = np.array([file.parent.name == "thing" for file in files]).astype(int)
+    peer = LogisticRegression(C=np.inf, max_iter=20_000, tol=1e-8)
+    peer.fit(features["train"], labels["train"])
+    assert 0.6 < peer.score(features["train"], labels["train"]) < 0.95  # no plane divides them
+    expected = peer.score(features["test"], labels["test"])
+    assert figures["test_top1"] == pytest.approx(expected, abs=0.005)
+    loss = next(event["loss"] for event in reversed(events) if event["event"] == "train")
+    best = log_loss(labels["train"], peer.predict_proba(features["train"]))
+    assert loss == pytest.approx(best, abs=0.002)
