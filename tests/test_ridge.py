@@ -117,6 +117,9 @@ def test_of_many_examples_some_are_left_out(monkeypatch):
     (found,) = solver.left_out([3.0], np.arange(0, 200, 4))
     square = np.square(found - whitened(solver)[1][::4]).mean()
     np.testing.assert_allclose(solver.left_out_errors([3.0]), [square])
+    monkeypatch.setattr(ridge, "LEFT_OUT", 10_000)
+    monkeypatch.setattr(ridge, "LEFT_OUT_LOGITS", 50 * solver.num_classes)
+    np.testing.assert_allclose(solver.left_out_errors([3.0]), [square])
 
 
 def test_sharpness_is_where_the_cross_entropy_of_left_out_predictions_is_least():

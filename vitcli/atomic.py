@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path` that takes its place once the block has ended well.
 
     Whatever ends the block early (an error, Ctrl-C, a full disk) leaves the target as it was and
-    no temporary file behind. A symbolic link stays a link: its target is replaced. A device or a
-    pipe (/dev/stdout) is no file that could be replaced: it is written to as it comes.
+    no temporary file behind. A symbolic link stays a link: its target is replaced. A device, a
+    pipe, or what is open already (/dev/stdout, wherever it goes) is no file that could be replaced:
+    it is written to as it comes.
 
     Raises:
         OutputError: the file cannot be written.
@@ -26,6 +28,10 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
+        if (number := _descriptor(path)) is not None:
+            with open(os.dup(number), "wb") as file:
+                yield file
+            return
         if target.is_dir():
             raise OutputError("cannot be written: it is a folder", where=path)
         if os.path.exists(path) and not os.path.isfile(path):
@@ -86,6 +92,13 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+def _descriptor(path: str | Path) -> int | None:
+    """The number of the open file that a path stands for: 1 for /dev/stdout."""
+    named = {"/dev/stdout": 1, "/dev/stderr": 2}
+    found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", str(path))
+    return int(found[1]) if found else named.get(str(path))
 
 
 def _sync_folder(folder: Path) -> None:

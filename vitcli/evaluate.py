@@ -17,6 +17,7 @@ import numpy as np
 
 from vitcli.config import ClassLabel, DataConfig, Preprocess, Score, Size
 from vitcli.data.alignment import Alignment, MatchRules, align
+from vitcli.data.folder import open_unlabelled
 from vitcli.data.inputs import Picture
 from vitcli.data.labels import listed
 from vitcli.data.records import Source
@@ -49,7 +50,10 @@ class Report:
     """Those that labels and answers are indices of: the model's, or those it might answer."""
     indices: tuple[int, ...]
     """The model's index of each; of several that stand for one, the first."""
-    evaluation: Evaluation
+    pictures: int
+    """That were read."""
+    evaluation: Evaluation | None
+    """None where the pictures have no labels of their own."""
     real: Reassessment | None
     """Under labels that accept several classes."""
     warnings: tuple[str, ...]
@@ -62,7 +66,8 @@ class Answer:
     """What a model said of one labelled picture, or what is wrong with it."""
 
     file: str
-    label: ClassLabel
+    label: ClassLabel | None
+    """None where none came with the data."""
     best: tuple[tuple[ClassLabel, float], ...] = ()
     """At most five classes and their scores, the best first."""
     accepted: bool | None = None
@@ -92,7 +97,8 @@ def evaluate(
         part: "auto" takes the test part, else the validation part (on the data that the model was
             trained on: what its run held out), else all pictures.
         rules: how classes are matched, and among which the model answers; None: the defaults.
-        accepted: ReaL labels, to be counted beside the data's own (`imagenet.read_accepted`).
+        accepted: ReaL labels, to be counted beside the data's own (`imagenet.read_accepted`); a
+            folder of pictures without class folders has no other.
         on_answer: called with what is said of each picture, in order.
         on_progress: called with the pictures that are done and those there are.
         report: told, in a line, of what takes time before the first picture.
@@ -104,18 +110,21 @@ def evaluate(
     info = predictor.info
     if not info.model.num_classes:
         raise ConfigError("the model has no classes to be right about", where=predictor.name)
-    record = _split_record(predictor.file.parent, data.path)
-    source, words, warnings = open_part(data, part, None, record, report)
+    rules, left_out = rules or MatchRules(), list[str]()
+    unlabelled = None
+    if accepted is not None:
+        unlabelled = open_unlabelled(Path(data.path).expanduser(), imagenet_classes())
+    if unlabelled is not None:
+        source, words, warnings = unlabelled, "all pictures", tuple[str, ...]()
+        present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
+    else:
+        record = _split_record(predictor.file.parent, data.path)
+        source, words, warnings = open_part(data, part, None, record, report)
+        present = np.flatnonzero(source.counts()).tolist()
     model, assumed = _classes_of(predictor, source, accepted is not None)
-    aligned = align(
-        source.classes,
-        np.flatnonzero(source.counts()).tolist(),
-        model,
-        rules or MatchRules(),
-        imagenet_classes(),
-        data.path,
-    )
-    source, left_out = _evaluated(source, aligned)
+    aligned = align(source.classes, present, model, rules, imagenet_classes(), data.path)
+    if unlabelled is None:
+        source, left_out = _evaluated(source, aligned)
     if len(aligned.classes) < len(model):
         report(
             f"answers are chosen among {len(aligned.classes):,} classes, of the {len(model):,} of "
@@ -129,7 +138,7 @@ def evaluate(
         best = tally.add(_among(logits, aligned), labels[read]) if read.any() else []
         rows = iter(best)
         for i, (name, error) in enumerate(slots):
-            label = aligned.classes[labels[i]]
+            label = aligned.classes[labels[i]] if unlabelled is None else None
             if error is not None:
                 errors.append((name, error))
                 on_answer(Answer(name, label, error=error))
@@ -154,7 +163,8 @@ def evaluate(
         info.model.image_size,
         aligned.classes,
         tuple(aligned.first.tolist()),
-        tally.result(),
+        tally.count,
+        tally.result() if unlabelled is None else None,
         real,
         (*warnings, *assumed, *left_out),
         tuple(errors),

@@ -36,6 +36,8 @@ LOGITS = 1 << 23
 """Numbers in a chunk of predictions, 64 MB."""
 LEFT_OUT = 10_000
 """Examples, at most, that are left out in turn."""
+LEFT_OUT_LOGITS = 1 << 24
+"""Of many classes, as many examples as have so many predictions."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,9 @@ class RidgeSolver:
 
     def left_out_errors(self, l2s: Sequence[float]) -> Floats:
         """For each l2 the mean square of what each example, left out, is predicted wrong by; of
-        many examples, `LEFT_OUT` spread evenly over them are left out in turn."""
-        chosen, chunk = self._spread(LEFT_OUT), _rows(self.num_classes)
+        many examples, some spread evenly over them are left out in turn (`LEFT_OUT`)."""
+        most = max(1, min(LEFT_OUT, LEFT_OUT_LOGITS // self.num_classes))
+        chosen, chunk = self._spread(most), _rows(self.num_classes)
         squares = np.zeros(len(l2s))
         for start in range(0, len(chosen), chunk):
             rows = chosen[start : start + chunk]

@@ -255,6 +255,20 @@ def test_unwritable_places_get_one_line(tmp_path: Path, place: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no /dev")
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_what_is_open_already_is_written_to_where_it_is(tmp_path: Path, mode: str) -> None:
+    """`> file` and `>> file` with an output of /dev/stdout."""
+    path = tmp_path / "x"
+    path.write_text("before\n")
+    code = "from vitcli.atomic import write_text; print('one', flush=True); "
+    code += "write_text('/dev/stdout', 'two\\n'); print('three')"
+    with path.open(mode) as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    before = ["before"] if mode == "a" else []
+    assert path.read_text().split() == [*before, "one", "two", "three"]
+
+
 FULL_DISK = """
 import resource, sys, numpy as np
 from vitcli.checkpoints.native import write

@@ -146,6 +146,11 @@ def test_several_resolutions(evaluate, data, tmp_path):
     assert [line[2] for line in lines[2:5]] == ["48", "64 *", "64x96"]
     assert result.stdout.splitlines()[-1].startswith("* the resolution of the checkpoint")
     assert min(Image.open(file).size) > 300
+    assert result.stdout.endswith("are resized (bilinear)\n")
+    bicubic = evaluate("--resolutions", "48,64", "--posemb-method", "bicubic", "--json").stdout
+    plain = evaluate("--resolutions", "48,64", "--json").stdout
+    losses = [[json.loads(row)["loss"] for row in t.splitlines()] for t in (bicubic, plain)]
+    assert losses[0][0] != losses[1][0] and losses[0][1] == losses[1][1]
     once = evaluate("--resolutions", "48", "--json").stdout
     assert json.loads(once)["resolution"] == [48, 48]
     assert once == evaluate("--resolutions", "48,64", "--json").stdout.splitlines(True)[0]
@@ -196,6 +201,74 @@ def test_predictions_by_real_labels_and_of_an_unreadable_picture(
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
     text = vit(*words).stdout.splitlines()[2]
     assert re.fullmatch(r"ReaL \S+% of 1 pictures \(1 without a class that is right\)", text)
+
+
+@pytest.fixture
+def unlabelled(picture_folder, tmp_path) -> Path:
+    """ImageNet's validation pictures 1 and 2 as their archive unpacks, in one folder; 3 is cut."""
+    root = tmp_path / "val"
+    root.mkdir()
+    for number, name in enumerate(("a.png", "b.png"), 1):
+        shutil.copy(picture_folder / name, root / f"ILSVRC2012_val_0000000{number}.JPEG")
+    (root / "ILSVRC2012_val_00000003.JPEG").write_text("no picture")
+    (root / "notes.txt").write_text("no picture either")
+    return root
+
+
+def test_pictures_without_labels_of_their_own_by_real_labels(
+    vit, unlabelled, tiny_checkpoint, tmp_path, timm_logits
+):
+    """Their truth goes by their names; of ImageNet's classes the model knows both cranes."""
+    right, labels, file = timm_logits[0].argmax() == 0, tmp_path / "r.json", tmp_path / "p.csv"
+    labels.write_text(json.dumps([[134, 7], [7], [134], *[[]] * 49_997]))
+    words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32, "--labels", labels]
+    result = vit(*words, "--json", "--predictions", file, "--plot", tmp_path / "plot.png")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert told["real"] == {"top1": float(right), "pictures": 1, "left_out": 1}
+    assert (told["pictures"], told["unreadable"], told["part"]) == (2, 1, "all pictures")
+    assert {told[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
+    assert told["classes"] == told["confusion"] == []
+    assert "nothing is drawn: these pictures have no labels of their own" in result.stderr
+    with file.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert [row["label"] + row["correct"] for row in rows] == ["", "", ""]
+    assert [row["real"] for row in rows] == [str(int(right)), "", ""]
+    assert rows[0]["prediction"] and rows[2]["error"].startswith("is not a picture")
+    text = vit(*words).stdout.splitlines()
+    assert text == [
+        f"{tiny_checkpoint} on {unlabelled}: all pictures, 2 pictures",
+        f"ReaL {right:.2%} of 1 pictures (1 without a class that is right)",
+    ]
+    result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
+    assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
+    assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
+
+
+def test_pictures_without_labels_that_are_not_imagenets(vit, unlabelled, tiny_checkpoint):
+    words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32]
+    result = vit(*words)
+    assert result.exit_code == 1
+    assert f"error: {unlabelled}: 3 pictures, but no class folders\n" in result.stderr
+    (unlabelled / "ILSVRC2012_val_00000002.JPEG").rename(unlabelled / "cat.JPEG")
+    result = vit(*words, "--labels", "real")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"error: {unlabelled / 'cat.JPEG'}: is not named as one of ImageNet's validation pictures, "
+        "and these labels go by their names\n"
+        "keep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG\n"
+    )
+
+
+def test_pictures_that_the_model_was_trained_on_are_warned_of(vit, data, tiny_checkpoint, tmp_path):
+    """As after a sweep, which trains on everything in the end."""
+    run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
+    (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
+    said = "warning: the model was trained on these pictures: its figures here are no measure\n"
+    result = vit("evaluate", "--data", data, "-m", run, *FP32)
+    assert (result.exit_code, result.stderr) == (0, said)
+    other = shutil.copytree(data, tmp_path / "other")
+    assert vit("evaluate", "--data", other, "-m", run, *FP32).stderr == ""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -260,15 +333,15 @@ def test_data_that_the_model_knows_nothing_of(vit, tiny_checkpoint, data, tmp_pa
         "the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' and 2 "
         "more; --mapping FILE says which class is which, --skip-unknown leaves pictures out\n"
     )
-    parts = tmp_path / "parts"
+
+
+def test_a_class_of_the_validation_part_alone(vit, tiny_checkpoint, data, tmp_path):
+    """It cannot be learnt from this data, but the model may know it."""
     for part, name in (("train", "dog"), ("val", "dog"), ("val", "horse")):
-        shutil.copytree(data / "dog", parts / part / name)
-    result = vit("evaluate", "--data", parts, "-m", tiny_checkpoint, *FP32)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"error: {parts / 'val'}: 'horse' has no pictures in the training part\n"
-        "add some there, or remove it here\n"
-    )
+        shutil.copytree(data / "dog", tmp_path / part / name)
+    result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["pictures"] == 2
 
 
 def test_an_unreadable_picture(vit, tiny_checkpoint, data, tmp_path):

@@ -202,6 +202,18 @@ def test_a_class_of_the_test_part_alone(greys, tiny_checkpoint, tmp_path):
     assert "'two' has no pictures in the training part" in told
 
 
+def test_classes_are_named_by_a_file(colours, tiny_checkpoint, tmp_path):
+    table = [f"{p},{k}" for k, p in enumerate(colours.iterdir()) for p in sorted(p.iterdir())]
+    (tmp_path / "data.csv").write_text("\n".join(["path,label", *table]))
+    words = ("fewshot", "--data", tmp_path / "data.csv", "--model", tiny_checkpoint, *CPU)
+    words += ("--shots", "1", "--seeds", "0", "--classes", tmp_path / "names.txt")
+    (tmp_path / "names.txt").write_text("dark\ndark\n")
+    assert "names.txt: 'dark' stands for more than one class" in failure(*words)
+    (tmp_path / "names.txt").write_text("a\nb\n")
+    assert vit(*words, "--save", tmp_path / "few").exit_code == 0
+    assert [label.name for label in read_info(tmp_path / "few")[0].classes] == ["a", "b"]
+
+
 def test_one_class(colours, tiny_checkpoint, tmp_path):
     shutil.copytree(colours / "dark", tmp_path / "data" / "dark")
     told = failure("fewshot", "--data", tmp_path / "data", "--model", tiny_checkpoint, *CPU)

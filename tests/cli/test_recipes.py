@@ -178,18 +178,6 @@ def test_a_preset_is_no_change_to_a_run_that_is_written_down(parent, tmp_path):
     assert result.exit_code == 2 and "--config and --preset both say how" in result.stderr
 
 
-def test_a_class_that_is_only_validated_is_named(pictures, parent, tmp_path):
-    rows = [f"{pictures}/cats/{i}.png,cat,train" for i in range(4)]
-    rows += [f"{pictures}/dogs/{i}.png,dog,train" for i in range(4)]
-    rows += [f"{pictures}/dogs/5.png,bird,val", f"{pictures}/dogs/6.png,dog,val"]
-    listed = tmp_path / "data.csv"
-    listed.write_text("\n".join(["path,label,split", *rows]) + "\n")
-    result = finetune(listed, parent, tmp_path / "run", "--lr", "0.1,0.01")
-    assert result.exit_code == 0, result.stderr
-    said = [line for line in result.stderr.splitlines() if line.startswith("warning")]
-    assert said == [f"warning: {listed}: no training pictures of 'bird'"]
-
-
 def test_resume_names_the_sweep(pictures, parent, tmp_path):
     """A sweep that was stopped is told apart from one that is not there."""
     result = vit("finetune", "--resume", tmp_path)

@@ -208,13 +208,23 @@ def test_options_that_no_run_can_have(pictures, parent, tmp_path, options, said)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_class_that_is_only_validated_is_named(pictures, parent, tmp_path):
+@pytest.mark.parametrize("lr", ["0.1", "0.1,0.01"])
+def test_a_class_that_is_only_validated_is_named(pictures, parent, tmp_path, lr):
+    """Whatever form the data has; in a sweep too, before anything is written."""
     for part in ("train", "val"):
         shutil.copytree(pictures, tmp_path / "pets" / part)
     shutil.copytree(pictures / "cats", tmp_path / "pets" / "val" / "lynx")
-    words = ("finetune", "--data", tmp_path / "pets", "--model", parent, *SHORT, "--device", "cpu")
-    text = failure(vit(*words, "-o", tmp_path / "run"))
-    assert "'lynx' has no pictures in the training part" in text
+    listed, rows = tmp_path / "pets.csv", ["path,label,split"]
+    for path in sorted((tmp_path / "pets").rglob("*.*")):
+        rows.append(f"{path},{path.parent.name},{path.parents[1].name}")
+    listed.write_text("\n".join(rows))
+    for data in (tmp_path / "pets", listed):
+        words = ("finetune", "--data", data, "--model", parent, *SHORT, "-o", tmp_path / "run")
+        assert failure(vit(*words, "--lr", lr)) == (
+            f"error: {data}: 'lynx' has no pictures in the training part\n"
+            "add some there, or take it out of the validation part\n"
+        )
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_wrong_call_is_typers(pictures):

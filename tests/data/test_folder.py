@@ -241,8 +241,11 @@ def test_an_empty_class_folder_is_left_out_and_said(make_folder: MakeFolder) -> 
 
 def test_a_class_without_training_pictures(make_folder: MakeFolder) -> None:
     root = make_folder({"train/cat": 3, "train/dog": 3, "val/bird": 1})
-    with pytest.raises(DataError, match="'bird' has no pictures in the training part"):
+    with pytest.raises(DataError, match="'bird' has no pictures in the training part") as caught:
         open_data(DataConfig(str(root)))
+    assert caught.value.hint == "add some there, or take it out of the validation part"
+    assert open_data(DataConfig(str(root), merge_val=True)).train.counts().tolist() == [1, 3, 3]
+    assert len(open_part(DataConfig(str(root)))[0]) == 1  # to evaluate on it is no mistake
 
 
 def test_two_names_for_one_part(make_folder: MakeFolder) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitcli.cli import evaluation, options, output
-from vitcli.config import DataConfig, Size
+from vitcli.config import DataConfig, PosembMethod, Size, TrainConfig
 from vitcli.prediction import Predictor
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ Part = Annotated[
         help="auto: the test part, else the validation part (what the model's own run held out, on "
         "the data it was trained on), else all pictures.",
     ),
-]
-Classes = Annotated[
-    str | None,
-    typer.Option("--classes", metavar="FILE", help="The data's classes, one a line, in order."),
 ]
 Plot = Annotated[
     str | None,
@@ -64,7 +60,8 @@ Labels = Annotated[
         "--labels",
         metavar="original|real|FILE.json",
         help="real: count ReaL labels too (several classes may be right) on ImageNet's validation "
-        "pictures, told by their names; FILE: other such labels, 50,000 lists of classes.",
+        "pictures, told by their names, in class folders or not; FILE: other such labels, 50,000 "
+        "lists of classes.",
     ),
 ]
 MappingFile = Annotated[
@@ -96,6 +93,10 @@ Resolutions = Annotated[
         help="Evaluate at each of these sizes (224 or 192x320), with position embeddings resized.",
     ),
 ]
+PosembResize = Annotated[
+    PosembMethod,
+    typer.Option("--posemb-method", help="How --resolutions resizes position embeddings."),
+]
 Predictions = Annotated[
     str | None,
     typer.Option("--predictions", metavar="FILE.csv", help="Write the answer for each picture."),
@@ -106,12 +107,13 @@ def evaluate(
     data: Data,
     model: options.Model = "default",
     split: Part = "auto",
-    classes: Classes = None,
+    classes: options.Classes = None,
     labels: Labels = "original",
     mapping: MappingFile = None,
     among: Among = "auto",
     skip_unknown: SkipUnknown = False,
     resolutions: Resolutions = None,
+    posemb_method: PosembResize = TrainConfig.posemb_method,
     predictions: Predictions = None,
     plot: Plot = None,
     reliability: Reliability = None,
@@ -149,7 +151,8 @@ def evaluate(
     with output.FetchDisplay(quiet) as fetching:
         # All before the first picture: a size that the model cannot have fails at once.
         waiting = deque(
-            Predictor(model, device, precision, offline, fetching, size) for size in sizes
+            Predictor(model, device, precision, offline, fetching, size, posemb_method)
+            for size in sizes
         )
     stored = waiting[0].stored.image_size
     # Each resolution finds the same to say of the data: it is said once.
@@ -176,7 +179,7 @@ def evaluate(
                 reports.append(report)
     reports.sort(key=lambda report: data.index(report.data))
     if not json:
-        evaluation.show(reports[0]) if one else evaluation.summarise(reports, stored)
+        evaluation.show(reports[0]) if one else evaluation.summarise(reports, stored, posemb_method)
     evaluation.draw(reports, stored, plot, reliability, quiet)
     unreadable = {name for report in reports for name, _ in report.errors}
     if unreadable:

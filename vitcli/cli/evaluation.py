@@ -12,8 +12,9 @@ from vitcli.cli import output
 from vitcli.errors import OutputError
 
 if TYPE_CHECKING:
-    from vitcli.config import Size
+    from vitcli.config import ClassLabel, Size
     from vitcli.evaluate import Answer, Report
+    from vitcli.metrics import Evaluation
 
 TABLE = 20
 """Up to so many classes, the confusion matrix is printed."""
@@ -28,19 +29,16 @@ def as_object(report: Report) -> dict[str, Any]:
     from vitcli.checkpoints.timm_config import unique_names
 
     figures, names, index = report.evaluation, unique_names(report.classes), report.indices
+    known = ("top1", "top5", "macro_f1", "ece", "loss")
     told: dict[str, Any] = {
         "model": report.model,
         "data": report.data,
         "part": report.part,
         "resolution": list(report.resolution),
-        "pictures": figures.count,
+        "pictures": report.pictures,
         "unreadable": len(report.errors),
         "among": len(report.classes),
-        "top1": figures.top1,
-        "top5": figures.top5,
-        "macro_f1": figures.macro_f1,
-        "ece": figures.ece,
-        "loss": figures.loss,
+        **{name: getattr(figures, name, None) for name in known},
     }
     if report.real is not None:
         real = report.real
@@ -49,6 +47,9 @@ def as_object(report: Report) -> dict[str, Any]:
             "pictures": real.count,
             "left_out": real.left_out,
         }
+    told |= {"classes": [], "confusion": []}
+    if figures is None:
+        return told
     told["classes"] = [
         {
             "index": index[row.index],
@@ -75,13 +76,16 @@ def show(report: Report) -> None:
     from vitcli.checkpoints.timm_config import unique_names
 
     figures, names = report.evaluation, unique_names(report.classes)
-    output.line(f"{report.model} on {report.data}: {report.part}, {figures.count:,} pictures")
-    output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
+    output.line(f"{report.model} on {report.data}: {report.part}, {report.pictures:,} pictures")
+    if figures is not None:
+        output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
     if report.real is not None:
         output.line(
             f"ReaL {report.real.accuracy:.2%} of {report.real.count:,} pictures "
             f"({report.real.left_out:,} without a class that is right)"
         )
+    if figures is None:
+        return
     output.line()
     rows = [
         [names[row.index], f"{row.count:,}", *map(_percent, (row.recall, row.precision, row.f1))]
@@ -102,17 +106,18 @@ def show(report: Report) -> None:
         output.table(["label", "taken for", "pictures"], cells, numbers=[2])
 
 
-def summarise(reports: Sequence[Report], stored: Size) -> None:
+def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
     """Several reports for people: a row each, by data and then by resolution.
 
     Args:
         stored: the resolution that the model was trained at.
+        method: how its position embeddings were resized for others.
     """
     from vitcli.config import FIGURES
 
     several = len({report.resolution for report in reports}) > 1
     names = {key: name for key, (_, name) in FIGURES.items()}
-    values = [r.evaluation.figures() | _real(r) for r in reports]
+    values = [_figures(report) for report in reports]
     shown = [key for key in (*names, "real") if any(key in row for row in values)]
     header = ["data", "part", *["resolution"] * several, "pictures"]
     header += [names.get(key, "ReaL") for key in shown]
@@ -121,7 +126,7 @@ def summarise(reports: Sequence[Report], stored: Size) -> None:
             report.data,
             report.part,
             *[size_text(report.resolution) + " *" * (report.resolution == stored)] * several,
-            f"{report.evaluation.count:,}",
+            f"{report.pictures:,}",
             *(_percent(row.get(key, math.nan)) for key in shown),
         ]
         for report, row in zip(reports, values, strict=True)
@@ -129,11 +134,15 @@ def summarise(reports: Sequence[Report], stored: Size) -> None:
     output.line(reports[0].model)
     output.table(header, rows, numbers=range(2, len(header)))
     if several:
-        output.line("* the resolution of the checkpoint; at others its position embeddings resized")
+        output.line(
+            "* the resolution of the checkpoint; at others its position embeddings are resized "
+            f"({method})"
+        )
 
 
-def _real(report: Report) -> dict[str, float]:
-    return {} if report.real is None else {"real": report.real.accuracy}
+def _figures(report: Report) -> dict[str, float]:
+    own = {} if report.evaluation is None else report.evaluation.figures()
+    return own if report.real is None else own | {"real": report.real.accuracy}
 
 
 def size_text(size: Size) -> str:
@@ -172,11 +181,11 @@ def predictions_file(path: str | None) -> Iterator[Callable[[str, Answer], None]
         def write(data: str, answer: Answer) -> None:
             cells = [cell for label, score in answer.best for cell in (label.id, score)]
             cells += [""] * (2 * BEST - len(cells))
-            known = answer.error is None
+            judged = answer.error is None and answer.label is not None
             table.writerow(
                 [
-                    *(data, answer.file, answer.label.id, *cells[:2]),
-                    int(answer.correct) if known else "",
+                    *(data, answer.file, answer.label.id if answer.label else "", *cells[:2]),
+                    int(answer.correct) if judged else "",
                     "" if answer.accepted is None else int(answer.accepted),
                     *(*cells[2:], answer.error.what if answer.error else ""),
                 ]
@@ -194,29 +203,34 @@ def draw(
         return
     from vitcli import plots
 
-    if plot is not None and len(reports) == 1:
-        _draw_confusion(reports[0], plot)
+    own = reports[0].evaluation
+    if own is None and len(reports) == 1:
+        output.warning("nothing is drawn: these pictures have no labels of their own")
+        return
+    if plot is not None and len(reports) == 1 and own is not None:
+        _draw_confusion(reports[0].classes, own, plot)
         output.note(f"the confusion matrix is in {plot}", quiet)
     elif plot is not None:
         lines: dict[str, list[tuple[Size, float]]] = {}
         for report in reports:
-            lines.setdefault(report.data, []).append((report.resolution, report.evaluation.top1))
+            accuracy = next(iter(_figures(report).values()))  # top-1, else ReaL's
+            lines.setdefault(report.data, []).append((report.resolution, accuracy))
         plots.accuracy_by_resolution(lines, stored, plot)
         output.note(f"accuracy against resolution is in {plot}", quiet)
-    if reliability is not None:
-        plots.reliability(reports[0].evaluation.calibration, reliability)
+    if reliability is not None and own is not None:
+        plots.reliability(own.calibration, reliability)
         output.note(f"the reliability diagram is in {reliability}", quiet)
 
 
-def _draw_confusion(report: Report, path: str) -> None:
+def _draw_confusion(classes: Sequence[ClassLabel], found: Evaluation, path: str) -> None:
     from vitcli import plots
     from vitcli.checkpoints.timm_config import unique_names
 
-    names, shown = unique_names(report.classes), report.evaluation.seen
+    names, shown = unique_names(classes), found.seen
     if len(shown) > plots.DRAWN:
         raise OutputError(
             f"a confusion matrix of {len(shown):,} classes is too large to draw",
             where=path,
             hint="--json lists what was taken for what",
         )
-    plots.confusion_matrix(report.evaluation.confusion_of(shown), [names[i] for i in shown], path)
+    plots.confusion_matrix(found.confusion_of(shown), [names[i] for i in shown], path)

@@ -54,6 +54,7 @@ def fewshot(
         ),
     ],
     model: options.Model = "default-pretrained",
+    classes: options.Classes = None,
     shots: Annotated[
         str, typer.Option("--shots", metavar="N,...", help="Training pictures of each class.")
     ] = _listed(DEFAULTS.shots),
@@ -132,7 +133,7 @@ def fewshot(
     remembered, so a second run solves at once.
     """
     config = FewshotConfig(
-        DataConfig(data, val_fraction=val_fraction),
+        DataConfig(data, classes, val_fraction),
         _numbers(shots, "--shots"),
         _numbers(seeds, "--seeds"),
         _l2(l2),

@@ -59,6 +59,10 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
+Classes = Annotated[
+    str | None,
+    typer.Option("--classes", metavar="FILE", help="The data's classes, one a line, in order."),
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(

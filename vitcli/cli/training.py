@@ -179,6 +179,9 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
                 display(event)
             elif event["event"] == "warning":
                 output.warning(event["text"])
+            elif event["event"] == "trial":
+                display.close()  # the bar of the run before is full
+                display.note(str(event_text(event)))
             elif event["event"] == "choice" and not json:
                 display.close()
                 show_sweep(event, quiet)

@@ -80,7 +80,10 @@ def stored_text(outcome: Outcome) -> str:
 
 def preset_event(given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
     """What a preset comes to, and which of its values the command line replaced."""
-    names = ("steps", "epochs", "batch_size", "lr", "warmup", "val_fraction", "resolution")
+    names = (
+        *("steps", "epochs", "batch_size", "lr", "warmup", "val_fraction", "resolution"),
+        *("optimizer", "weight_decay", "clip_norm", "schedule"),
+    )
     return {
         "event": "preset",
         "preset": given["preset"],

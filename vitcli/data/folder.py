@@ -18,7 +18,7 @@ from vitcli.data.labels import (
     read_classes,
     require_unique_ids,
 )
-from vitcli.data.records import FileReader, Names, Parts, is_picture, new_source, part_of
+from vitcli.data.records import FileReader, Names, Parts, Source, is_picture, new_source, part_of
 from vitcli.errors import DataError
 
 _LAYOUT = "put the pictures of each class into a folder of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
@@ -31,7 +31,7 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
     FILE`, else a `classes.txt` in the folder).
 
     Raises:
-        DataError: no class folders, no pictures, a class that is not in the training part.
+        DataError: no class folders, or no pictures.
     """
     warnings: list[str] = []
     places = _part_folders(root, warnings)
@@ -47,7 +47,6 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
             raise DataError(_why_empty(place), where=place, hint=_LAYOUT)
         labels[part] = {name: folder_label(name) for name in found[part]}
         require_unique_ids(list(labels[part].values()), place)
-    _require_trained(labels, places)
     by_id = {label.id: label for by_name in labels.values() for label in by_name.values()}
     classes = tuple(by_id[id] for id in sorted(by_id))
     table = np.arange(len(classes))
@@ -67,6 +66,17 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
         )
         sources[part] = new_source(classes, indices, files, FileReader(root, files), root)
     return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
+
+
+def open_unlabelled(root: Path, classes: tuple[ClassLabel, ...]) -> Source | None:
+    """The pictures that lie in a folder itself, in order of their names; None where there are none,
+    or class folders beside them. What they show is not known: all have the label 0 of `classes`."""
+    if not root.is_dir() or any(len(_pictures(root, root / name)) for name in _subfolders(root)):
+        return None
+    names = sorted(e.name for e in os.scandir(root) if is_picture(e.name) and e.is_file())
+    files = Names.pack(names)
+    labels = np.zeros(len(names), np.int64)
+    return new_source(classes, labels, files, FileReader(root, files), root) if names else None
 
 
 def _part_folders(root: Path, warnings: list[str]) -> dict[str, Path]:
@@ -126,20 +136,6 @@ def _loose(place: Path) -> int:
 def _why_empty(place: Path) -> str:
     loose = _loose(place)
     return f"{loose:,} pictures, but no class folders" if loose else "no pictures in it"
-
-
-def _require_trained(labels: dict[str, dict[str, ClassLabel]], places: dict[str, Path]) -> None:
-    if "train" not in labels:
-        return
-    trained = {label.id for label in labels["train"].values()}
-    for part, by_name in labels.items():
-        alone = [name for name, label in by_name.items() if label.id not in trained]
-        if alone:
-            raise DataError(
-                f"{listed(alone)} has no pictures in the training part",
-                where=places[part],
-                hint="add some there, or remove it here",
-            )
 
 
 # ---------------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ def open_data(
             where there is a test part.
 
     Raises:
-        DataError: it is not there, of no known kind, damaged, empty, or has a single class.
+        DataError: it is not there, of no known kind, damaged, empty, has a single class, or one
+            without training pictures.
         MissingExtraError: the library that reads it is not installed.
     """
     parts = open_parts(config, report)
@@ -86,7 +87,8 @@ def open_data(
             hint="to learn to tell classes apart takes two at least, each in a folder of its own",
         )
     warnings = list(parts.warnings)
-    if not counts.all():
+    _require_trained(train, val if not config.merge_val else None, parts.test, config.path)
+    if not counts.all():  # a list of classes may have more than the data
         absent = [train.classes[i].name for i in np.flatnonzero(counts == 0)]
         warnings.append(f"{config.path}: no training pictures of {listed(absent)}")
     fingerprint = train.fingerprint()
@@ -136,7 +138,7 @@ def open_part(
         part: "auto" takes the test part if the data has one, else its validation part, else all.
         classes: of a model; labels become indices into them, matched by id, then by unique name.
         record: the split of a run on this data: "val" (and "auto", where the data has no parts)
-            is then what that run held out.
+            is then what that run held out; pictures that it was trained on are warned of.
         report: as in `open_data`.
 
     Returns:
@@ -153,10 +155,12 @@ def open_part(
     words = "all pictures" if len(there) == 1 and chosen in there else _PART_NAMES[chosen]
     source = there.get(chosen)
     wants_held = part == "val" or (part == "auto" and chosen == "train")
-    was_held = record is not None and record.get("kind") == "held out"
-    if wants_held and was_held and "val" not in there and "train" in there:
+    kind = record.get("kind") if record is not None else None
+    if wants_held and kind == "held out" and "val" not in there and "train" in there:
         held, _ = _hold_out(there["train"], config, record, warnings)
         source, words = there["train"].select(held), "pictures held out of training"
+    elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
+        warnings.append("the model was trained on these pictures: its figures here are no measure")
     if source is None or not len(source):
         raise DataError(
             f"there is no {_PART_NAMES[chosen]}",
@@ -196,6 +200,18 @@ def open_parts(config: DataConfig, report: Callable[[str], None] = lambda text: 
         where=config.path,
         hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
     )
+
+
+def _require_trained(train: Source, val: Source | None, test: Source | None, path: str) -> None:
+    """Raises DataError for classes that are to be recognised and can be learnt from nothing."""
+    for words, source in (("validation", val), ("test", test)):
+        if source is not None and (alone := (source.counts() > 0) & (train.counts() == 0)).any():
+            raise DataError(
+                f"{listed(train.classes[i].name for i in np.flatnonzero(alone))} has no pictures "
+                "in the training part",
+                where=path,
+                hint=f"add some there, or take it out of the {words} part",
+            )
 
 
 def _has_class_folders(path: Path) -> bool:
