@@ -93,7 +93,7 @@ def test_a_preset_sweeps_and_its_numbers_reach_the_run(pictures, parent, tmp_pat
     assert config.warmup == 500 and config.data.val_fraction == 0.1  # given, though the default
     event = json.loads(result.stdout)
     assert event["event"] == "preset" and event["lr"] == [0.003, 0.01, 0.03, 0.06]
-    assert event["overridden"] == ["val_fraction"] and event["batch_size"] == 512
+    assert event["overridden"] == ["val_fraction", "clip_norm"] and event["batch_size"] == 512
     seen.clear()
     vit(*words, "--epochs", "2")
     assert seen[0].steps is None and seen[0].warmup is None and seen[0].epochs == 2
