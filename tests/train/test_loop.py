@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -250,14 +251,84 @@ def test_classes_are_weighed_and_shown_evenly(tiny_run, tmp_path):
         assert not torch.equal(weights(plain)["norm.weight"], weights(whole)["norm.weight"])
 
 
+class Killed(BaseException):
+    """As a kill: nothing catches it, and nothing is saved."""
+
+
+def kill_at(step: int):
+    """An on_event that ends the run once a step is reported, as kill -9 would."""
+
+    def on_event(event) -> None:
+        if event["event"] == "train" and event["step"] == step:
+            raise Killed
+
+    return on_event
+
+
+EVERYTHING = {"ema": 0.8, "layer_decay": 0.7, "dropout": 0.1, "drop_path": 0.1, "patience": 3}
+STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**EVERYTHING, "freeze": 1, "class_weights": "balanced", "optimizer": "sgd"},
+        {**EVERYTHING, "freeze": 1, "balanced_sampling": True, "keep_head": True},
+        {"ema": 0.8, "freeze": "backbone", "class_weights": {"red": 3.0}, "augment": STILL},
+    ],
+    ids=["weights", "balanced", "features"],
+)
+@pytest.mark.parametrize("step", [3, 8])
+def test_all_options_at_once_resume_to_the_bit(tiny_run, tmp_path_factory, colours, fields, step):
+    """Killed with a state that is older than the metrics and the stored model."""
+    base = tmp_path_factory.getbasetemp()
+    uneven, parent = base / "uneven", base / "uneven-parent"
+    if not parent.exists():
+        shutil.copytree(colours, uneven)
+        for i in range(12):
+            (uneven / "red" / f"{i:02}.png").unlink()
+        train(tiny_run(data=DataConfig(str(uneven)), output=str(parent), steps=4))
+    fields = {"task": "finetune", "model": str(parent), "resolution": None, **fields}
+    fields |= {"data": DataConfig(str(uneven), val_fraction=0.2), "save_every": 2, "eval_every": 3}
+
+    def make(name):
+        return tiny_run(output=str(base / name), steps=14, lr=0.02, **fields)
+
+    whole = make(f"whole-{fields['freeze']}-{fields.get('keep_head')}")
+    if not Path(whole.output).exists():
+        train(whole)
+    broken = make(f"{Path(whole.output).name}-{step}")
+    with pytest.raises(Killed):
+        train(broken, on_event=kill_at(step))
+    train(read_train_config(broken.output), resume=True)
+    assert_same(weights(whole), weights(broken))
+    first, second = (load(run.output).info.provenance for run in (whole, broken))
+    for said in (first, second):
+        said.pop("seconds")
+    assert first == second
+    kept = [
+        [e for e in map(json.loads, (Path(run.output) / "metrics.jsonl").open()) if "val_top1" in e]
+        for run in (whole, broken)
+    ]
+    assert kept[0] == kept[1]
+
+
 @pytest.mark.slow
-def test_kill_9_and_resume_equal_an_unbroken_finetune(tiny_run, tmp_path, colours):
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--ema 0.9 --freeze 1 --layer-decay 0.7 --class-weights balanced --patience 9",
+        "--ema 0.9 --freeze 1 --layer-decay 0.7 --balanced-sampling --keep-head",
+    ],
+)
+def test_kill_9_and_resume_equal_an_unbroken_finetune(tiny_run, tmp_path, colours, options):
     """The bar of the issue, through the command line: finetune, kill -9, --resume."""
     parent = tiny_run(output=str(tmp_path / "parent"))
     train(parent)
     command = [sys.executable, "-m", "vitcli", "finetune", "--data", str(colours)]
     command += ["--model", str(tmp_path / "parent"), "--resolution", "24", "--steps", "40"]
-    command += ["--batch-size", "12", "--precision", "fp32", "--device", "cpu"]
+    command += ["--batch-size", "12", "--precision", "fp32", "--device", "cpu", *options.split()]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
     process = subprocess.Popen([*command, "-o", str(broken)], stderr=subprocess.PIPE)

@@ -222,7 +222,7 @@ def draw(
         output.note(f"the reliability diagram is in {reliability}", quiet)
 
 
-def _draw_confusion(classes: Sequence[ClassLabel], found: Evaluation, path: str) -> None:
+def _draw_confusion(classes: tuple[ClassLabel, ...], found: Evaluation, path: str) -> None:
     from vitcli import plots
     from vitcli.checkpoints.timm_config import unique_names
 
