@@ -27,6 +27,7 @@ EXACT = {
     "BiT bit.npz": "vit bit-npz",
     "big_vision BiT bit_paper.npz": "vit big_vision",
     "torchvision vit.pth": "vit transformers vit-npz",
+    "open_clip clip.safetensors": "vit",
     "DINO dino.pth": "vit transformers vit-npz",
     "DINOv2, in chunks dinov2.pth": "vit transformers",
 }

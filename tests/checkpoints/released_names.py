@@ -3,7 +3,8 @@
 Each function turns the arrays of a model under timm's names into those of a file as its authors
 release it. Sources: bit_pytorch/models.py, big_vision/models/bit_paper.py,
 torchvision/models/vision_transformer.py, deit/models_v2.py, dino/main_dino.py,
-dinov2/models/vision_transformer.py, mae/models_mae.py.
+dinov2/models/vision_transformer.py, mae/models_mae.py,
+clip/model.py, open_clip/transformer.py.
 """
 
 from __future__ import annotations
@@ -123,6 +124,36 @@ def mae(timms: Arrays) -> Arrays:
     return found | {name: np.ones((1, 1, width), np.float32) for name in names}
 
 
+def open_clip(timms: Arrays, openai: bool = False) -> Arrays:
+    """A CLIP of open_clip's: two towers and what joins them; `openai`: as that one's own archive
+    has it, with three numbers."""
+    words = {
+        "patch_embed.proj": "conv1",
+        "norm_pre": "ln_pre",
+        "blocks.": "transformer.resblocks.",
+        "attn.qkv.": "attn.in_proj_",
+        "attn.proj": "attn.out_proj",
+        "norm1": "ln_1",
+        "norm2": "ln_2",
+        "mlp.fc1": "mlp.c_fc",
+        "mlp.fc2": "mlp.c_proj",
+    }
+    found = {}
+    for name, array in timms.items():
+        for ours, theirs in words.items():
+            name = name.replace(ours, theirs)
+        name = re.sub(r"^norm\.", "ln_post.", name)
+        found[f"visual.{name}"] = array
+    found = {name: array for name, array in found.items() if "head" not in name}
+    found["visual.class_embedding"] = found.pop("visual.cls_token")[0, 0]
+    found["visual.positional_embedding"] = found.pop("visual.pos_embed")[0]
+    width = len(found["visual.class_embedding"])
+    found |= {"visual.proj": np.ones((width, 8), "f"), "logit_scale": np.ones((), "f")}
+    found |= {"transformer.resblocks.0.ln_1.weight": np.ones(8, "f")}
+    numbers = ("input_resolution", "context_length", "vocab_size")
+    return found | ({name: np.array(32) for name in numbers} if openai else {})
+
+
 NAMES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "BiT bit.npz": ("timm_bit_resnetv2", bit),
     "big_vision BiT bit_paper.npz": ("timm_bit_resnetv2", bit_paper),
@@ -137,5 +168,7 @@ NAMES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "DINOv2 dinov2.pth": ("timm_dinov2", dinov2),
     "DINOv2, in chunks dinov2.pth": ("timm_dinov2", lambda a: dinov2(a, chunked=True)),
     "MAE mae.pth": ("timm_vit_default", mae),
+    "open_clip clip.safetensors": ("timm_clip_prenorm", open_clip),
+    "OpenAI's CLIP clip.pt": ("timm_clip_prenorm", lambda a: open_clip(a, openai=True)),
 }
 """A release, and what its file is called: a golden case of timm's, and how to rename it."""

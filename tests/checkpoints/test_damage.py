@@ -138,10 +138,21 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -
     torch.save({"model": Bomb()}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match="holds more than tensors, which could run code"):
         convert(path, tmp_path / "out")
+    torch.save({"model": torch.nn.Linear(2, 2)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="asks for torch.nn.modules.linear.Linear"):
+        convert(path, tmp_path / "out")
     torch.save({"optimizer": 3, "epoch": 1}, path)
     with pytest.raises(CheckpointError, match="without a table of tensors"):
         convert(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_torchscript_archive_is_called_so(tmp_path: Path) -> None:
+    """OpenAI released CLIP so."""
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "ViT-B-32.pt"))
+    with pytest.raises(CheckpointError, match="is a TorchScript archive") as error:
+        convert(tmp_path / "ViT-B-32.pt", tmp_path / "out")
+    assert "state_dict()" in str(error.value.hint) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,10 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
+from checkpoints.released_names import open_clip
 from vitcli.checkpoints.load import load
+from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.config import ClassLabel
+from vitcli.config import Activation, ClassLabel
 from vitcli.errors import CheckpointError
+from vitcli.models.vit import ViT
 
 
 def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: Path) -> None:
@@ -94,6 +98,44 @@ def test_releases_of_mae_and_dinov2_name_what_is_left_out(tmp_path: Path) -> Non
     model = load(tmp_path / "dinov2.pth")
     assert model.config.num_registers == 4 and model.config.posemb_tokens == "class"
     assert torch.equal(model.reg_token, with_registers["register_tokens"])
+
+
+def test_clip_by_openais_names(tmp_path: Path) -> None:
+    """What the file does not say of its GELU is in open_clip's config, or assumed and told."""
+    timms = load(GOLDEN / "timm_clip_prenorm")
+    named = open_clip({n: t.numpy() for n, t in timms.state_dict().items()})
+    tensors = {name: torch.tensor(array) for name, array in named.items()}
+    save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    torch.save({**tensors, "input_resolution": torch.tensor(32)}, tmp_path / "ViT-B-8.pt")
+    images = torch.randn(2, 3, 32, 32)
+
+    def assert_computes(path: Path, activation: Activation, heads: int = 1) -> CheckpointInfo:
+        model = load(path)
+        expected = dataclasses.replace(timms.config, num_heads=heads, activation=activation)
+        same = ViT(expected.with_classes(0)).eval()
+        same.load_state_dict({n: t for n, t in timms.state_dict().items() if "head" not in n})
+        with torch.inference_mode():
+            assert torch.equal(model(images), same(images))
+        return model.info
+
+    info = assert_computes(tmp_path / "open_clip_model.safetensors", "gelu")
+    assert "exact GELU" in info.provenance["assumed"]
+    info = assert_computes(tmp_path / "ViT-B-8.pt", "quick_gelu")
+    assert info.provenance["assumed"] == ["pictures prepared as usual for clip_vision_model"]
+    dropped = open_checkpoint(tmp_path / "ViT-B-8.pt").dropped
+    assert "visual.proj" in dropped and "transformer.resblocks.0.ln_1.weight" in dropped
+    config = tmp_path / "open_clip_config.json"
+    vision = {"image_size": 32, "layers": 2, "width": 48, "patch_size": 8, "head_width": 16}
+    prepared = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
+    said = {"model_cfg": {"quick_gelu": True, "vision_cfg": vision}, "preprocess_cfg": prepared}
+    config.write_text(json.dumps(said))
+    info = assert_computes(tmp_path / "open_clip_model.safetensors", "quick_gelu", heads=3)
+    assert "assumed" not in info.provenance and info.preprocess.crop_mode == "squash"
+    assert info.preprocess.std == (0.2, 0.2, 0.2)
+    for wrong in ("{", "[1]", '{"model_cfg": {}}'):
+        config.write_text(wrong)
+        with pytest.raises(CheckpointError, match="open_clip_config.json: cannot be read"):
+            load(tmp_path / "open_clip_model.safetensors")
 
 
 def test_a_half_of_a_file_is_not_guessed(tmp_path: Path) -> None:

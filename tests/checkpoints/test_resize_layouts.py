@@ -13,6 +13,7 @@ import torch
 from scipy.ndimage import zoom
 
 from checkpoints.golden_cases import GOLDEN
+from checkpoints.released_names import open_clip
 from vitcli.checkpoints import native, read
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -204,6 +205,26 @@ def test_an_npz_in_place_and_the_same_grid(tmp_path: Path) -> None:
     resize(source, grid=(2, 9), in_place=True)
     assert read.read_info(folder)[0].model.grid == (2, 9)
     assert [path.name for path in folder.iterdir()] == ["x.npz"]
+
+
+def test_a_folder_of_open_clips(tmp_path: Path) -> None:
+    arrays = open_clip(tensors_in(GOLDEN / "timm_clip_prenorm" / "model.safetensors"))
+    source = tmp_path / "clip" / "open_clip_model.safetensors"
+    source.parent.mkdir()
+    native.write(source, {n: np.array(a) for n, a in arrays.items()}, {})
+    vision = {"image_size": 32, "width": 48, "head_width": 16, "patch_size": 8}
+    config = {"model_cfg": {"embed_dim": 8, "vision_cfg": vision}}
+    (source.parent / "open_clip_config.json").write_text(json.dumps(config))
+    file = resize(source.parent, grid=(3, 5))
+    before, after = tensors_in(source), tensors_in(file)
+    changed = [n for n in before if before[n].tobytes() != after[n].tobytes()]
+    assert changed == ["visual.positional_embedding"] and list(before) == list(after)
+    expected = scipys(before[changed[0]], 1, (3, 5))
+    np.testing.assert_allclose(after[changed[0]], expected, rtol=0, atol=1e-6)
+    info, _ = read.read_info(file.parent)
+    assert info.model.grid == (3, 5) and info.model.num_heads == 3
+    said = json.loads((file.parent / "open_clip_config.json").read_text())
+    assert said["model_cfg"]["vision_cfg"] == {**vision, "image_size": [24, 40]}
 
 
 def test_sines_need_no_resizing() -> None:

@@ -14,6 +14,7 @@ from vitcli.errors import CheckpointError, OutputError
 
 WEIGHTS = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
 """Suffixes of weights, which do not go along with resized ones."""
+OPEN_CLIP = "open_clip_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Where transformers keeps how a picture is prepared."""
 
@@ -41,7 +42,7 @@ def resize_configs(source: Path, folder: Path, old: Size, info: CheckpointInfo) 
         OutputError: one cannot be written.
     """
     new = info.model.image_size
-    for name in ("config.json", *PROCESSORS):
+    for name in ("config.json", OPEN_CLIP, *PROCESSORS):
         path = source / name
         if not path.is_file():
             continue
@@ -49,6 +50,8 @@ def resize_configs(source: Path, folder: Path, old: Size, info: CheckpointInfo) 
             config: Any = json.loads(path.read_text("utf-8"))
             if name in PROCESSORS:
                 config = _processor(config, old, new)
+            elif name == OPEN_CLIP:
+                config["model_cfg"]["vision_cfg"]["image_size"] = list(new)
             elif "model_type" in config and "architecture" not in config:
                 config = _transformers(config, new)
             else:

@@ -292,6 +292,22 @@ attn_pool.norm.*         head.layernorm.*
 attn_pool.mlp.fc1.*      head.mlp.fc1.*
 attn_pool.mlp.fc2.*      head.mlp.fc2.*
 """
+_OPEN_CLIP = """
+cls_token                class_embedding                           vector
+patch_embed.proj.*       conv1.*
+pos_embed                positional_embedding                      table
+norm_pre.*               ln_pre.*
+blocks.{i}.norm1.*       {layer}.ln_1.*
+blocks.{i}.attn.qkv.weight  {layer}.attn.in_proj_weight
+blocks.{i}.attn.qkv.bias    {layer}.attn.in_proj_bias
+blocks.{i}.attn.proj.*   {layer}.attn.out_proj.*
+blocks.{i}.norm2.*       {layer}.ln_2.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.c_fc.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.c_proj.*
+blocks.{i}.ls1.gamma     {layer}.ls_1.gamma
+blocks.{i}.ls2.gamma     {layer}.ls_2.gamma
+norm.*                   ln_post.*
+"""
 _TORCHVISION = """
 cls_token                class_token
 patch_embed.proj.*       conv_proj.*
@@ -350,6 +366,9 @@ TORCHVISION = {
     "torchvision": _rows(_TORCHVISION, layer=_TV, fc1="0", fc2="3"),
     "torchvision-old": _rows(_TORCHVISION, layer=_TV, fc1="linear_1", fc2="linear_2"),
 }
+
+OPEN_CLIP = _rows(_OPEN_CLIP, layer="transformer.resblocks.{i}")
+"""OpenAI's CLIP and open_clip's, from "visual." on."""
 
 _META = """
 reg_token                register_tokens

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints import keymaps, registry
+from vitcli.checkpoints import keymaps, open_clip, registry
 from vitcli.checkpoints import transformers_config as hf
 from vitcli.checkpoints.keymaps import Row
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
@@ -170,6 +170,8 @@ def _preprocess(store: Store, layout: Layout, model: Architecture) -> tuple[Prep
         return Preprocess(size, interpolation="bilinear", crop_mode="squash"), False
     if layout.name == "transformers":
         return hf.preprocess_of(store.path.parent, layout.kind, size)
+    if layout.name == "open_clip":
+        return open_clip.preprocess(layout.config, size)
     pool = model.pool if isinstance(model, ModelConfig) else None
     if layout.name == "vit-npz" or (layout.name == "big_vision" and pool == "map"):
         return Preprocess(size, interpolation="bilinear", crop_mode="squash"), False

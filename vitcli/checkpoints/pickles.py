@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +42,7 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
         with torch.serialization.safe_globals([argparse.Namespace]):  # of options; it runs nothing
             found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except Exception as error:  # whatever a damaged pickle may raise
-        refused = "nsupported global" in str(error)
-        raise CheckpointError(
-            "is a pickle that holds more than tensors, which could run code: it is not read"
-            if refused
-            else f"is a damaged pickle: {str(error).splitlines()[0] if str(error) else error!r}",
-            where=path,
-            hint="ask its authors for a safetensors file" if refused else None,
-        ) from error
+        raise _refusal(path, error) from error
     notes: list[str] = []
     while isinstance(found, dict) and not any(isinstance(v, Tensor) for v in found.values()):
         key = next((key for key in STATES if isinstance(found.get(key), dict)), None)
@@ -60,6 +54,28 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
     if not tensors:
         raise CheckpointError("is a pickle without a table of tensors", where=path)
     return {name: _lazy(tensor) for name, tensor in tensors.items()}, notes
+
+
+def _refusal(path: Path, error: Exception) -> CheckpointError:
+    """What torch's refusal of a file means."""
+    said = str(error)
+    if "TorchScript" in said:  # as OpenAI released CLIP
+        return CheckpointError(
+            "is a TorchScript archive, a program with its weights, which could run code: it is "
+            "not read",
+            where=path,
+            hint="take a safetensors file of the same weights, or save its state_dict() by itself",
+        )
+    if named := re.search(r"(?i:unsupported global): GLOBAL (\S+)|Unsupported class (\S+)", said):
+        return CheckpointError(
+            f"is a pickle that holds more than tensors, which could run code: it is not read "
+            f"(it asks for {named[1] or named[2]})",
+            where=path,
+            hint="ask its authors for a safetensors file",
+        )
+    return CheckpointError(
+        f"is a damaged pickle: {said.splitlines()[0] if said else repr(error)}", where=path
+    )
 
 
 def _is_dict(found: object) -> bool:

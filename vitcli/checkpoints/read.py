@@ -140,7 +140,7 @@ def open_checkpoint(
 
 _FOREIGN = re.compile(
     r"(.*\.)?embeddings\.patch_embedding|(.*/)?embedding/kernel$|conv_proj\.weight$|"
-    r"(.+\.)patch_embed\.proj\.weight$|register_tokens$|mask_token$|"
+    r"(.+\.)?class_embedding$|(.+\.)patch_embed\.proj\.weight$|register_tokens$|mask_token$|"
     r"blocks\.0\.(mlp\.w12\.weight|gamma_1|0\.norm1\.weight)$"
 )
 """Names that no file of timm's or ours has."""

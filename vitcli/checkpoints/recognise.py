@@ -7,12 +7,13 @@ how pictures are prepared.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitcli.checkpoints import keymaps
+from vitcli.checkpoints import keymaps, open_clip
 from vitcli.checkpoints import transformers_config as hf
 from vitcli.checkpoints.keymaps import Row
 from vitcli.checkpoints.native import LazyTensor
@@ -25,7 +26,7 @@ class Layout:
     """What a file's names say: a table, and what the model's makers take for granted."""
 
     name: str
-    """"vit-npz", "bit-npz", "big_vision", "transformers", "torchvision" or "timm"."""
+    """"vit-npz", "bit-npz", "big_vision", "transformers", "torchvision", "open_clip" or "timm"."""
     rows: tuple[Row, ...]
     tensors: Mapping[str, LazyTensor]
     """Of the model: prefixes cut, blocks that are stacked taken apart."""
@@ -44,7 +45,7 @@ class Layout:
     resnet: dict[str, Any] = field(default_factory=dict)
     """Of its ResNet's."""
     config: dict[str, Any] = field(default_factory=dict)
-    """transformers' config.json."""
+    """transformers' config.json, or open_clip's."""
 
 
 def recognise(store: Store) -> Layout:
@@ -67,6 +68,8 @@ def recognise(store: Store) -> Layout:
             return _transformers(store, prefix[0], anchor)
     if prefix := _prefix(names, "conv_proj.weight", "encoder.ln.weight"):
         return _torchvision(store, prefix[0])
+    if prefix := _prefix(names, "conv1.weight", "class_embedding"):
+        return _open_clip(store, prefix[0])
     for anchor, other in _TIMM:
         if prefix := _prefix(names, anchor, other):
             return _timm(store, prefix[0])
@@ -248,6 +251,19 @@ def _torchvision(store: Store, prefix: str) -> Layout:
     old = any(".mlp.linear_1." in name for name in inside)
     rows = keymaps.TORCHVISION["torchvision-old" if old else "torchvision"]
     return Layout("torchvision", rows, inside, "torchvision", prefix=prefix, outside=outside)
+
+
+def _open_clip(store: Store, prefix: str) -> Layout:
+    """The picture half of a CLIP under OpenAI's names, which open_clip's files have too."""
+    inside, outside = _below(store, prefix)
+    config = open_clip.read_config(store.path.parent)
+    fields = {"norm_eps": 1e-5, **open_clip.model_fields(config)}
+    if "input_resolution" in outside:  # OpenAI's own, all of them with quick GELU
+        heads = max(math.prod(inside["class_embedding"].shape) // 64, 1)
+        fields |= {"activation": "quick_gelu", "num_heads": heads}
+    rows, kind = keymaps.OPEN_CLIP, "clip_vision_model"
+    drop = r"^proj$"  # to the space that is shared with the text
+    return Layout("open_clip", rows, inside, kind, drop, prefix, {}, outside, fields, config=config)
 
 
 _TIMM = (

@@ -89,7 +89,7 @@ class Resize:
         found = {}
         for ours, table in self.resized.items():
             theirs = self.checkpoint.sources.get(ours, (ours,))[0]
-            two_axes = theirs.endswith(".position_embedding.weight")  # of SigLIP and CLIP
+            two_axes = theirs.endswith((".position_embedding.weight", "positional_embedding"))
             found[theirs] = table[0] if two_axes else table
             ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
             if two_axes and ids in self.checkpoint.dropped:

@@ -143,6 +143,10 @@ def _infer_resnet(shapes: Shapes, prefix: str, where: object) -> ResNetConfig | 
         raise CheckpointError(f"its shapes make no model: {error.what}", where=where) from error
 
 
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+"""Attention heads of so400m, H, g and G by their width; others' have 64 channels each."""
+
+
 def infer_model(
     shapes: Shapes, where: object = None, grid: Size | None = None, tokens: str | None = None
 ) -> tuple[ModelConfig, list[str]]:
@@ -171,7 +175,7 @@ def infer_model(
     width, pooled_by_map = patch[0], "attn_pool.latent" in shapes
     has_class, has_fc_norm = "cls_token" in shapes, "fc_norm.weight" in shapes
     prefix = int(has_class) + int("dist_token" in shapes) + size("reg_token", 1)
-    heads = max(width // 64, 1)
+    heads = HEADS.get(width, max(width // 64, 1))
     heads = heads if width % heads == 0 else 1
     pre_norm = "norm_pre.weight" in shapes
     assumed = [

@@ -29,6 +29,7 @@ LIBRARIES = {
     "timm": "timm",
     "vit-npz": "timm",
     "big_vision": "timm",
+    "open_clip": "timm",
     "bit-npz": "timm",
     "transformers": "transformers",
 }
@@ -140,7 +141,7 @@ def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
     else:
         name, arguments = timm_config.best_architecture(info.model)
         model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)
-        if checkpoint.layout == "timm":
+        if checkpoint.layout in ("timm", "open_clip"):
             renamed = timm.models.vision_transformer.checkpoint_filter_fn
             timm.models.load_checkpoint(
                 model, str(file), strict=False, filter_fn=renamed, weights_only=True
