@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,9 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
         CheckpointError: it is damaged, holds what could run code, or no tensors.
     """
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # of options; it runs nothing
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            # A Namespace holds options and runs nothing. torch warns of TorchScript and refuses it.
+            warnings.simplefilter("ignore")
             found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except Exception as error:  # whatever a damaged pickle may raise
         raise _refusal(path, error) from error
