@@ -17,7 +17,7 @@ EXACT = {
     "hf_vit": "vit transformers vit-npz",
     "hf_dinov2": "vit transformers",
     "hf_deit_teacher": "vit",
-    "hf_dinov2_registers": "vit",
+    "hf_dinov2_registers": "vit transformers",
     "hf_siglip_vision": "vit big_vision",
     "hf_clip_vision": "vit",
     "timm_vit_default": "vit transformers vit-npz",

@@ -89,7 +89,7 @@ PAIRS = {
     "timm_vit_reg4_dinov2": {
         "vit-npz": "4 register tokens, position embeddings of patches, not all, layer scale",
         "big_vision": "4 register tokens, layer scale",
-        "transformers": "4 register tokens, these position embeddings",
+        "transformers": "position embeddings of patches, not class token and patches",
     },
     "timm_deit_distilled": {
         "vit-npz": "a distillation token",

@@ -24,13 +24,26 @@ pytestmark = pytest.mark.peers
 
 TOLERANCE = 1e-5
 VIT = ModelConfig(48, 2, 3, 96, (8, 8), (32, 32), 6, norm_eps=1e-12)
+DINO = dataclasses.replace(VIT, layer_scale=True, pool="token+gap", norm_eps=1e-6)
 EXPRESSIBLE = {
     "vit": VIT,
     "vit, tanh": dataclasses.replace(VIT, activation="gelu_tanh", norm_eps=1e-6),
     "vit, no qkv bias": dataclasses.replace(VIT, qkv_bias=False),
     "vit, not square": dataclasses.replace(VIT, image_size=(32, 48)),
     "vit, no head": dataclasses.replace(VIT, num_classes=0, pre_logits=48),
-    "dinov2": dataclasses.replace(VIT, layer_scale=True, pool="token+gap", norm_eps=1e-6),
+    "dinov2": DINO,
+    "dinov2, no qkv bias": dataclasses.replace(DINO, qkv_bias=False, num_classes=0, pool="token"),
+    "dinov2, swiglu": dataclasses.replace(DINO, swiglu=True, mlp_dim=256),
+    "dinov2, registers": dataclasses.replace(DINO, num_registers=3, posemb_tokens="class"),
+    "dinov2, registers, swiglu, no head": dataclasses.replace(
+        DINO,
+        num_registers=4,
+        posemb_tokens="class",
+        swiglu=True,
+        mlp_dim=256,
+        num_classes=0,
+        pool="token",
+    ),
 }
 
 
@@ -56,7 +69,9 @@ def test_transformers_own_classes_read_what_we_convert(
         else transformers.AutoModel
     )
     theirs, told = auto.from_pretrained(folder, output_loading_info=True)
-    assert type(theirs).__name__.startswith("Dinov2" if config.layer_scale else "ViT")
+    kind = "Dinov2WithRegisters" if config.num_registers else "Dinov2"
+    kind += "ForImageClassification" if config.num_classes else "Model"
+    assert type(theirs).__name__ == (kind if config.layer_scale else kind.replace("Dinov2", "ViT"))
     assert not told["missing_keys"] and not told["unexpected_keys"]
     images = random_images(0, config.image_size)
     with torch.inference_mode():

@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from checkpoints.golden_cases import GOLDEN
+from checkpoints.released_names import open_clip
 from peers.random_models import CLASSES, fill
 from vitcli.checkpoints import native
 from vitcli.checkpoints.native import CheckpointInfo
@@ -106,6 +107,20 @@ def test_a_pickle_of_timms(timm: ModuleType, vit: Callable[..., Result], tmp_pat
         str(tmp_path / "x.pth"),
         str(tmp_path / "y" / "model.safetensors"),
     ]
+
+
+@pytest.mark.parametrize("openai", [False, True])
+def test_clip_by_openais_names(timm: ModuleType, tmp_path: Path, openai: bool) -> None:
+    model = timm.create_model(
+        "vit_base_patch32_clip_224", img_size=64, depth=2, embed_dim=128, num_heads=2
+    )
+    fill(model, 0)
+    arrays = open_clip({n: t.numpy() for n, t in model.state_dict().items()}, openai)
+    torch.save({n: torch.tensor(array) for n, array in arrays.items()}, tmp_path / "x.pt")
+    checkpoint = open_checkpoint(tmp_path / "x.pt")
+    assert checkpoint.info.model.activation == ("quick_gelu" if openai else "gelu")
+    found = verify(checkpoint)
+    assert found.difference < EXACT < found.largest and found.what == "features"
 
 
 def test_another_model_is_noticed_before_anything_is_written(

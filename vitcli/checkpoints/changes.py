@@ -66,7 +66,7 @@ def change(
     changed, dtype = {}, next(iter(tensors.values())).dtype
     for name, shape in tensor_shapes(info.model).items():
         if name.startswith("head") and changes.num_classes is not None:
-            changed[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
+            changed[name] = zeros(dtype, shape)
         elif changes.patch_size and tensors[name].shape != shape:
             read = functools.partial(_adapted, name, tensors[name], old, model)
             changed[name] = LazyTensor(tensors[name].dtype, shape, read)
@@ -162,10 +162,15 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     return dataclasses.replace(info, model=model, preprocess=prepared, classes=classes)
 
 
-def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    import numpy as np
+def zeros(dtype: str, shape: tuple[int, ...]) -> LazyTensor:
+    """A tensor of zeros."""
 
-    return np.zeros(shape, native.numpy_dtype(dtype))
+    def read() -> np.ndarray:
+        import numpy as np
+
+        return np.zeros(shape, native.numpy_dtype(dtype))
+
+    return LazyTensor(dtype, shape, read)
 
 
 def _adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from vitcli.atomic import whole_folder, write_text
 from vitcli.checkpoints import hub, keymaps, native, npz, read, targets
 from vitcli.checkpoints import transformers_config as hf
-from vitcli.checkpoints.changes import Changes, change
+from vitcli.checkpoints.changes import Changes, change, zeros
 from vitcli.checkpoints.keymaps import Row
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.save import write_config
@@ -128,6 +128,9 @@ def _renamed(
         if set(row.ours) <= set(tensors) and not set(row.ours) <= set(renamed):
             saved |= _saved(row, tensors, getattr(model, "num_heads", 1))
             renamed |= dict.fromkeys(row.ours, row.theirs)
+    dtype = next(iter(tensors.values())).dtype
+    for name, shape in targets.unused(target, model).items():
+        saved[name] = zeros(dtype, shape)
     if left := set(tensors) - set(renamed):
         raise OutputError(f"the layout {target} has no place for {', '.join(sorted(left))}")
     return saved, list(renamed.items())

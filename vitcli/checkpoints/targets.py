@@ -23,8 +23,9 @@ def npz_of(model: Architecture) -> Format:
 
 def transformers_kind(model: Architecture) -> str:
     """transformers' model_type of a model that it can say."""
-    scaled = isinstance(model, ModelConfig) and model.layer_scale
-    return "dinov2" if scaled else "vit"
+    if not isinstance(model, ModelConfig) or not model.layer_scale:
+        return "vit"
+    return "dinov2_with_registers" if model.num_registers else "dinov2"
 
 
 def rows(target: Format, model: Architecture) -> tuple[Row, ...] | None:
@@ -40,9 +41,20 @@ def rows(target: Format, model: Architecture) -> tuple[Row, ...] | None:
         return keymaps.flax_rows(keymaps.PRE_LINEN, keymaps.POSITIONS[0], "") + stem
     if target == "big_vision":
         return keymaps.flax_rows(keymaps.LINEN, keymaps.POSITIONS[1], "MAPHead_0/")
-    kind = transformers_kind(model)
-    table = keymaps.prefixed(keymaps.TRANSFORMERS[kind], f"{kind}." if model.num_classes else "")
+    family = transformers_kind(model).partition("_")[0] + ("-swiglu" if model.swiglu else "")
+    table = keymaps.prefixed(keymaps.TRANSFORMERS[family], _transformers_prefix(model))
     return (*table, *keymaps.HEAD)
+
+
+def _transformers_prefix(model: ModelConfig) -> str:
+    return f"{transformers_kind(model)}." if model.num_classes else ""
+
+
+def unused(target: Format, model: Architecture) -> dict[str, tuple[int, ...]]:
+    """Tensors that a target has to hold although no picture's logits depend on them."""
+    if target != "transformers" or not isinstance(model, ModelConfig) or not model.num_registers:
+        return {}
+    return {f"{_transformers_prefix(model)}embeddings.mask_token": (1, model.width)}
 
 
 def not_in(target: Format, model: Architecture) -> list[str]:

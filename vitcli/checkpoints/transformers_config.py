@@ -146,27 +146,30 @@ def labels_of(config: dict[str, Any], count: int) -> tuple[ClassLabel, ...]:
 
 
 def not_in_transformers(model: ModelConfig, kind: str) -> list[str]:
-    """What of a model transformers' `vit` or `dinov2` cannot say; empty if it can."""
-    dino = kind == "dinov2"
+    """What of a model transformers' `vit`, `dinov2` or `dinov2_with_registers` cannot say; empty if
+    it can."""
+    dino, registers = kind != "vit", model.num_registers
+    covered = ("class",) if registers else ("all", "class")
     pool = "token+gap" if dino and model.num_classes else "token"
     checks = {
         f"pool '{model.pool}'": model.pool != pool,
         "no class token": not model.class_token,
         "a distillation token": model.distill_token,
-        f"{model.num_registers} register tokens": model.num_registers > 0,
-        "these position embeddings": model.posemb != "learn" or model.posemb_tokens == "patches",
+        f"{registers} register tokens": registers > 0 and not dino,
+        f"position embeddings '{model.posemb}'": model.posemb != "learn",
+        f"position embeddings of {model.posemb_tokens}, not class token and patches": (
+            model.posemb == "learn" and model.posemb_tokens not in covered
+        ),
         "a norm before the blocks": model.pre_norm,
         "no final norm": not model.final_norm,
         "a norm after pooling": model.fc_norm,
         "a patch embedding without bias": not model.patch_bias,
-        "queries, keys and values without bias": not model.qkv_bias and dino,
-        "layer scale": model.layer_scale and not dino,
-        "no layer scale": not model.layer_scale and dino,
-        "a gated MLP": model.swiglu,
+        "a gated MLP": model.swiglu and not dino,
         "pre_logits before a head": model.pre_logits > 0
         and (dino or model.num_classes > 0 or model.pre_logits != model.width),
         "patches that are not square": model.patch_size[0] != model.patch_size[1],
-        f"an MLP of {model.mlp_dim}": dino and model.mlp_dim % model.width != 0,
+        f"an MLP of {model.mlp_dim}": dino and _mlp_ratio(model) is None,
+        "pictures that are not square": dino and model.image_size[0] != model.image_size[1],
         "pictures with a rest": any(
             s % p for s, p in zip(model.image_size, model.patch_size, strict=True)
         ),
@@ -174,13 +177,22 @@ def not_in_transformers(model: ModelConfig, kind: str) -> list[str]:
     return [what for what, impossible in checks.items() if impossible]
 
 
+def _mlp_ratio(model: ModelConfig) -> int | None:
+    """The whole number by which transformers' DINOv2 has such an MLP, if there is one: of a gated
+    one it takes two thirds, rounded up to a multiple of 8."""
+    for ratio in range(1, 33):
+        size = model.width * ratio
+        if (2 * ((size * 2 // 3 + 7) // 8 * 8) if model.swiglu else size) == model.mlp_dim:
+            return ratio
+    return None
+
+
 def to_transformers(info: CheckpointInfo, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and preprocessor_config.json of a `vit` or `dinov2` model."""
+    """config.json and preprocessor_config.json of a model that is not `not_in_transformers`."""
     model, preprocess = info.model, info.preprocess
     assert isinstance(model, ModelConfig)
-    name = {"vit": "ViT", "dinov2": "Dinov2"}[kind] + (
-        "ForImageClassification" if model.num_classes else "Model"
-    )
+    classes = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+    name = classes[kind] + ("ForImageClassification" if model.num_classes else "Model")
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     height, width = model.image_size
     config: dict[str, Any] = {
@@ -198,11 +210,13 @@ def to_transformers(info: CheckpointInfo, kind: str) -> tuple[dict[str, Any], di
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
-    if kind == "dinov2":
-        config |= {"mlp_ratio": model.mlp_dim // model.width, "use_mask_token": False}
-        config |= {"layerscale_value": 1.0, "use_swiglu_ffn": False}
-    else:
+    if kind == "vit":
         config |= {"intermediate_size": model.mlp_dim}
+    else:
+        config |= {"mlp_ratio": _mlp_ratio(model), "use_swiglu_ffn": model.swiglu}
+        config |= {"layerscale_value": 1.0}
+        registers = {"num_register_tokens": model.num_registers}
+        config |= registers if model.num_registers else {"use_mask_token": False}
     if model.num_classes:
         names = unique_names(info.classes) or [f"LABEL_{i}" for i in range(model.num_classes)]
         config["id2label"] = {str(i): name for i, name in enumerate(names)}
