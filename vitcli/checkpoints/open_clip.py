@@ -10,7 +10,7 @@ from vitcli.checkpoints.transformers_config import CLIP
 from vitcli.config import Preprocess, Size
 from vitcli.errors import CheckpointError, ConfigError
 
-CROPS = {"shortest": "center", "squash": "squash", "longest": "border"}
+CROPS: dict[str, Any] = {"shortest": "center", "squash": "squash", "longest": "border"}
 """open_clip's `resize_mode` in timm's words."""
 
 
