@@ -153,7 +153,7 @@ def reliability(calibration: Bins, path: str | Path) -> None:
         )
         axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         axes.set_title(f"expected calibration error {calibration.error:.1%}", loc="left")
-        axes.legend(loc="upper left")
+        axes.legend(loc="best")
         histogram.bar(
             centres, counts / max(counts.sum(), 1), width, color=NEUTRAL, edgecolor="white"
         )
@@ -335,13 +335,14 @@ def accuracy_by_rate(
         axes = figure.subplots()
         axes.plot(*zip(*sound, strict=True), "-o", color=TRAINING, ms=4)
         chosen = dict(sound)[best]
+        inward = {rates[-1]: "right", rates[0]: "left"}  # beside an axis the label would cross it
         axes.plot([best], [chosen], "o", color=VALIDATION, ms=7)
         axes.annotate(
             f"{best:g}: {chosen:.1%}",
             (best, chosen),
             xytext=(0, 7),
             textcoords="offset points",
-            ha="center",
+            ha=inward.get(best, "center"),
             color=VALIDATION,
         )
         axes.margins(0.1, 0.15)

@@ -111,6 +111,10 @@ def test_several_l2_and_the_one_of_leave_one_out(greys, tiny_checkpoint, tmp_pat
     assert table[0].split()[:2] == ["shots", "l2"] and table[2].split()[:2] == ["3", "10000"]
     (auto,) = rows(vit(*words[:-5], "--shots", "6", *CPU, "--l2", "auto", "--json"))
     assert all(np.log2(l2) in range(-10, 20) for l2 in auto["l2"])
+    said = vit(*words[:-5], "--shots", "6", *CPU[:-1], "--l2", "auto")
+    assert said.stdout.splitlines()[0].endswith("std  l2 by seed")
+    assert said.stdout.splitlines()[1].endswith(", ".join(f"{l2:g}" for l2 in auto["l2"]))
+    assert said.stderr == "tested on the test part, 36 pictures\n"
 
 
 @pytest.mark.parametrize(

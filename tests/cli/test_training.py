@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from vitcli.checkpoints import hub
 from vitcli.cli.main import app
+from vitcli.train import inputs
 
 SIZES = ["depth=1", "width=24", "num_heads=2", "mlp_dim=32"]
 TINY = ["--variant", "Ti/8", "--resolution", "16", "--device", "cpu", "--precision", "fp32"]
@@ -120,10 +121,11 @@ def test_data_that_cannot_be_learnt(pictures, parent, tmp_path, make, said):
     shutil.copytree(pictures, tmp_path / "pets")
     make(tmp_path / "odd")
     words = ("finetune", "--data", tmp_path / "odd", "--model", parent, "-o", tmp_path / "run")
-    text = failure(vit(*words))
-    assert said in text and str(tmp_path / "odd") in text
-    assert len(text.splitlines()) <= 2
-    assert not (tmp_path / "run").exists()
+    for rates in ("0.1", "0.1,0.01"):
+        text = failure(vit(*words, "--lr", rates))
+        assert said in text and str(tmp_path / "odd") in text
+        assert len(text.splitlines()) <= 2
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_class_with_one_picture_is_trained_on(pictures, parent, tmp_path):
@@ -161,6 +163,23 @@ def test_a_linear_probe_says_what_it_trains_and_stores(pictures, parent, tmp_pat
     assert "step 4: validation accuracy " in result.stderr and "of the average" in result.stderr
     assert "step 1 of 4: loss 0.6931" in result.stderr
     assert "stored: the" in result.stderr and ", the best on validation\n" in result.stderr
+
+
+@pytest.mark.parametrize("rates", ["0.1", "0.1,0.2"])
+def test_a_stop_before_the_first_step_says_how_to_go_on(
+    pictures, parent, tmp_path, monkeypatch, rates
+):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "-o", folder, "--lr", rates)
+    with monkeypatch.context() as patch:
+        patch.setattr(inputs.Features, "_compute", stop)
+        result = vit(*words, "--freeze", "backbone", "--crop-area", "1,1", "--no-flip")
+    assert result.exit_code != 0 and "Traceback" not in result.stderr
+    assert f"stopped; go on with: vit finetune --resume {folder}\n" in result.stderr
+    assert vit("finetune", "--resume", folder).exit_code == 0
 
 
 def test_a_kept_head_is_measured_before_step_1(pictures, parent, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,3 +82,16 @@ def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypa
     events = []
     train(probe("run", steps=1), on_event=events.append)
     assert not any("computed once" in event.get("text", "") for event in events)
+
+
+def test_a_long_pass_tells_how_far_it_is(probe, monkeypatch):
+    """Of the features, and of each validation."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(inputs, "time", SimpleNamespace(monotonic=lambda: 2 * next(clock)))
+    for fields, what, total in (({}, "features", 60), ({"freeze": 1}, "validation", 12)):
+        events = []
+        run = probe(what, steps=1, batch_size=8, **fields)
+        train(run, on_event=events.append)
+        told = [event for event in events if event["event"] == "progress"]
+        assert told[0] == {"event": "progress", "what": what, "done": 8, "total": total}
+        assert told[-1]["done"] == total

@@ -171,6 +171,31 @@ def test_a_stopped_sweep_goes_on_and_ends_as_it_would_have(
         run_sweep(resumed, resume=True)
 
 
+def test_a_stopped_sweep_of_many_options_goes_on(tiny_sweep, tmp_path):
+    """Ended by patience in a rate, killed in the next one and in the run on everything."""
+    fields = {"ema": 0.7, "freeze": 1, "layer_decay": 0.7, "class_weights": "balanced"}
+    fields |= {"patience": 2, "eval_every": 2, "save_every": 3, "sweep": (1e-9, 3e-3)}
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    events = []
+    run_sweep(tiny_sweep(output=str(unbroken), **fields), on_event=events.append)
+    last = [e["step"] for e in events if e["event"] == "evaluation" and e.get("trial") == 1e-9]
+    assert last == [2, 4, 6]  # of 16
+
+    def kill(event):
+        if event["event"] == "train" and (event.get("trial"), event["step"]) in kills:
+            raise Killed
+
+    kills = [(3e-3, 5), (None, 8)]
+    with pytest.raises(Killed):
+        run_sweep(tiny_sweep(output=str(broken), **fields), on_event=kill)
+    resumed = dataclasses.replace(read_train_config(broken), output=str(broken))
+    del kills[0]
+    with pytest.raises(Killed):
+        run_sweep(resumed, resume=True, on_event=kill)
+    assert run_sweep(resumed, resume=True).step == 16
+    assert_same(unbroken, broken)
+
+
 class Killed(BaseException):
     """As a kill between two lines: nothing catches it."""
 

@@ -160,12 +160,10 @@ def fewshot(
         report = measure(predictor, config, batch_size, advance, keep_head=save is not None)
     for warning in report.splits.warnings:
         output.warning(warning)
+    held_out = report.splits.record["kind"] == "held out"
+    part = "test part" if report.splits.test else "part held out" if held_out else "validation part"
+    output.note(f"tested on the {part}, {report.pictures:,} pictures", quiet)
     rows = summary(report.trials, config)
-    if plot is not None:
-        draw(rows, config, plot)
-        output.note(f"accuracy against shots is in {plot}", quiet)
-    if save is not None:
-        save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
     if json:
         for row in rows:
             output.json_line(
@@ -173,7 +171,11 @@ def fewshot(
             )
     else:
         show(rows, config)
+    if plot is not None:
+        draw(rows, config, plot)
+        output.note(f"accuracy against shots is in {plot}", quiet)
     if save is not None and report.saved is not None:
+        save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial = report.saved.trial
         output.note(
             f"{save} is the model of {trial.shots} shots, seed {trial.seed}, l2 {trial.l2:g}: "
@@ -209,11 +211,14 @@ def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
     several = len(config.l2) > 1
     if several:
         columns.insert(1, "l2")
+    if not config.l2:
+        columns.append("l2 by seed")
     cells = []
     for row in rows:
         figures = [*row["accuracies"], row["mean"], row["std"]]
         l2 = [f"{row['l2'][0]:g}"] if several else []
-        cells.append([str(row["shots"]), *l2, *(f"{figure:.2%}" for figure in figures)])
+        chosen = [] if config.l2 else [", ".join(f"{value:g}" for value in row["l2"])]
+        cells.append([str(row["shots"]), *l2, *(f"{figure:.2%}" for figure in figures), *chosen])
     output.table(columns, cells, range(len(columns)))
 
 

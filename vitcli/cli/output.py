@@ -255,6 +255,10 @@ class TrainingDisplay(_Display):
         self.begun = True
         self.show(what, step, steps, training_figures(event), now)
 
+    def count(self, what: str, done: int, total: int) -> None:
+        """How far a pass over pictures is, between two steps."""
+        self.show(what, done, total, f"{done:,} of {total:,}", now=False)
+
     def note(self, text: str) -> None:
         """A line that stays (an evaluation, a saved state), above the bar."""
         note(text, self.quiet)

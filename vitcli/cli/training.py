@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,9 +171,12 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with output.TrainingDisplay(quiet) as display:
+    with output.TrainingDisplay(quiet) as display, _resume_told(task, config.output):
 
         def show(event: dict[str, Any]) -> None:
+            if event["event"] == "progress":
+                display.count(event["what"], event["done"], event["total"])
+                return
             if json:
                 output.json_line(event)
             if event["event"] == "train":
@@ -210,6 +214,21 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
     output.line(f"model: {outcome.folder.path}")
     output.note(stored_text(outcome))
     output.note(f"next: vit predict PICTURE --model {where}")
+
+
+@contextlib.contextmanager
+def _resume_told(task: str, folder: str) -> Iterator[None]:
+    """Says how to go on where Ctrl-C or SIGTERM came while no step could be ended first."""
+    from vitcli.errors import RunError
+    from vitcli.train.folder import RunFolder
+
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        with contextlib.suppress(RunError):
+            RunFolder(folder).check_resumable()
+            output.note(f"stopped; go on with: vit {task} --resume {shlex.quote(folder)}")
+        raise
 
 
 def _config_to_run(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]) -> TrainConfig:

@@ -7,6 +7,7 @@ same function of the weights at a small part of the cost.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,8 @@ from vitcli.metrics import Evaluation, Tally
 
 if TYPE_CHECKING:
     from vitcli.train.run import Run
+
+Report = Callable[[dict[str, Any]], None]
 
 EVALUATED_AT_ONCE = 8192
 """Rows of features."""
@@ -44,14 +47,27 @@ class Inputs(Protocol):
         """A model, or its average, on the validation part; leaves it in evaluation mode."""
 
 
-def make_inputs(run: Run, report: Callable[[dict[str, Any]], None]) -> Inputs:
+def make_inputs(run: Run, report: Report) -> Inputs:
     """Pictures, or their features where they are fixed and fit into memory."""
     if not has_fixed_features(run):
-        return Pictures(run)
+        return Pictures(run, report)
     count = len(run.train) + (len(run.val) if run.val is not None else 0)
     text = f"the features of {count:,} pictures are computed once: nothing changes them"
     report({"event": "note", "text": text})
-    return Features(run)
+    return Features(run, _progress("features", count, report))
+
+
+def _progress(what: str, total: int, report: Report) -> Callable[[int], None]:
+    """Called with the pictures of a batch, reports how many of all are done, after a second."""
+    done, started = 0, time.monotonic()
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if time.monotonic() - started > 1.0:
+            report({"event": "progress", "what": what, "done": done, "total": total})
+
+    return advance
 
 
 def has_fixed_features(run: Run) -> bool:
@@ -69,8 +85,8 @@ def has_fixed_features(run: Run) -> bool:
 class Pictures:
     """Decoded and augmented for every step."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, report: Report) -> None:
+        self.run, self.report = run, report
 
     @property
     def parts(self) -> int:
@@ -98,9 +114,10 @@ class Pictures:
     def evaluate(self, model: nn.Module) -> Evaluation:
         run, config = self.run, self.run.config
         assert run.val is not None
-        part, workers = run.part_size, config.workers or 0
+        advance = _progress("validation", len(run.val), self.report)
         return evaluate_model(
-            model, run.val, run.preprocess, part, run.device, run.dtype, workers, config.loss
+            *(model, run.val, run.preprocess, run.part_size, run.device, run.dtype),
+            *(config.workers or 0, config.loss, advance),
         )
 
 
@@ -109,10 +126,10 @@ class Features:
 
     parts = 1
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, advance: Callable[[int], None]) -> None:
         self.run = run
-        self.train = self._compute(run.train)
-        self.val = self._compute(run.val) if run.val is not None else None
+        self.train = self._compute(run.train, advance)
+        self.val = self._compute(run.val, advance) if run.val is not None else None
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         run, config = self.run, self.run.config
@@ -139,7 +156,7 @@ class Features:
                 tally.add(logits.float().cpu(), run.val.labels[part])
         return tally.result()
 
-    def _compute(self, source: Source) -> Tensor:
+    def _compute(self, source: Source, advance: Callable[[int], None]) -> Tensor:
         run, filled = self.run, 0
         features = torch.empty((len(source), run.info.model.feature_dim), device=run.device)
         run.model.eval()
@@ -151,4 +168,5 @@ class Features:
                 with run.autocast():
                     features[filled : filled + len(images)] = run.model.features(images).float()
                 filled += len(images)
+                advance(len(images))
         return features

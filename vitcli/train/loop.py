@@ -33,8 +33,8 @@ from vitcli.train.state import Progress, load_state, save_state
 from vitcli.train.tensorboard import scalar_log
 
 Event = dict[str, Any]
-"""What the loop reports: {"event": "plan" | "train" | "evaluation" | "note" | "warning",
-...}."""
+"""What the loop reports: {"event": "plan" | "train" | "evaluation" | "progress" | "note" |
+"warning", ...}; "progress" is of what takes time between two steps."""
 
 OnEvent = Callable[[Event], None]
 

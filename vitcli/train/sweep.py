@@ -100,11 +100,7 @@ def run_sweep(
             config, trials = _plan(config, folder, offline, tell), []
             folder.start()
             _write_record(folder, config, trials)
-        try:
-            return _go_on(config, folder, trials, offline, tell)
-        except (KeyboardInterrupt, SystemExit):  # between two runs; within one, it ends in order
-            tell({"event": "note", "text": f"go on with --resume {folder.path}"})
-            raise
+        return _go_on(config, folder, trials, offline, tell)
 
 
 def _plan(config: TrainConfig, folder: RunFolder, offline: bool, tell: OnEvent) -> TrainConfig:
