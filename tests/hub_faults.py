@@ -21,7 +21,7 @@ PIECE = 16 << 10
 
 Kind = Literal["status", "truncate", "reset", "stall", "slow", "flip", "length", "hangup"]
 ON_ARRIVAL = ("status",)
-ON_UPLOAD = ("hangup",)
+ON_UPLOAD = ("hangup", "slow")
 ON_ANSWER = ("truncate", "reset", "stall", "slow", "flip", "length")
 
 
@@ -33,7 +33,7 @@ class Fault:
     truncate    the answer ends after `at` bytes
     reset       the connection is reset after `at` bytes of the answer; 0: before the first word
     stall       nothing comes for `seconds` after `at` bytes; 0: before the first word
-    slow        every piece of 16 KiB takes `seconds`
+    slow        every piece of 16 KiB takes `seconds`, going or coming
     flip        a bit of the byte `at` is another
     length      the answer is `at` bytes long, and says so
     hangup      the connection is reset after `at` bytes of what is uploaded
@@ -185,6 +185,11 @@ class FaultyHandler(BaseHTTPRequestHandler):
     def read_body(self) -> bytes:
         length, self.body_length = self.body_length, 0
         return self.rfile.read(length)
+
+    def read_slowly(self, size: int, seconds: float) -> bytes:
+        """A piece of what is uploaded."""
+        self.hub.closing.wait(seconds)
+        return self.rfile.read(min(size, PIECE))
 
     def read_json(self) -> dict[str, Any]:
         return json.loads(self.read_body() or b"{}")

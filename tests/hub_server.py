@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def loopback_hub(root: str | Path, port: int = 0) -> Iterator[LoopbackHub]:
             server.server_close()
 
 
-PAGES = ("whoami-v2", "validate-yaml", "repos/create")
+PAGES = ("whoami-v2", "validate-yaml", "repos/create", "agent-harnesses")
 PAGES_OF_A_REPO = (
     *("revision", "tree", "paths-info", "refs", "commits"),
     *("branch", "preupload", "commit"),
@@ -169,6 +170,10 @@ class Handler(FaultyHandler):
             errors = [{"message": "the front matter has no end"}]
             return self.answer_json({"errors": errors, "warnings": []}, 400)
         self.answer_json({"errors": [], "warnings": []})
+
+    def on_agent_harnesses(self) -> None:
+        """What tells huggingface_hub 2 who runs it. It asks once a day, if it gets an answer."""
+        self.answer_json({"standardEnvVars": [], "harnesses": {}})
 
     def on_repos_create(self) -> None:
         wanted = self.read_json()
@@ -284,11 +289,14 @@ class Handler(FaultyHandler):
     # Uploads ------------------------------------------------------------------------------------
 
     def on_put(self, sha256: str) -> None:
-        if (fault := self.fault(ON_UPLOAD, self.body_length)) is not None:
-            self.rfile.read(fault.at)
+        read, fault = self.rfile.read, self.fault(ON_UPLOAD, self.body_length)
+        if fault is not None and fault.kind == "slow":
+            read = partial(self.read_slowly, seconds=fault.seconds)
+        elif fault is not None:
+            read(fault.at)
             self.interrupt(fault)
         length, self.body_length = self.body_length, 0
-        self.hub.store.keep_stream(self.rfile, length, sha256)
+        self.hub.store.keep_stream(read, length, sha256)
         self.answer(200)
 
     def on_preupload(self, repo: str, revision: str) -> None:

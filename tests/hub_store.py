@@ -14,10 +14,10 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MAIN = "main"
 CHUNK = 1 << 20
@@ -54,19 +54,21 @@ class HubStore:
         """Keeps a content; returns what a commit says of its file."""
         if isinstance(content, Path):
             with open(content, "rb") as file:
-                return self.keep_stream(file, content.stat().st_size)
+                return self.keep_stream(file.read, content.stat().st_size)
         blob = self.blob(hashlib.sha256(content).hexdigest())
         if not blob.exists():
             _write(blob, content)
         return self.describe(blob.name)
 
-    def keep_stream(self, stream: BinaryIO, size: int, sha256: str | None = None) -> dict[str, Any]:
-        """Keeps `size` bytes of a stream, if they are all there and have the sha256."""
+    def keep_stream(
+        self, read: Callable[[int], bytes], size: int, sha256: str | None = None
+    ) -> dict[str, Any]:
+        """Keeps the `size` bytes that `read` gives, if they are all there and have the sha256."""
         part = self.root / "blobs" / f".{os.urandom(8).hex()}.part"
         digest, left = hashlib.sha256(), size
         try:
             with open(part, "wb") as file:
-                while left and (chunk := stream.read(min(left, CHUNK))):
+                while left and (chunk := read(min(left, CHUNK))):
                     digest.update(chunk)
                     file.write(chunk)
                     left -= len(chunk)

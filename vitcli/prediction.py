@@ -91,6 +91,7 @@ def predict(
     precision: str = "auto",
     offline: bool = False,
     on_progress: Progress | None = None,
+    allow_pickle: bool = False,
 ) -> Iterator[Result]:
     """Classifies pictures, in order, as they come; one that cannot be read has an `error` instead.
 
@@ -105,11 +106,12 @@ def predict(
         precision: auto (bf16 where the hardware has it), fp32, bf16 or fp16.
         offline: never touch the network.
         on_progress: called while a checkpoint is fetched.
+        allow_pickle: take a Hub repo whose weights are a pickle only; nothing in it is run.
 
     Raises:
         VitError: the model cannot be had, or has no classes.
     """
-    predictor = Predictor(spec, device, precision, offline, on_progress)
+    predictor = Predictor(spec, device, precision, offline, on_progress, allow_pickle=allow_pickle)
     return predictor.predict(pictures, top_k, threshold, batch_size)
 
 
@@ -139,8 +141,9 @@ class Predictor:
         on_progress: Progress | None = None,
         resolution: Size | None = None,
         posemb_method: PosembMethod = "bilinear",
+        allow_pickle: bool = False,
     ) -> None:
-        self.info, self.file = read.read_info(spec, offline, on_progress)
+        self.info, self.file = read.read_info(spec, offline, on_progress, allow_pickle)
         self.stored, self.posemb_method = self.info.model, posemb_method
         if resolution is not None and resolution != self.stored.image_size:
             from vitcli.checkpoints.adapt import at_size

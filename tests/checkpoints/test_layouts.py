@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
 from checkpoints.released_names import open_clip
+from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint, read_info
@@ -43,6 +44,23 @@ def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: 
     save_file(tensors, tmp_path / "model.safetensors")
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(load(tmp_path)(images), load(old)(images))
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [({}, "softmax"), ({"problem_type": "multi_label_classification"}, "sigmoid")],
+)
+def test_the_score_function_of_transformers(
+    tmp_path: Path, said: dict[str, str], score: str
+) -> None:
+    """As its pipeline has it; written back for it."""
+    case = GOLDEN / "hf_vit"
+    config = json.loads((case / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | said))
+    shutil.copy(case / "model.safetensors", tmp_path)
+    assert read_info(tmp_path)[0].score == score
+    convert(tmp_path, tmp_path / "back", "transformers")
+    assert read_info(tmp_path / "back")[0].score == score
 
 
 def test_shards_are_read_through_their_index(tmp_path: Path) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +22,7 @@ from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.push import Package, compare, lineage, pack, push
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.registry import entries
-from vitcli.checkpoints.save import rewrite_info
+from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.config import Preprocess, model_config
 from vitcli.errors import HubError
 
@@ -164,7 +169,7 @@ def test_branches_requests_and_private_repos(run: Path, tmp_path: Path, hub: Loo
         (Fault("status", "/commit/", status=412), "changed meanwhile"),
         (Fault("status", "/commit/", status=400), "refuses it: ordered by a test"),
         (Fault("status", "/validate-yaml", status=400), "refuses the card's front matter"),
-        (Fault("flip", "/validate-yaml"), "not understood"),
+        (Fault("length", "/preupload/", at=20), "not understood"),
         (Fault("status", "/commit/", status=403), "may not write"),
         (Fault("status", "/tree/", status=429, times=99), "429"),
     ],
@@ -184,6 +189,58 @@ def test_a_push_that_dies_leaves_the_repo_as_it_was(
     hub.faults.clear()
     push(package)
     assert hub.files(REPO)["config.json"] == package.files["config.json"].read_bytes()
+
+
+@pytest.mark.parametrize("where", ["/validate-yaml", "PUT /lfs/", "/commit/"])
+def test_what_a_push_that_dies_leaves_of_a_new_repo(
+    run: Path, tmp_path: Path, hub: LoopbackHub, where: str
+) -> None:
+    """Nothing where the card is refused; else an empty repo, which the error tells of. A branch is
+    made for contents that are there."""
+    package = packed(run, tmp_path)
+    hub.faults.append(Fault("status", where, status=400))
+    with pytest.raises(HubError) as caught:
+        push(package, revision="next")
+    made = where != "/validate-yaml"
+    assert hub.store.exists(REPO) == made
+    notes = [f"{REPO} was made and is empty: push again, or delete it on its page"] * made
+    assert getattr(caught.value, "__notes__", []) == notes
+    if made:
+        assert hub.files(REPO) == {} and set(hub.store.read(REPO)["refs"]) == (
+            {"main", "next"} if where == "/commit/" else {"main"}
+        )
+    done = push(package, revision="next")
+    assert done.created != made and set(hub.files(REPO, "next")) == set(package.files)
+
+
+def test_a_push_that_is_killed_leaves_the_repo_as_it_was(
+    run: Path, tmp_path: Path, hub: LoopbackHub
+) -> None:
+    before = push(packed(run, tmp_path)).commit
+    info, file = read_info(run)
+    changed = {name: tensor + 1 for name, tensor in load_file(file).items()}
+    save_checkpoint(run, changed, info)
+    hub.faults.append(slow := Fault("slow", "PUT /lfs/", seconds=0.2))
+    command = [sys.executable, "-m", "vitcli", "push", str(run), REPO]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for(lambda: slow.struck == 1)
+        process.kill()
+        said, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL and said == b""
+    hub.faults.clear()
+    assert hub.store.find(REPO, "main")[0] == before
+    done = push(packed(run, tmp_path))
+    assert "model.safetensors" in done.changes.upload
+    (tmp_path / "back.safetensors").write_bytes(hub.files(REPO)["model.safetensors"])
+    back = load_file(tmp_path / "back.safetensors")
+    assert all((back[name] == changed[name]).all() for name in changed)
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    begin = time.monotonic()
+    while not happened():
+        assert time.monotonic() - begin < 60
+        time.sleep(0.01)
 
 
 def test_a_change_between_look_and_commit_is_noticed(

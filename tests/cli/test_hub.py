@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 from typer.testing import Result
 
+import vitcli
 from hub_server import LoopbackHub
 from vitcli.checkpoints import registry
 from vitcli.checkpoints.shapes import tensor_shapes
@@ -63,11 +64,27 @@ def timm_config(**fields: Any) -> bytes:
 SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 1}
 
 
-def test_a_name_of_the_registry(hub: LoopbackHub, vit: Vit) -> None:
-    """The shape of bar 4: 21,843 classes, sigmoid scores, readable names; here in small."""
-    config = timm_config(model_args=SMALL)
-    hub.add(I21K, {"config.json": config, "model.safetensors": weights(**_our_names(SMALL))})
-    found = answer(vit, "vit-b16-i21k", "--top-k", "3")
+@pytest.mark.parametrize("layout", ["timm", "transformers", "npz"])
+def test_a_model_of_imagenet_21k(
+    hub: LoopbackHub, vit: Vit, tmp_path: Path, layout: Literal["timm", "transformers", "npz"]
+) -> None:
+    """21,843 classes, sigmoid scores, readable names; by a name of the registry, and by repo in
+    the other layouts. The test below has the real size."""
+    files = {
+        "config.json": timm_config(model_args=SMALL),
+        "model.safetensors": weights(**_our_names(SMALL)),
+    }
+    model = "vit-b16-i21k" if layout == "timm" else "me/model"
+    if layout != "timm":
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+        npz = layout == "npz"
+        written = tmp_path / ("i21k.npz" if npz else "hf")
+        vitcli.convert(tmp_path, written, None if npz else "transformers")
+        hub.add(model, {file.name: file for file in ([written] if npz else written.iterdir())})
+    else:
+        hub.add(I21K, files)
+    found = answer(vit, model, "--top-k", "3")
     names = {label.id: label.name for label in registry.labels("imagenet-21k")}
     assert len(found["predictions"]) == 3
     for best in found["predictions"]:
@@ -75,10 +92,11 @@ def test_a_name_of_the_registry(hub: LoopbackHub, vit: Vit) -> None:
     assert sum(best["score"] for best in found["predictions"]) > 1e-3 * 3  # softmax gives 5e-5
 
     hub.asked.clear()
-    assert answer(vit, "vit-b16-i21k", "--top-k", "3") == found
-    assert hub.asked == [f"GET /api/models/{I21K}/revision/main?blobs=true"]
+    repo = I21K if layout == "timm" else model
+    assert answer(vit, model, "--top-k", "3") == found
+    assert hub.asked == [f"GET /api/models/{repo}/revision/main?blobs=true"]
     hub.asked.clear()
-    assert answer(vit, I21K, "--top-k", "3", "--offline") == found
+    assert answer(vit, repo, "--top-k", "3", "--offline") == found
     assert hub.asked == []
 
 
@@ -135,7 +153,14 @@ def test_pickles_need_a_word(
         "error: me/model: has its weights as a pickle only, pytorch_model.bin, a kind of file that "
         "can run code\n--allow-pickle reads its tensors, and nothing else in it\n"
     )
+    here = vitcli.load("me/model", allow_pickle=True)
+    (mine,) = vitcli.predict("me/model", CAT, top_k=1, allow_pickle=True)
+    assert here.info == vitcli.load(case).info and mine.predictions
+    assert vit("push", "me/model", "me/safe", "--quiet").exit_code == 1
     assert answer(vit, "me/model", "--allow-pickle") == answer(vit, case)
+    monkeypatch.setenv("VIT_ALLOW_PICKLE", "0")
+    assert vit("push", "me/model", "me/safe", "--allow-pickle", "--quiet").exit_code == 0
+    assert answer(vit, "me/safe") == answer(vit, case)
 
 
 def test_a_config_that_differs_is_followed_and_told_once(hub: LoopbackHub, vit: Vit) -> None:

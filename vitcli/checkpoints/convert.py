@@ -62,6 +62,7 @@ def convert(
     force: bool = False,
     old_grid: Size | None = None,
     offline: bool = False,
+    allow_pickle: bool = False,
 ) -> Path:
     """Writes a checkpoint in another layout; returns the file or folder.
 
@@ -73,11 +74,14 @@ def convert(
         force: replace what is there.
         old_grid: rows and columns of the position embeddings, where the file does not say.
         offline: never touch the network.
+        allow_pickle: take a Hub repo whose weights are a pickle only; nothing in it is run.
 
     Raises:
         VitError: the source cannot be read, the target cannot express it, or not be written.
     """
-    conversion = plan_convert(spec, output, to, changes, old_grid=old_grid, offline=offline)
+    conversion = plan_convert(
+        spec, output, to, changes, old_grid=old_grid, offline=offline, allow_pickle=allow_pickle
+    )
     write(conversion, force)
     return conversion.output
 
@@ -91,9 +95,10 @@ def plan_convert(
     old_grid: Size | None = None,
     offline: bool = False,
     on_progress: hub.Progress | None = None,
+    allow_pickle: bool = False,
 ) -> Conversion:
     """Reads what there is and decides what is written. Arguments and errors as `convert`."""
-    located = read.locate(spec, offline, on_progress)
+    located = read.locate(spec, offline, on_progress, allow_pickle)
     source = read.open_checkpoint(located.file, located.entry, old_grid)
     output = Path(output)
     info, tensors = change(source.info, source.tensors, changes or Changes())

@@ -11,6 +11,7 @@ import os
 import threading
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -20,7 +21,7 @@ from vitcli.checkpoints.hub_cache import COMMIT, Listing, RepoCache
 from vitcli.checkpoints.hub_errors import is_passing, worded
 from vitcli.checkpoints.hub_transfer import Progress as Progress
 from vitcli.checkpoints.hub_transfer import download
-from vitcli.errors import HubError
+from vitcli.errors import HubError, VitWarning
 
 MAIN, CONFIG, INDEX = "main", "config.json", "model.safetensors.index.json"
 BESIDE = (CONFIG, "preprocessor_config.json")
@@ -38,24 +39,24 @@ def fetch(
     revision: str | None = None,
     offline: bool = False,
     on_progress: Progress | None = None,
-    pickles: bool = False,
+    allow_pickle: bool = False,
 ) -> Path:
     """The file of a repo's weights in the cache (of shards: their index), fetched with what is
     read beside it where it is not there yet.
 
     Every file is compared with the digest that the Hub lists before it is first used: the client
     itself accepts a damaged download. A damaged file is removed and fetched once more. Where the
-    Hub cannot be asked, what the cache has of the revision will do.
+    Hub cannot be asked, what the cache has of the revision will do, with a warning.
 
     Raises:
         HubError: the repo, the revision or a file is not there, access is refused, the network
-            fails, a file arrives damaged twice, or the weights are pickled and `pickles` is not
-            set.
+            fails, a file arrives damaged twice, or the weights are pickled and `allow_pickle` is
+            not set.
     """
-    pickles = pickles or os.environ.get(ALLOW_PICKLE) == "1"
+    allow_pickle = allow_pickle or os.environ.get(ALLOW_PICKLE) == "1"
     cache, revision = RepoCache(repo), revision or MAIN
     found = _look(cache, revision, offline or is_offline())
-    weights = _choose(found.listing, repo, pickles)
+    weights = _choose(found.listing, repo, allow_pickle)
     if found.otherwise is None:
         cache.clear_incomplete()
     for name in BESIDE:
@@ -143,6 +144,8 @@ class _Found:
         if path.is_file() and self.cache.is_whole(path, digest):
             return path
         if self.otherwise is not None:
+            if not path.is_file():
+                raise self.otherwise
             self.cache.remove(path)
             raise HubError(
                 f"{name} is damaged in the cache, and was removed",
@@ -184,20 +187,23 @@ def _look(cache: RepoCache, revision: str, offline: bool) -> _Found:
     commit that was asked about before. Raises HubError."""
     known = cache.commit(revision)
     present = cache.present(known) if known else {}
+    listing = (known and cache.listing(known)) or present
     if offline:
         missing = "is not in the cache" if revision == MAIN else f"{revision} is not in the cache"
         otherwise = HubError(missing, where=cache.repo, hint="fetch it once without --offline")
         if known is None or not present:
             raise otherwise
-        return _Found(cache, known, present, otherwise=otherwise)
-    if known == revision and (listing := cache.listing(known)):
+        return _Found(cache, known, listing, otherwise=otherwise)
+    if known == revision and cache.listing(known):
         return _Found(cache, known, listing)
     try:
         with worded(cache.repo, revision=revision):
             return _ask(cache, revision)
     except HubError as error:
         if known and _weights(present) and error.__cause__ and is_passing(error.__cause__):
-            return _Found(cache, known, present, otherwise=error)
+            text = f"{cache.repo}: {error.what}; what the cache has of it is used"
+            warnings.warn(f"{text}, commit {known[:7]}", VitWarning, stacklevel=2)
+            return _Found(cache, known, listing, otherwise=error)
         raise
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from vitcli.errors import HubError, VitError
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
+TOKEN = f"{LOGIN}, with a token that may write"
 
 
 @contextmanager
@@ -99,3 +100,51 @@ def is_passing(error: BaseException) -> bool:
         return not isinstance(error, httpx.UnsupportedProtocol)
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return status == 429 or status >= 500
+
+
+# ---------------------------------------------------------------------------------------------
+# Pushing
+
+
+@contextmanager
+def worded_push(repo: str) -> Iterator[None]:
+    """As `worded`, for an upload, whatever the client wrapped its failure in."""
+    try:
+        yield
+    except HubError:
+        raise
+    except Exception as error:
+        raise _in_words(error, repo) from error
+
+
+def _in_words(error: Exception, repo: str) -> Exception:
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    owner = repo.partition("/")[0]
+    if (
+        status is None
+        and isinstance(error, RuntimeError)
+        and isinstance(error.__cause__, Exception)
+    ):
+        return _in_words(error.__cause__, repo)  # an upload in a thread
+    if status == 401:
+        return HubError("the Hub does not accept the token (401)", where=repo, hint=TOKEN)
+    if status == 403:
+        return HubError(
+            "the token may not write there (403)",
+            where=repo,
+            hint=f"take a token that may write for {owner}, push to a name of your own, or "
+            "propose the change with --create-pr",
+        )
+    if status == 409:
+        return HubError(
+            "is there already, and cannot be seen with this token (409)", where=repo, hint=TOKEN
+        )
+    if status == 412:
+        return HubError("the repo changed meanwhile", where=repo, hint="push again")
+    if status == 400:
+        said = getattr(error, "server_message", None) or error
+        return HubError(f"the Hub refuses it: {said}", where=repo)
+    if (meaning := explain(error, repo)) is not None or not isinstance(error, ValueError):
+        return meaning or error
+    return HubError("the Hub's answer is not understood", where=repo, hint="try again later")

@@ -95,6 +95,7 @@ def _progress_bar(name: str, on_progress: Progress) -> type[Any]:
     class Bar:
         def __init__(self, *_: Any, total: float | None = None, initial: float = 0, **__: Any):
             self.n, self.total = initial, total
+            self.update(0)  # the first bytes may take a while
 
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0

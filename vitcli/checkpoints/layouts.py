@@ -20,7 +20,7 @@ from vitcli.checkpoints.recognise import Layout, recognise
 from vitcli.checkpoints.rewrite import RECORD, recorded
 from vitcli.checkpoints.shapes import check_keys, infer_architecture, tensor_shapes
 from vitcli.checkpoints.stores import Store
-from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Size
+from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Score, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.posemb import sincos2d
 
@@ -188,9 +188,12 @@ def _with_classes(info: CheckpointInfo, layout: Layout) -> CheckpointInfo:
     count = info.model.num_classes
     classes = hf.labels_of(layout.config, count)
     lists: dict[int, registry.Labels] = {1000: "imagenet-1k", 21843: "imagenet-21k"}
-    if count in lists and (not classes or classes[0].name.startswith("tench")):
-        classes = registry.labels(lists[count])
-    score: Any = "sigmoid" if count == 21843 and layout.name != "transformers" else "softmax"
+    if count in lists:
+        known = registry.labels(lists[count])
+        first = known[0].name.partition(",")[0]  # "tench", "organism"
+        if not classes or classes[0].name.startswith(first):
+            classes = known
+    score: Score = hf.score_of(layout.config) or ("sigmoid" if count == 21843 else "softmax")
     return dataclasses.replace(info, classes=classes, score=score)
 
 

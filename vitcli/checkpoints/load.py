@@ -79,6 +79,7 @@ def load(
     posemb_method: PosembMethod = "bilinear",
     offline: bool = False,
     on_progress: hub.Progress | None = None,
+    allow_pickle: bool = False,
 ) -> LoadedModel:
     """A model ready to predict.
 
@@ -91,6 +92,7 @@ def load(
         posemb_method: how they are resized; bilinear is the paper's.
         offline: never touch the network.
         on_progress: called while a checkpoint is fetched.
+        allow_pickle: take a Hub repo whose weights are a pickle only; nothing in it is run.
 
     Raises:
         ModelNotFoundError: there is no such model.
@@ -98,7 +100,7 @@ def load(
         CheckpointError: it is damaged, or its tensors are not those of the model it describes.
         ConfigError: it cannot have that resolution.
     """
-    weights = load_weights(spec, offline, on_progress)
+    weights = load_weights(spec, offline, on_progress, allow_pickle)
     size = (resolution, resolution) if isinstance(resolution, int) else resolution
     if size is not None:
         weights = at_resolution(weights, size, posemb_method)
@@ -107,14 +109,17 @@ def load(
 
 
 def load_weights(
-    spec: str | Path, offline: bool = False, on_progress: hub.Progress | None = None
+    spec: str | Path,
+    offline: bool = False,
+    on_progress: hub.Progress | None = None,
+    allow_pickle: bool = False,
 ) -> Weights:
     """A checkpoint's description and its tensors, which are those of the model it describes.
 
     Raises:
         VitError: as `load`.
     """
-    located = read.locate(spec, offline, on_progress)
+    located = read.locate(spec, offline, on_progress, allow_pickle)
     opened = read.open_checkpoint(located.file, located.entry)
     if opened.layout == "vit":
         return Weights(opened.info, _map_tensors(located.file, list(opened.tensors)))

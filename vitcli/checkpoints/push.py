@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 import shutil
 import warnings
@@ -19,7 +20,7 @@ from typing import Any
 
 from vitcli.atomic import write_text
 from vitcli.checkpoints import card, hub, native, read, registry
-from vitcli.checkpoints.hub_errors import explain
+from vitcli.checkpoints.hub_errors import TOKEN, worded_push
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.privacy import without_paths
 from vitcli.checkpoints.registry import RegistryEntry
@@ -192,7 +193,7 @@ def compare(package: Package, revision: str | None = None) -> Changes:
 
     repo, api, branch_exists = package.repo, HfApi(), True
     files = package.files
-    with _worded(repo):
+    with worded_push(repo):
         try:
             found = api.repo_info(repo, revision=revision)
         except RepositoryNotFoundError:
@@ -254,20 +255,18 @@ def check_login(repo: str) -> str:
     if hub.is_offline():
         raise HubError("the network is forbidden", where=repo, hint="unset HF_HUB_OFFLINE")
     if get_token() is None:
-        raise HubError("to push needs a token, and there is none", where=repo, hint=LOGIN)
-    with _worded(repo):
+        raise HubError("to push needs a token, and there is none", where=repo, hint=TOKEN)
+    with worded_push(repo):
         me: Mapping[str, Any] = HfApi().whoami()
     role = me.get("auth", {}).get("accessToken", {}).get("role")
     if role == "read":
-        raise HubError(f"the token of {me['name']} may only read", where=repo, hint=LOGIN)
+        raise HubError(f"the token of {me['name']} may only read", where=repo, hint=TOKEN)
     return str(me["name"])
-
-
-LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 
 
 def push(
     package: Package,
+    changes: Changes | None = None,
     *,
     private: bool = False,
     revision: str | None = None,
@@ -275,8 +274,10 @@ def push(
     create_pr: bool = False,
 ) -> Pushed:
     """Uploads what is new, as one commit: whatever goes wrong before it, the repo stays as it was.
+    One that this push made stays, too, empty, which a note of the error tells.
 
     Args:
+        changes: what `compare` found just now.
         private: of a repo that is made; one that is there keeps what it is.
         revision: a branch, made from main where it is not there.
         create_pr: open a pull request instead of changing the branch.
@@ -287,7 +288,7 @@ def push(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     repo, api, files = package.repo, HfApi(), package.files
-    changes = compare(package, revision)
+    changes = changes or compare(package, revision)
     exists = changes.commit is not None
     if private and exists and not changes.private:
         raise HubError(
@@ -302,67 +303,54 @@ def push(
         return Pushed(changes, page)
     additions = [CommitOperationAdd(name, str(files[name])) for name in changes.upload]
     removals = [CommitOperationDelete(name) for name in changes.remove]
-    with _worded(repo), warnings.catch_warnings(action="ignore"):  # of what a card might say, too
-        if not exists:
-            api.create_repo(repo, private=private or None)
-        if revision is not None and not (exists and changes.branch_exists):
-            api.create_branch(repo, branch=revision, exist_ok=True)
-        done = api.create_commit(
-            repo,
-            [*additions, *removals],
-            commit_message=message or f"Push {package.info.provenance.get('data') or 'a model'}",
-            revision=revision,
-            create_pr=create_pr,
-            parent_commit=changes.commit if changes.branch_exists else None,
-        )
-    return Pushed(changes, done.pr_url or done.commit_url, done.oid, not exists, done.pr_url)
-
-
-@contextlib.contextmanager
-def _worded(repo: str) -> Iterator[None]:
-    """Failures of the client in words, whatever it wrapped them in."""
+    branch = revision if exists and changes.branch_exists else None
+    made = False
     try:
-        yield
-    except Exception as error:
-        raise _in_words(error, repo) from error
+        with worded_push(repo), warnings.catch_warnings(action="ignore"):  # of the card, too
+            if CARD in changes.upload:  # may be refused, and nothing is made yet
+                _check_card(files[CARD].read_text("utf-8"), repo)
+            if not exists:
+                api.create_repo(repo, private=private or None)
+                made = True
+            api.preupload_lfs_files(repo, additions, revision=branch, create_pr=create_pr)
+            if revision != branch:  # made for contents that are there
+                api.create_branch(
+                    repo, branch=str(revision), revision=changes.commit, exist_ok=True
+                )
+            done = api.create_commit(
+                repo,
+                [*additions, *removals],
+                commit_message=message or _title(package),
+                revision=revision,
+                create_pr=create_pr,
+                parent_commit=changes.commit,
+            )
+    except BaseException as error:  # Ctrl-C, too
+        if made:
+            error.add_note(f"{repo} was made and is empty: push again, or delete it on its page")
+        elif isinstance(error, KeyboardInterrupt):
+            error.add_note(f"stopped before {repo} took the commit")
+        raise
+    return Pushed(changes, done.pr_url or done.commit_url, done.oid, made, done.pr_url)
 
 
-def _in_words(error: Exception, repo: str) -> Exception:
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
-    owner = repo.partition("/")[0]
-    if (
-        status is None
-        and isinstance(error, RuntimeError)
-        and isinstance(error.__cause__, Exception)
-    ):
-        return _in_words(error.__cause__, repo)  # an upload in a thread
-    if status == 401:
-        return HubError("the Hub does not accept the token (401)", where=repo, hint=LOGIN)
-    if status == 403:
-        return HubError(
-            "the token may not write there (403)",
+def _check_card(text: str, repo: str) -> None:
+    """Asks the Hub whether it takes a card's front matter. Raises HubError where it does not."""
+    from huggingface_hub import ModelCard
+
+    try:
+        ModelCard(text).validate()
+    except ValueError as error:
+        said = str(error)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = "; ".join(reason["message"] for reason in json.loads(said)["errors"])
+        raise HubError(
+            f"the Hub refuses the card's front matter: {said}",
             where=repo,
-            hint=f"take a token that may write for {owner}, push to a name of your own, or "
-            "propose the change with --create-pr",
-        )
-    if status == 409:
-        return HubError(
-            "is there already, and cannot be seen with this token (409)", where=repo, hint=LOGIN
-        )
-    if status == 412:
-        return HubError("the repo changed meanwhile", where=repo, hint="push again")
-    if status == 400:
-        said = getattr(error, "server_message", None) or error
-        return HubError(f"the Hub refuses it: {said}", where=repo)
-    if (meaning := explain(error, repo, CONFIG)) is not None or not isinstance(error, ValueError):
-        return meaning or error
-    first, *reasons = str(error).splitlines()
-    if "metadata" not in first:
-        return HubError("the Hub's answer is not understood", where=repo, hint="try again later")
-    listed = "; ".join(reason.removeprefix("- ") for reason in reasons)
-    return HubError(
-        f"the Hub refuses the card's front matter: {listed or first}",
-        where=repo,
-        hint="is --license, or the one in README.md, an identifier of the Hub's?",
-    )
+            hint="is --license, or the one in README.md, an identifier of the Hub's?",
+        ) from error
+
+
+def _title(package: Package) -> str:
+    """What a commit is called that nobody gave a name."""
+    return f"Push {package.info.provenance.get('data') or 'a model'}"

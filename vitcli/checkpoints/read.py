@@ -30,7 +30,10 @@ class Located(NamedTuple):
 
 
 def locate(
-    spec: str | Path, offline: bool = False, on_progress: hub.Progress | None = None
+    spec: str | Path,
+    offline: bool = False,
+    on_progress: hub.Progress | None = None,
+    allow_pickle: bool = False,
 ) -> Located:
     """The file of a model: a path, a registry name, a Hub repo (fetched if need be).
 
@@ -44,7 +47,8 @@ def locate(
     if isinstance(found, RegistryEntry):
         found = HubRepo(found.repo, found.revision)
     if isinstance(found, HubRepo):
-        return Located(hub.fetch(found.id, found.revision, offline, on_progress), entry)
+        file = hub.fetch(found.id, found.revision, offline, on_progress, allow_pickle)
+        return Located(file, entry)
     return Located(_weights_file(found), entry)
 
 
@@ -88,7 +92,10 @@ def _some(names: Iterable[str], most: int = 8) -> str:
 
 
 def read_info(
-    spec: str | Path, offline: bool = False, on_progress: hub.Progress | None = None
+    spec: str | Path,
+    offline: bool = False,
+    on_progress: hub.Progress | None = None,
+    allow_pickle: bool = False,
 ) -> tuple[CheckpointInfo, Path]:
     """What a checkpoint says of itself, and its file; the tensors' shapes are checked against it.
 
@@ -99,7 +106,7 @@ def read_info(
         VitError: as `locate`, and CheckpointError where the file is damaged, of an unknown layout,
             or holds other tensors than the model that it describes.
     """
-    file, entry = locate(spec, offline, on_progress)
+    file, entry = locate(spec, offline, on_progress, allow_pickle)
     return open_checkpoint(file, entry).info, file
 
 

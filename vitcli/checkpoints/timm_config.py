@@ -228,6 +228,8 @@ def to_timm(info: CheckpointInfo) -> dict[str, Any]:
     }
     if info.classes:
         config["label_names"] = unique_names(info.classes)
+    if info.score == "sigmoid":
+        config["problem_type"] = "multi_label_classification"  # so that transformers scores alike
     config["pretrained_cfg"] = {
         "tag": "vit",
         "custom_load": False,

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_config import unique_names
-from vitcli.config import ClassLabel, ModelConfig, Preprocess, Size
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -38,6 +38,12 @@ ACTIVATIONS = {
 }
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
 """Pillow's numbers."""
+
+SCORES: dict[str, Score] = {
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+}
+"""problem_type -> what transformers' pipeline makes scores of logits by."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -141,6 +147,11 @@ def labels_of(config: dict[str, Any], count: int) -> tuple[ClassLabel, ...]:
     return tuple(ClassLabel(n if unique else f"{n} {i}", n) for i, n in enumerate(names))
 
 
+def score_of(config: dict[str, Any]) -> Score | None:
+    """The score function, where the config says."""
+    return SCORES.get(str(config.get("problem_type")))
+
+
 # ---------------------------------------------------------------------------------------------
 # Out
 
@@ -221,6 +232,8 @@ def to_transformers(info: CheckpointInfo, kind: str) -> tuple[dict[str, Any], di
         names = unique_names(info.classes) or [f"LABEL_{i}" for i in range(model.num_classes)]
         config["id2label"] = {str(i): name for i, name in enumerate(names)}
         config["label2id"] = {name: i for i, name in enumerate(names)}
+        kinds = {score: kind for kind, score in SCORES.items()}
+        config["problem_type"] = kinds[info.score]
     size = {"height": preprocess.size[0], "width": preprocess.size[1]}
     centre = preprocess.crop_mode == "center"
     resized = round(min(preprocess.size) / preprocess.crop_pct)

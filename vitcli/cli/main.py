@@ -97,7 +97,20 @@ class LazyGroup(TyperGroup):
             if ctx.meta.get("debug"):
                 raise
             output.error(message)
+            _print_notes(error)
             raise typer.Exit(1) from error
+        except KeyboardInterrupt as stop:
+            _print_notes(stop)
+            raise
+
+
+def _print_notes(error: BaseException) -> None:
+    """What the code on the way here knew of a failure, or of a Ctrl-C."""
+    notes = getattr(error, "__notes__", ())
+    if notes and isinstance(error, KeyboardInterrupt) and output.is_terminal():
+        output.note("")  # ends the line that ^C is on
+    for text in notes:
+        output.note(text)
 
 
 def _show_warning(

@@ -33,6 +33,9 @@ def pull(
                 located = locate(name, offline, fetching)
             if isinstance(found, RegistryEntry):
                 open_checkpoint(located.file, found)  # warns where the registry is wrong
+        except KeyboardInterrupt as stop:
+            stop.add_note(f"stopped; {name} was not fetched")
+            raise
         except VitError as error:
             if len(names) == 1 and not json:
                 raise

@@ -69,6 +69,7 @@ def push(
     create_pr: CreatePr = False,
     license: License = None,
     dry_run: options.DryRun = False,
+    allow_pickle: options.AllowPickle = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -93,9 +94,15 @@ def push(
         if dry_run:
             _show(package, _compared(package, revision), revision, json)
             return
-        _bars(shown=not quiet and not json)
+        changes = compare(package, revision)
+        _announce(changes, shown=not quiet and not json)
         done = push_package(
-            package, private=private, revision=revision, message=message, create_pr=create_pr
+            package,
+            changes,
+            private=private,
+            revision=revision,
+            message=message,
+            create_pr=create_pr,
         )
     told = _told(package, done.changes, revision)
     told |= {"commit": done.commit, "url": done.url, "created": done.created}
@@ -104,12 +111,11 @@ def push(
         return
     for name in done.changes.remove:
         output.note(f"removed {name} from the repo: other libraries would have read it", quiet)
-    count, size = len(done.changes.upload), sum(done.changes.upload.values())
     if done.commit is None:
         output.note(f"nothing to push: {repo} has it all", quiet)
     else:
         same = len(done.changes.unchanged)
-        text = f"{count} file{'s' * (count != 1)} pushed, {size / 1e6:,.1f} MB"
+        text = f"pushed {_amount(changes)}"
         output.note(text + (f"; {same} had not changed" if same else ""), quiet)
     output.line(done.url)
     if done.request is None:
@@ -151,9 +157,16 @@ def _show(package: Package, changes: Changes, revision: str | None, json: bool) 
     output.table(("file", "bytes", package.repo), rows, numbers=(1,))
 
 
-def _bars(shown: bool) -> None:
-    """The client draws its own progress: only for a person at a terminal."""
+def _announce(changes: Changes, shown: bool) -> None:
+    """The client draws its own bars: for a person at a terminal; elsewhere a line tells."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not shown or not output.is_terminal():
         disable_progress_bars()
+        if changes.upload:
+            output.note(f"pushing {_amount(changes)}", quiet=not shown)
+
+
+def _amount(changes: Changes) -> str:
+    count = len(changes.upload)
+    return f"{count} file{'s' * (count != 1)}, {sum(changes.upload.values()) / 1e6:,.1f} MB"
