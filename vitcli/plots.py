@@ -7,6 +7,7 @@ the file (.png, .pdf, .svg) decides its format.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -369,7 +370,13 @@ def position_similarity(
         grid = figure.subplots(1, len(tables), squeeze=False)
         for axes, (title, tiles) in zip(grid[0], tables, strict=True):
             image = axes.imshow(tiles, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-            axes.set(title=title, xticks=[], yticks=[], xlabel="column", ylabel="row")
+            axes.set(title=title, xticks=[], yticks=[], xlabel="patch column", ylabel="patch row")
+            rows, columns = (math.isqrt(size) for size in tiles.shape)
+            edges = {"color": "white", "linewidth": 0.6}
+            for row in range(1, rows):
+                axes.axhline(row * rows - 0.5, **edges)
+            for column in range(1, columns):
+                axes.axvline(column * columns - 0.5, **edges)
         figure.colorbar(image, ax=grid[0].tolist(), label="cosine similarity", shrink=0.8)
         _save(figure, path)
 

@@ -36,10 +36,22 @@ def test_a_dry_run_prints_the_names_and_writes_nothing(vit: Vit, tmp_path: Path)
     out = tmp_path / "m"
     result = vit("convert", GOLDEN / "hf_vit", out, "--to", "transformers", "--dry-run", "-q")
     assert result.exit_code == 0 and result.stderr == ""
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0][0] == "ours"
-    assert ["head.weight", "classifier.weight", "classifier.weight"] in lines
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "ours shape type in the source in the target"
+    assert lines[-2] == "head.bias 7 float32 classifier.bias classifier.bias"
+    block = "vit.encoder.layer.0.attention.attention.{query,key,value}.bias"
+    assert f"blocks.0.attn.qkv.bias 144 float32 {block} {block}" in lines
     assert "would be" in result.stdout and not out.exists()
+
+
+def test_a_dry_run_shows_what_is_changed(vit: Vit, tmp_path: Path) -> None:
+    words = ["--num-classes", 3, "--patch-size", 32, "--dtype", "bfloat16", "--dry-run", "-q"]
+    result = vit("convert", GOLDEN / "timm_vit_default", tmp_path / "m", *words)
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "ours shape type was in the source"  # the target's names are ours
+    assert "head.weight 3 x 48 bfloat16 (zeros)" in lines
+    patch = "patch_embed.proj.weight"
+    assert f"{patch} 48 x 3 x 32 x 32 bfloat16 48 x 3 x 16 x 16 float32 {patch}" in lines
 
 
 def test_json(vit: Vit, tmp_path: Path) -> None:
@@ -136,6 +148,8 @@ def test_names_in_json_and_one_number_for_three(vit: Vit, tmp_path: Path) -> Non
     ]
     assert names["head.bias"] == {
         "ours": "head.bias",
+        "shape": [10],
+        "dtype": "float32",
         "source": ["head/bias"],
         "target": ["head.bias"],
     }

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vitcli.atomic import whole_folder, write_text
 from vitcli.checkpoints import hub, keymaps, native, npz, read, targets
@@ -31,6 +31,20 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+class Renamed(NamedTuple):
+    """One of our tensors, in the source and in the target."""
+
+    ours: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As they are written."""
+    source: tuple[str, ...]
+    """Names; none of what is made anew."""
+    target: tuple[str, ...]
+    was: str
+    """What it was before it was changed: a shape, a type; empty where it was not."""
+
+
 @dataclass(frozen=True)
 class Conversion:
     """What `write` does: read, decided and checked, but not written yet."""
@@ -39,18 +53,27 @@ class Conversion:
     output: Path
     format: Format
     info: CheckpointInfo
+    ours: dict[str, LazyTensor]
+    """Under our names, changed as asked for."""
     tensors: dict[str, LazyTensor]
-    """Under the names of the target."""
-    renamed: list[tuple[str, tuple[str, ...]]]
-    """Our names and those of the target."""
+    """The same under the names of the target."""
+    renamed: dict[str, tuple[str, ...]]
+    """Our names, and those of the target."""
+    made: frozenset[str] = frozenset()
+    """Our names of what is zeros, and not the source's."""
     warnings: list[str] = field(default_factory=list)
     nan: list[str] = field(default_factory=list)
     """Names of tensors that hold NaN, known once they are written."""
 
-    def names(self) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-        """Of each tensor: our name, the names in the source, those in the target."""
-        for name, theirs in self.renamed:
-            yield name, self.source.sources.get(name, (name,)), theirs
+    def names(self) -> Iterator[Renamed]:
+        """What becomes of each tensor."""
+        for name, new in self.ours.items():
+            old = self.source.tensors.get(name)
+            made = old is None or name in self.made
+            source = () if made else self.source.sources.get(name, (name,))
+            was = [] if old is None or made or old.shape == new.shape else [shape_text(old.shape)]
+            was += [] if old is None or made or old.dtype == new.dtype else [old.dtype]
+            yield Renamed(name, new.shape, new.dtype, source, self.renamed[name], " ".join(was))
 
 
 def convert(
@@ -114,16 +137,18 @@ def plan_convert(
         )
     warnings = [*_told_of(info, source), *targets.warnings(target, info.model)]
     saved, renamed = _renamed(target, info, tensors)
-    return Conversion(source, output, target, info, saved, renamed, warnings)
+    new_head = changes is not None and changes.num_classes is not None
+    made = frozenset(name for name in tensors if new_head and name.startswith("head"))
+    return Conversion(source, output, target, info, tensors, saved, renamed, made, warnings)
 
 
 def _renamed(
     target: Format, info: CheckpointInfo, tensors: Mapping[str, LazyTensor]
-) -> tuple[dict[str, LazyTensor], list[tuple[str, tuple[str, ...]]]]:
+) -> tuple[dict[str, LazyTensor], dict[str, tuple[str, ...]]]:
     """The target's tensors; our names and its."""
     model, rows = info.model, targets.rows(target, info.model)
     if rows is None:
-        return dict(tensors), [(name, (name,)) for name in tensors]
+        return dict(tensors), {name: (name,) for name in tensors}
     saved: dict[str, LazyTensor] = {}
     renamed: dict[str, tuple[str, ...]] = {}
     if isinstance(model, ModelConfig) and model.posemb == "sincos2d":
@@ -138,7 +163,12 @@ def _renamed(
         saved[name] = zeros(dtype, shape)
     if left := set(tensors) - set(renamed):
         raise OutputError(f"the layout {target} has no place for {', '.join(sorted(left))}")
-    return saved, list(renamed.items())
+    return saved, renamed
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """As in "48 x 3 x 16 x 16"."""
+    return " x ".join(map(str, shape)) or "1"
 
 
 def _told_of(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:

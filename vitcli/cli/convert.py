@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -143,8 +145,7 @@ def convert(
         output.json_line({**describe(job, not dry_run), "verified": verified})
         return
     if dry_run:
-        rows = [(name, ", ".join(here), ", ".join(there)) for name, here, there in job.names()]
-        output.table(("ours", "in the source", "in the target"), rows, ())
+        output.table(*_table(job), ())
     for warning in job.warnings:
         output.note(warning, quiet)
     verb = "would be" if dry_run else "is"
@@ -189,6 +190,37 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
     return [_verified(written)]
 
 
+def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What becomes of each tensor: columns and rows. Names that are ours are not repeated."""
+    from vitcli.checkpoints.convert import shape_text
+
+    names = list(job.names())
+    columns: dict[str, list[str]] = {
+        "ours": [row.ours for row in names],
+        "shape": [shape_text(row.shape) for row in names],
+        "type": [row.dtype for row in names],
+        "was": [row.was for row in names],
+        "in the source": [_folded(row.source) or "(zeros)" for row in names],
+        "in the target": [_folded(row.target) or "(computed)" for row in names],
+    }
+    told = {
+        title: cells
+        for title, cells in columns.items()
+        if title == "ours" or (any(cells) and cells != columns["ours"])
+    }
+    return tuple(told), [*zip(*told.values(), strict=True)]
+
+
+def _folded(names: Sequence[str]) -> str:
+    """Several names as one, with what differs in braces: "block/{query,key,value}/kernel"."""
+    if len(names) < 2:
+        return "".join(names)
+    start = os.path.commonprefix(names)
+    end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
+    middle = [name[len(start) : len(name) - len(end)] for name in names]
+    return f"{start}{{{','.join(middle)}}}{end}"
+
+
 def describe(job: Conversion, written: bool) -> dict[str, Any]:
     """A conversion as JSON has it."""
     return {
@@ -203,8 +235,14 @@ def describe(job: Conversion, written: bool) -> dict[str, Any]:
         "warnings": job.warnings,
         "written": written,
         "names": [
-            {"ours": name, "source": list(sources), "target": list(theirs)}
-            for name, sources, theirs in job.names()
+            {
+                "ours": row.ours,
+                "shape": list(row.shape),
+                "dtype": row.dtype,
+                "source": list(row.source),
+                "target": list(row.target),
+            }
+            for row in job.names()
         ],
     }
 
