@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from huggingface_hub import ModelCard
 
-from vitcli.checkpoints.card import model_card
+from vitcli.checkpoints.card import model_card, resized
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import ClassLabel, Preprocess, model_config
 from vitcli.metrics import Evaluation, Tally
@@ -109,6 +109,27 @@ def test_of_many_classes_the_hardest_are_listed() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| name")]
     assert len(rows) == 30 and rows[0] == "| name7 | 10 | 10.0% | 100.0% | 18.2% | name8 |"
     assert "name199" not in text and "with 200 classes." in text
+
+
+def test_a_resize_takes_the_figures_and_leaves_the_rest() -> None:
+    ours = model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0")
+    assert "model-index" in ours and "## Figures" in ours and "93.8%" in ours
+    once = resized(ours, (128, 128), (384, 384))
+    assert "0.9375" not in once and "93.8%" not in once and "## Figures" not in once
+    card = ModelCard(once)
+    assert card.data.eval_results is None and card.data.license == "apache-2.0"
+    assert card.text.strip().startswith("> Not the model that was measured: its position")
+    assert "128 x 128 pixels, and any figure, is of the model before" in card.text
+    assert "## How it was made" in once and "## Use" in once
+    again = resized(once, (384, 384), (64, 96))
+    assert again.count("> Not the model") == 1 and "resized for pictures of 64 x 96" in again
+    theirs = (
+        "---\nmodel-index:\n- name: x\n  results: []\nlicense: mit\n---\n# B/16\n\n## Figures\n"
+    )
+    kept = resized(theirs, (224, 224), (384, 384))
+    assert kept.startswith("---\nlicense: mit\n---\n\n> Not the model")
+    assert kept.endswith("\n\n# B/16\n\n## Figures\n")
+    assert resized("", (1, 1), (2, 2)).startswith("> Not the model")
 
 
 def test_a_model_that_timm_cannot_hold_says_so() -> None:

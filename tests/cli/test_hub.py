@@ -135,6 +135,35 @@ def test_every_layout(hub: LoopbackHub, vit: Vit, tmp_path: Path, case: str, nam
     assert answer(vit, "me/model") == answer(vit, folder)
 
 
+def test_a_repo_is_resized_and_converted_to_where_it_is_told(
+    hub: LoopbackHub, vit: Vit, tmp_path: Path
+) -> None:
+    case = GOLDEN / "hf_vit"
+    hub.add("me/model", {f: case / f for f in ("config.json", "model.safetensors")})
+    nowhere = vit("resize-posemb", "me/model", "--grid", 6)
+    assert nowhere.exit_code == 1 and nowhere.stdout == ""
+    assert nowhere.stderr.splitlines() == [
+        "error: me/model: is not a file here: it has no place beside it",
+        "say where: -o OUT",
+    ]
+    out = tmp_path / "out"
+    done = vit("resize-posemb", "me/model", "--grid", 6, "-o", out, "--json")
+    assert done.exit_code == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["from"], said["to"], said["output"]) == ([4, 4], [6, 6], str(out))
+    assert json.loads((out / "config.json").read_text())["image_size"] == 48
+    local = vit("resize-posemb", case, "--grid", 6, "-o", tmp_path / "local")
+    assert local.exit_code == 0
+    files = [folder / "model.safetensors" for folder in (out, tmp_path / "local")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert vit("convert", "me/model", tmp_path / "m.npz", "--offline").exit_code == 0
+    assert np.load(tmp_path / "m.npz")["cls"].shape == (1, 1, 48)
+    wrong = vit("resize-posemb", "me/other", "--grid", 6, "-o", tmp_path / "x")
+    assert (
+        wrong.exit_code == 1 and "me/other" in wrong.stderr and len(wrong.stderr.splitlines()) < 3
+    )
+
+
 def test_pickles_need_a_word(
     hub: LoopbackHub, vit: Vit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

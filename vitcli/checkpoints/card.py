@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitcli import config
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_config import not_in_timm, unique_names
-from vitcli.config import Architecture, BiTConfig, variant_name
+from vitcli.config import Architecture, BiTConfig, Size, variant_name
 
 if TYPE_CHECKING:
     from vitcli.metrics import Evaluation
@@ -273,6 +273,31 @@ def with_sections_of(text: str, old: str) -> str:
     use = {"Use": new.pop("Use")} if "Use" in new else {}
     kept = {heading: body for heading, body in former.items() if heading not in {"", *new, *use}}
     return "\n\n".join(body.strip("\n") for body in {**new, **kept, **use}.values()) + "\n"
+
+
+def resized(text: str, old: Size, new: Size) -> str:
+    """A card, whoever wrote it, of a model that takes pictures of another size since, without
+    training: figures are not kept where they can be told (the Hub's `model-index`, our section of
+    them), and a line says of what size the rest speaks."""
+    matter = re.match(r"---\n.*?\n---\n", text, re.DOTALL)
+    body = text[matter.end() if matter else 0 :].lstrip("\n")
+    kept, inside = [], False
+    for line in matter[0].splitlines() if matter else ():
+        inside = line == "model-index:" or (inside and line[:1] in (" ", "-") and line != "---")
+        kept += [] if inside else [line]
+    if is_ours(text):
+        sections = {name: part for name, part in _sections(body).items() if name != "Figures"}
+        body = "\n\n".join(part.strip("\n") for part in sections.values()) + "\n"
+    note = (
+        f"{_NOTE} its position embeddings were resized for pictures of {new[0]} x {new[1]} pixels, "
+        f"and nothing was trained since. What is said here of pictures of {old[0]} x {old[1]} "
+        f"pixels, and any figure, is of the model before."
+    )
+    lines = [*kept, *([""] if kept else []), note, "", re.sub(rf"{_NOTE}.*\n\n?", "", body)]
+    return "\n".join(lines)
+
+
+_NOTE = "> Not the model that was measured:"
 
 
 def _sections(text: str) -> dict[str, str]:

@@ -159,7 +159,12 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
         raise ConfigError(f"{len(classes)} labels for {model.num_classes} classes")
-    return dataclasses.replace(info, model=model, preprocess=prepared, classes=classes)
+    provenance = info.provenance
+    if model != info.model or prepared != info.preprocess:  # figures are of what it was
+        provenance = {key: said for key, said in provenance.items() if key != "figures"}
+    return dataclasses.replace(
+        info, model=model, preprocess=prepared, classes=classes, provenance=provenance
+    )
 
 
 def zeros(dtype: str, shape: tuple[int, ...]) -> LazyTensor:

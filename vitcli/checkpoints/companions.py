@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.atomic import write_text
+from vitcli.checkpoints import card
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import Size
 from vitcli.errors import CheckpointError, OutputError
 
 WEIGHTS = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
 """Suffixes of weights, which do not go along with resized ones."""
+CARD = "README.md"
 OPEN_CLIP = "open_clip_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Where transformers keeps how a picture is prepared."""
@@ -35,13 +37,17 @@ def copy_companions(source: Path, folder: Path) -> None:
 
 
 def resize_configs(source: Path, folder: Path, old: Size, info: CheckpointInfo) -> None:
-    """Writes the folder's configurations with the new size, all else as it stands in the source's.
+    """Writes the folder's configurations with the new size, all else as it stands in the source's,
+    and its card with a word of it.
 
     Raises:
         CheckpointError: one of the source's cannot be read.
         OutputError: one cannot be written.
     """
     new = info.model.image_size
+    if (source / CARD).is_file():
+        text = (source / CARD).read_text("utf-8", errors="replace")
+        write_text(folder / CARD, card.resized(text, old, new))
     for name in ("config.json", OPEN_CLIP, *PROCESSORS):
         path = source / name
         if not path.is_file():

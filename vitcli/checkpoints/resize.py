@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.atomic import whole_folder, write_text
-from vitcli.checkpoints import hub, native, read, stores
+from vitcli.checkpoints import hub, native, read, registry, stores
 from vitcli.checkpoints.adapt import adapt_tensor, at_size
 from vitcli.checkpoints.companions import copy_companions, resize_configs
 from vitcli.checkpoints.native import CheckpointInfo
@@ -141,6 +141,11 @@ def plan_resize(
     """
     if (grid is None) == (resolution is None):
         raise ConfigError("give either a grid or a resolution")
+    registry.resolve(spec)  # which raises where there is no such model
+    if output is None and not Path(spec).expanduser().exists():
+        raise OutputError(
+            "is not a file here: it has no place beside it", where=spec, hint="say where: -o OUT"
+        )
     source = read.locate(spec, offline, on_progress)
     opened = read.open_checkpoint(source.file, source.entry, old_grid)
     model, kind = opened.info.model, stores.kind_of(source.file)
@@ -219,10 +224,6 @@ def _output(
     path = Path(spec).expanduser()
     if in_place and output is not None:
         raise ConfigError("--in-place and -o contradict each other")
-    if output is None and not path.exists():
-        raise OutputError(
-            "is not a file here: it has no place beside it", where=spec, hint="say where: -o OUT"
-        )
     if in_place and kind == "pickle":
         raise OutputError(
             "is a pickle, which is read and not written", where=file, hint="say where: -o OUT"
