@@ -15,14 +15,14 @@ from safetensors.numpy import load_file
 
 import vitcli
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import native, npz, stores
+from vitcli.checkpoints import native, npz, stores, targets
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.checkpoints.targets import not_in
-from vitcli.config import ClassLabel, ModelConfig
+from vitcli.config import BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError, OutputError
 
 SOURCES = {
@@ -272,6 +272,22 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))
     assert one.read_bytes() == two.read_bytes()
     assert stores.kind_of(one) == "npz"
+
+
+def test_the_way_to_timms_epsilons_is_told_by_name() -> None:
+    """The authors' ResNets have others than timm, which has no argument for them."""
+    authors = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
+    hybrid, bit = architecture("R50+L/32"), architecture("R101x3")
+    assert isinstance(hybrid, ModelConfig) and hybrid.stem and isinstance(bit, BiTConfig)
+    assert targets.warnings("vit", hybrid) == targets.warnings("vit", bit) == []
+    hybrid = dataclasses.replace(hybrid, stem=dataclasses.replace(hybrid.stem, **authors))
+    (said,) = targets.warnings("vit", hybrid)
+    assert said.endswith("(--arch vit_large_r50_s32_224 takes timm's own, and exact GELU)")
+    bit = dataclasses.replace(bit, resnet=dataclasses.replace(bit.resnet, std_eps=1e-10))
+    (said,) = targets.warnings("vit", bit)
+    assert said.endswith("1e-10 in the variance (--arch resnetv2_101x3_bit takes timm's own)")
+    (said,) = targets.warnings("vit", dataclasses.replace(hybrid, pre_logits=8))
+    assert "pre_logits of size 8" in said and "--arch" not in said  # which would not help
 
 
 def test_every_model_is_written_or_refused() -> None:

@@ -17,12 +17,13 @@ from checkpoints.golden_cases import GOLDEN
 from checkpoints.released_names import open_clip
 from peers.random_models import CLASSES, fill
 from vitcli.checkpoints import native
+from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.verify import verify
 from vitcli.cli.main import app
-from vitcli.config import ModelConfig, Preprocess
+from vitcli.config import ModelConfig, Preprocess, ResNetConfig
 from vitcli.errors import CheckpointError
 from vitcli.models.vit import ViT
 
@@ -121,6 +122,22 @@ def test_clip_by_openais_names(timm: ModuleType, tmp_path: Path, openai: bool) -
     assert checkpoint.info.model.activation == ("quick_gelu" if openai else "gelu")
     found = verify(checkpoint)
     assert found.difference < EXACT < found.largest and found.what == "features"
+
+
+def test_a_hybrid_of_the_authors_is_compared_with_timms_epsilons(
+    vit: Callable[..., Result], tmp_path: Path
+) -> None:
+    stem = ResNetConfig((2, 2, 2, 2))
+    config = dataclasses.replace(
+        VIT, stem=stem, patch_size=(32, 32), image_size=(64, 64), activation="gelu_tanh"
+    )
+    npz = convert(saved(tmp_path / "ours", config), tmp_path / "x.npz")
+    assert open_checkpoint(npz).info.model.stem != stem
+    result = vit("convert", npz, tmp_path / "y", "--verify", "--json")
+    assert result.exit_code == 0, result.output
+    for found in json.loads(result.stdout)["verified"]:
+        assert found["difference"] < EXACT < found["largest"]
+        assert found["note"] == "with timm's epsilons of GroupNorm and weight standardisation"
 
 
 def test_another_model_is_noticed_before_anything_is_written(

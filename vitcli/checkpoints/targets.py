@@ -108,7 +108,10 @@ def warnings(target: Format, model: Architecture) -> list[str]:
     """What those who read the target compute otherwise, in the last digits."""
     found = []
     if target == "vit" and (said := timm_config.not_in_timm(model)):
-        found.append(f"timm will not load it: it does not know {', '.join(said)}")
+        name = timm_config.name_with_timms_epsilons(model)
+        gelu = ", and exact GELU" if isinstance(model, ModelConfig) else ""
+        instead = f" (--arch {name} takes timm's own{gelu})" if name else ""
+        found.append(f"timm will not load it: it does not know {', '.join(said)}{instead}")
     if target not in NPZ:
         return found
     if isinstance(model, BiTConfig):

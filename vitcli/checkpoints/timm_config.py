@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from vitcli.checkpoints import timm_resnet
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.timm_names import DEFAULTS, FIXED, Args, architectures
 from vitcli.checkpoints.timm_resnet import (
@@ -316,6 +317,26 @@ def _stem_not_in_timm(model: ModelConfig, stem: ResNetConfig) -> list[str]:
     if model.distill_token or model.swiglu or model.norm_eps != 1e-6:
         reasons.append("a hybrid with these options")
     return reasons
+
+
+def with_timms_epsilons(model: Architecture) -> Architecture:
+    """The model with timm's constants where a ResNet is part of it; a plain ViT as it is."""
+    if isinstance(model, BiTConfig):
+        return dataclasses.replace(model, resnet=timm_resnet.with_timms_epsilons(model.resnet))
+    if model.stem is None:
+        return model
+    return dataclasses.replace(model, stem=timm_resnet.with_timms_epsilons(model.stem))
+
+
+def name_with_timms_epsilons(model: Architecture) -> str | None:
+    """timm's name of a model that nothing but these constants keeps out of timm, if it has one of
+    these sizes."""
+    same = with_timms_epsilons(model)
+    if same == model or not_in_timm(same):
+        return None
+    name, departures = best_architecture(same)
+    sizes = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
+    return None if sizes & set(departures) else name
 
 
 def best_architecture(model: Architecture) -> tuple[str, Args]:

@@ -5,6 +5,7 @@ Argument names are those of timm's `ResNetV2`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -76,6 +77,13 @@ def bit_not_in_timm(model: BiTConfig) -> list[str]:
         depths, factor = model.resnet.depths, model.resnet.width_factor
         reasons.append(f"a BiT ResNet of {depths} blocks, width factor {factor:g}")
     return reasons
+
+
+def with_timms_epsilons(resnet: ResNetConfig) -> ResNetConfig:
+    """The ResNet as timm computes it: its epsilons are constants in timm's code."""
+    timm = bit_resnet(resnet.depths, 1) if resnet.preact else ResNetConfig(resnet.depths)
+    epsilons = {name: getattr(timm, name) for name in ("std_eps", "std_eps_in", "norm_eps")}
+    return dataclasses.replace(resnet, **epsilons)
 
 
 def resnet_not_in_timm(resnet: ResNetConfig) -> list[str]:

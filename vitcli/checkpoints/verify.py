@@ -6,9 +6,10 @@ not of rounding. The library reads the file by its own code; nothing of ours com
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import tempfile
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ SMALL = 1e-3
 """Values below this are compared as if they were as large."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Agreement:
     """What two libraries made of one file."""
 
@@ -54,6 +55,8 @@ class Agreement:
     """The largest, absolute."""
     largest: float
     """The largest absolute value of the library's own."""
+    note: str = ""
+    """What was computed otherwise than the file's authors do, in both."""
 
 
 def check_verifiable(checkpoint: Checkpoint) -> None:
@@ -61,7 +64,9 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
     library, model = LIBRARIES.get(checkpoint.layout), checkpoint.info.model
     if library is None:
         raise _unverifiable(checkpoint, f"no library reads the layout {checkpoint.layout}")
-    if library == "timm" and (said := timm_config.not_in_timm(model)):
+    if library == "timm" and (
+        said := timm_config.not_in_timm(timm_config.with_timms_epsilons(model))
+    ):
         raise _unverifiable(checkpoint, f"timm does not know {', '.join(said)}")
     if library == "timm" and getattr(model, "posemb", "") == "sincos2d":
         raise _unverifiable(checkpoint, "timm does not compute sincos2d")
@@ -90,7 +95,11 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
         CheckpointError: they differ; or it cannot be done (see `check_verifiable`).
     """
     check_verifiable(checkpoint)
-    library, model = LIBRARIES[checkpoint.layout], checkpoint.info.model
+    library, model, note = LIBRARIES[checkpoint.layout], checkpoint.info.model, ""
+    if library == "timm" and model != (model := timm_config.with_timms_epsilons(model)):
+        info = dataclasses.replace(checkpoint.info, model=model)
+        checkpoint = dataclasses.replace(checkpoint, info=info)
+        note = "with timm's epsilons of GroupNorm and weight standardisation"
     generator = torch.Generator().manual_seed(seed)
     picture = torch.randn(1, 3, *model.image_size, generator=generator, dtype=torch.float64)
     try:
@@ -116,7 +125,7 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
             where=checkpoint.file,
             hint=_assumed(checkpoint),
         )
-    return Agreement(checkpoint.file, name, what, difference, largest)
+    return Agreement(checkpoint.file, name, what, difference, largest, note)
 
 
 def _assumed(checkpoint: Checkpoint) -> str | None:
@@ -130,9 +139,10 @@ def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
     timm: Any = importlib.import_module("timm")
     file, info = checkpoint.file, checkpoint.info
     said = file.with_name("config.json")
+    is_said = said.is_file() and "architecture" in json.loads(said.read_text("utf-8"))
     if checkpoint.layout == "vit":
         with tempfile.TemporaryDirectory() as folder:
-            if file.name != "model.safetensors" or not said.is_file():
+            if file.name != "model.safetensors" or not is_said:
                 Path(folder, "model.safetensors").symlink_to(file.resolve())
                 write_config(Path(folder, "config.json"), info)
             else:

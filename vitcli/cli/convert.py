@@ -160,7 +160,7 @@ def convert(
             output.printable(
                 f"{row['file']} verified: max |difference| of {row['what']} from {row['library']} "
                 f"{row['difference']:.2g}, on a random picture in float64 (they reach "
-                f"{row['largest']:.3g})"
+                f"{row['largest']:.3g}){row['note'] and ', ' + row['note']}"
             )
         )
 
