@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,8 +89,8 @@ class Reassessment:
 
     @property
     def accuracy(self) -> float:
-        """The part of the answers that is right, in [0, 1]."""
-        return self.right / max(self.count, 1)
+        """The part of the answers that is right, in [0, 1]; NaN of no answers."""
+        return self.right / self.count if self.count else math.nan
 
     def add(self, picture: int, answer: int) -> bool | None:
         """Whether an answer is right; None where nothing is, or nothing that can be answered."""

@@ -240,6 +240,9 @@ def test_pictures_without_labels_of_their_own_by_real_labels(
         f"{tiny_checkpoint} on {unlabelled}: all pictures, 2 pictures",
         f"ReaL {right:.2%} of 1 pictures (1 without a class that is right)",
     ]
+    labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer
+    assert vit(*words).stdout.splitlines()[1].startswith("ReaL - of 0 pictures (2 without")
+    assert json.loads(vit(*words, "--json").stdout)["real"]["top1"] is None
     result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"

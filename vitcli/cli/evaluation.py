@@ -81,7 +81,7 @@ def show(report: Report) -> None:
         output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
     if report.real is not None:
         output.line(
-            f"ReaL {report.real.accuracy:.2%} of {report.real.count:,} pictures "
+            f"ReaL {_percent(report.real.accuracy, 2)} of {report.real.count:,} pictures "
             f"({report.real.left_out:,} without a class that is right)"
         )
     if figures is None:
@@ -151,8 +151,8 @@ def size_text(size: Size) -> str:
     return str(height) if height == width else f"{height}x{width}"
 
 
-def _percent(part: float) -> str:
-    return "-" if math.isnan(part) else f"{part:.1%}"
+def _percent(part: float, places: int = 1) -> str:
+    return "-" if math.isnan(part) else f"{part:.{places}%}"
 
 
 # ---------------------------------------------------------------------------------------------
