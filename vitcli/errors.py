@@ -31,6 +31,10 @@ class VitError(Exception):
         return f"{line}\n{self.hint}" if self.hint else line
 
 
+NOT_FINITE = "the weights hold NaN, or numbers too large for the precision: try --precision fp32"
+"""The hint where a model makes something else than numbers of a picture."""
+
+
 class ConfigError(VitError):
     """A value that no model, picture or run can have."""
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from vitcli.data.inputs import Picture
 from vitcli.data.labels import listed
 from vitcli.data.records import Source
 from vitcli.data.sources import Part, open_part
-from vitcli.errors import ConfigError, DataError
+from vitcli.errors import NOT_FINITE, ConfigError, DataError
 from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
 from vitcli.metrics import Evaluation, Tally
 from vitcli.prediction import Predictor
@@ -156,6 +157,9 @@ def evaluate(
             where=data.path,
             hint=f"the first, {name}: {error.what}",
         )
+    result = tally.result()
+    if not math.isfinite(result.loss):
+        assumed = [*assumed, f"not all answers are finite numbers: {NOT_FINITE}"]
     return Report(
         predictor.name,
         data.path,
@@ -164,7 +168,7 @@ def evaluate(
         aligned.classes,
         tuple(aligned.first.tolist()),
         tally.count,
-        tally.result() if unlabelled is None else None,
+        result if unlabelled is None else None,
         real,
         (*warnings, *assumed, *left_out),
         tuple(errors),

@@ -27,7 +27,7 @@ from vitcli.config import ModelConfig, Pool
 from vitcli.data.inputs import Picture
 from vitcli.data.records import Source
 from vitcli.data.shards import cache_folder
-from vitcli.errors import CheckpointError, ConfigError, DataError
+from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, DataError
 from vitcli.prediction import Predictor
 
 COMMIT_EVERY = 1000
@@ -177,8 +177,7 @@ def source_features(
                 raise CheckpointError(
                     f"its features of {embedding.file} are not finite numbers",
                     where=predictor.name,
-                    hint="the weights hold NaN, or numbers too large for the precision: "
-                    "try --precision fp32",
+                    hint=NOT_FINITE,
                 )
             features[i] = embedding.features
             cache.put(hashes[i], features[i])

@@ -11,6 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
+
+from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.save import save_checkpoint
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
 
@@ -345,6 +349,19 @@ def test_a_class_of_the_validation_part_alone(vit, tiny_checkpoint, data, tmp_pa
     result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout)["pictures"] == 2
+
+
+def test_a_model_that_gives_no_numbers_is_warned_of(vit, data, tiny_checkpoint, tmp_path):
+    bad = shutil.copytree(tiny_checkpoint, tmp_path / "bad")
+    weights = load_file(bad / "model.safetensors")
+    weights["norm.weight"] = np.full_like(weights["norm.weight"], np.nan)
+    save_checkpoint(bad, weights, read_info(bad)[0])
+    result = vit("evaluate", "--data", data, "-m", bad, *FP32, "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["loss"] is None
+    assert result.stderr == (
+        "warning: not all answers are finite numbers: the weights hold NaN, or numbers too large "
+        "for the precision: try --precision fp32\n"
+    )
 
 
 def test_an_unreadable_picture(vit, tiny_checkpoint, data, tmp_path):

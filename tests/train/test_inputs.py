@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from vitcli.checkpoints import native
 from vitcli.config import AugmentConfig
+from vitcli.errors import CheckpointError, DivergedError
 from vitcli.train import inputs
 from vitcli.train.loop import train
 
@@ -82,6 +85,21 @@ def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypa
     events = []
     train(probe("run", steps=1), on_event=events.append)
     assert not any("computed once" in event.get("text", "") for event in events)
+
+
+def test_features_that_are_no_numbers(probe):
+    run = probe("run", steps=1)
+    path = Path(run.model) / "model.safetensors"
+    tensors = load_file(path) | {"norm.weight": torch.full((24,), torch.nan)}
+    native.write(
+        path, {k: v.numpy() for k, v in tensors.items()}, native.read_header(path).metadata
+    )
+    with pytest.raises(CheckpointError, match="features are not finite numbers") as caught:
+        train(run)
+    assert caught.value.hint.startswith("the weights hold NaN")
+    with pytest.raises(DivergedError, match="the loss is nan at step 1") as caught:
+        train(dataclasses.replace(run, freeze=1, output=run.output + "2"))
+    assert caught.value.hint.startswith("the weights hold NaN")
 
 
 def test_a_long_pass_tells_how_far_it_is(probe, monkeypatch):

@@ -18,6 +18,7 @@ from vitcli.data.loader import batch_orders, eval_batches, train_batches
 from vitcli.data.records import Source
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.devices import free_memory
+from vitcli.errors import NOT_FINITE, CheckpointError
 from vitcli.evaluate import evaluate_model
 from vitcli.metrics import Evaluation, Tally
 
@@ -157,6 +158,7 @@ class Features:
         return tally.result()
 
     def _compute(self, source: Source, advance: Callable[[int], None]) -> Tensor:
+        """Raises CheckpointError where a feature is not finite."""
         run, filled = self.run, 0
         features = torch.empty((len(source), run.info.model.feature_dim), device=run.device)
         run.model.eval()
@@ -169,4 +171,10 @@ class Features:
                     features[filled : filled + len(images)] = run.model.features(images).float()
                 filled += len(images)
                 advance(len(images))
+        if not features.isfinite().all():
+            raise CheckpointError(
+                "the model's features are not finite numbers",
+                where=run.config.model,
+                hint=NOT_FINITE,
+            )
         return features

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitcli.config import TrainConfig
 from vitcli.data.transforms import batch_rng, mix
 from vitcli.devices import ran_out_of_memory
-from vitcli.errors import DivergedError
+from vitcli.errors import NOT_FINITE, DivergedError
 from vitcli.train import report, setup
 from vitcli.train.folder import RunFolder
 from vitcli.train.inputs import Inputs, make_inputs
@@ -37,6 +37,8 @@ Event = dict[str, Any]
 "warning", ...}; "progress" is of what takes time between two steps."""
 
 OnEvent = Callable[[Event], None]
+
+LOWER = "try a lower --lr, a longer --warmup, or --precision fp32"
 
 SAVE_SECONDS = 60.0
 """Between states, where the configuration does not say after how many steps."""
@@ -148,7 +150,7 @@ def _train(run: Run, folder: RunFolder, resume: bool, on_event: OnEvent) -> Outc
                     raise DivergedError(
                         f"the loss is {line['loss']} at step {step}",
                         where=folder.path,
-                        hint="try a lower --lr, a longer --warmup, or --precision fp32",
+                        hint=LOWER if step > 1 else NOT_FINITE,  # nothing was learnt at step 1
                     )
                 tell(line) if meter.due(step) else on_event(line)
             if run.val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
