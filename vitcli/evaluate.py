@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -111,21 +111,8 @@ def evaluate(
     info = predictor.info
     if not info.model.num_classes:
         raise ConfigError("the model has no classes to be right about", where=predictor.name)
-    rules, left_out = rules or MatchRules(), list[str]()
-    unlabelled = None
-    if accepted is not None:
-        unlabelled = open_unlabelled(Path(data.path).expanduser(), imagenet_classes())
-    if unlabelled is not None:
-        source, words, warnings = unlabelled, "all pictures", tuple[str, ...]()
-        present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
-    else:
-        record = _split_record(predictor.file.parent, data.path)
-        source, words, warnings = open_part(data, part, None, record, report)
-        present = np.flatnonzero(source.counts()).tolist()
-    model, assumed = _classes_of(predictor, source, accepted is not None)
-    aligned = align(source.classes, present, model, rules, imagenet_classes(), data.path)
-    if unlabelled is None:
-        source, left_out = _evaluated(source, aligned)
+    opened = _open(predictor, data, part, rules or MatchRules(), accepted is not None, report)
+    source, aligned, model, words, warnings, labelled = opened
     if len(aligned.classes) < len(model):
         report(
             f"answers are chosen among {len(aligned.classes):,} classes, of the {len(model):,} of "
@@ -139,7 +126,7 @@ def evaluate(
         best = tally.add(_among(logits, aligned), labels[read]) if read.any() else []
         rows = iter(best)
         for i, (name, error) in enumerate(slots):
-            label = aligned.classes[labels[i]] if unlabelled is None else None
+            label = aligned.classes[labels[i]] if labelled else None
             if error is not None:
                 errors.append((name, error))
                 on_answer(Answer(name, label, error=error))
@@ -159,7 +146,7 @@ def evaluate(
         )
     result = tally.result()
     if not math.isfinite(result.loss):
-        assumed = [*assumed, f"not all answers are finite numbers: {NOT_FINITE}"]
+        warnings = [*warnings, f"not all answers are finite numbers: {NOT_FINITE}"]
     return Report(
         predictor.name,
         data.path,
@@ -168,11 +155,56 @@ def evaluate(
         aligned.classes,
         tuple(aligned.first.tolist()),
         tally.count,
-        result if unlabelled is None else None,
+        result if labelled else None,
         real,
-        (*warnings, *assumed, *left_out),
+        tuple(warnings),
         tuple(errors),
     )
+
+
+class _Opened(NamedTuple):
+    """Pictures as they are evaluated: their labels are indices of `aligned.classes`."""
+
+    source: Source
+    aligned: Alignment
+    model: tuple[ClassLabel, ...]
+    """The model's classes."""
+    part: str
+    warnings: list[str]
+    labelled: bool
+    """Whether the labels mean anything: a folder without class folders has none."""
+
+
+def _open(
+    predictor: Predictor,
+    data: DataConfig,
+    part: Part,
+    rules: MatchRules,
+    imagenet: bool,
+    report: Callable[[str], None],
+) -> _Opened:
+    """The pictures, and their classes beside the model's.
+
+    Args:
+        imagenet: whether these are ImageNet's validation pictures, with or without class folders.
+    """
+    source = None
+    if imagenet:
+        source = open_unlabelled(Path(data.path).expanduser(), imagenet_classes())
+    labelled, words, warnings = source is None, "all pictures", tuple[str, ...]()
+    if source is None:
+        record = _split_record(predictor.file.parent, data.path)
+        source, words, warnings = open_part(data, part, None, record, report)
+        present = np.flatnonzero(source.counts()).tolist()
+    else:
+        present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
+    model, assumed = _classes_of(predictor, source, imagenet)
+    aligned = align(source.classes, present, model, rules, imagenet_classes(), data.path)
+    left_out = list[str]()
+    if labelled:
+        source, left_out = _evaluated(source, aligned)
+    said = [*warnings, *assumed, *left_out]
+    return _Opened(source, aligned, model, words, said, labelled)
 
 
 def _classes_of(
