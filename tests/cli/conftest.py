@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,3 +28,23 @@ def vit() -> Callable[..., Result]:
         return CliRunner().invoke(app, [str(word) for word in words], prog_name="vit", **settings)
 
     return run
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.StringIO]:
+    """`terminal("stderr")` makes a stream a terminal that shows colours. To be called in the test:
+    pytest changes the streams between a fixture and its test."""
+
+    def make(name: str) -> io.StringIO:
+        stream = Terminal()
+        monkeypatch.setattr(sys, name, stream)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        return stream
+
+    return make

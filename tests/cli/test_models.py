@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from vitcli.checkpoints import registry
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.shapes import tensor_shapes
+from vitcli.cli import models
 
 REPO = "timm/vit_base_patch16_224.augreg_in21k"
 FILES = {"model.safetensors": b"x" * 2_000_000, "config.json": b"{}"}
@@ -36,7 +38,7 @@ def test_all_models_are_listed(vit, root):
     result = vit("models")
     assert result.exit_code == 0
     head, *lines = result.stdout.splitlines()
-    assert " ".join(head.split()) == "model parameters classes size pixels licence here"
+    assert " ".join(head.split()) == "model params classes size px licence here"
     assert len(lines) == len(registry.entries()) + len(registry.shipped())
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["vit-b16-i21k"] == ["102.6M", "21,843", "410", "MB", "224", "apache-2.0", "cached"]
@@ -186,3 +188,16 @@ def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
     assert said in described.stderr
     assert vit("models", "rm", entry.name, "--yes").exit_code == 0
     assert vit("info", entry.name, "--offline").exit_code == 1
+
+
+def test_the_list_fits_a_terminal(terminal, monkeypatch):
+    """In 80 columns nothing of a released model's row is cut short, or on a second line."""
+    screen = terminal("stdout")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    models.list_models()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in screen.getvalue()
+    for name, entry in registry.entries().items():
+        (row,) = (line.split() for line in lines if line.split()[:1] == [name])
+        assert entry.license in row and str(entry.size) in row, row

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 
 import pytest
 
 from vitcli.cli import output
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    """`terminal("stderr")` makes a stream a terminal that shows colours. To be called in the test:
-    pytest changes the streams between a fixture and its test."""
-
-    def make(name: str) -> Terminal:
-        stream = Terminal()
-        monkeypatch.setattr(sys, name, stream)
-        monkeypatch.setenv("TERM", "xterm-256color")
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        return stream
-
-    return make
 
 
 @pytest.fixture
@@ -91,6 +69,20 @@ def test_tables_on_a_terminal_show_what_stands_there(terminal):
 )
 def test_durations(seconds, text):
     assert output.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0.0 kB"),
+        (2930, "2.9 kB"),
+        (5_800_000, "5.8 MB"),
+        (410_383_692, "410 MB"),
+        (1.64e9, "1.6 GB"),
+    ],
+)
+def test_sizes(count, text):
+    assert output.size(count) == text
 
 
 def test_a_meter_says_a_line_now_and_then(capsys, clock):

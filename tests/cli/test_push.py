@@ -139,5 +139,8 @@ def test_what_is_no_checkpoint(vit, hub, tmp_path):
     shutil.copy(__file__, tmp_path / "run" / "state.safetensors")
     result = vit("push", tmp_path / "run", REPO)
     assert result.exit_code == 1 and not hub.store.exists(REPO)
+    assert result.stderr.endswith(
+        "a run that has kept no model yet: train it further with --resume\n"
+    )
     assert vit("push", tmp_path, REPO, "--create-pr", "--revision", "next").exit_code == 2
     assert vit("push", tmp_path, REPO, "--revision", "a b").exit_code == 2

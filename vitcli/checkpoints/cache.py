@@ -69,14 +69,15 @@ def remove(repo: str) -> int:
     if not kept.is_dir():
         raise HubError("is not in the cache", where=repo)
     freed, cached = 0, scan_cache_dir(root())
-    for found in cached.repos:
-        if found.repo_type == "model" and found.repo_id == repo:
-            # Of this repo alone: a copy of it has the same commits.
-            alone = dataclasses.replace(cached, repos=frozenset({found}))
-            plan = alone.delete_revisions(*(revision.commit_hash for revision in found.revisions))
-            freed = int(plan.expected_freed_size)
-            plan.execute()
     try:
+        for found in cached.repos:
+            if found.repo_type == "model" and found.repo_id == repo:
+                # Of this repo alone: a copy of it has the same commits.
+                alone = dataclasses.replace(cached, repos=frozenset({found}))
+                revisions = (revision.commit_hash for revision in found.revisions)
+                plan = alone.delete_revisions(*revisions)
+                freed = int(plan.expected_freed_size)
+                plan.execute()
         if kept.is_dir():  # what the client does not count as a repo, such as one cut short
             files = (file.lstat() for file in kept.rglob("*"))
             freed += sum(file.st_size for file in files if stat.S_ISREG(file.st_mode))

@@ -153,7 +153,8 @@ class _Found:
                 hint="fetch it again without --offline",
             )
         for _ in range(2):
-            self.cache.remove(path)
+            with worded(repo, name):
+                self.cache.remove(path)
             download(self.cache, name, self.commit, digest, on_progress)
             if path.is_file() and self.cache.is_whole(path, digest):
                 return path
@@ -190,7 +191,8 @@ def _look(cache: RepoCache, revision: str, offline: bool) -> _Found:
     listing = (known and cache.listing(known)) or present
     if offline:
         missing = "is not in the cache" if revision == MAIN else f"{revision} is not in the cache"
-        otherwise = HubError(missing, where=cache.repo, hint="fetch it once without --offline")
+        way = "where HF_HUB_OFFLINE is not set" if is_offline() else "without --offline"
+        otherwise = HubError(missing, where=cache.repo, hint=f"fetch it once {way}")
         if known is None or not present:
             raise otherwise
         return _Found(cache, known, listing, otherwise=otherwise)

@@ -50,7 +50,8 @@ def explain(
     if isinstance(error, errors.OfflineModeIsEnabled):
         return say("the network is forbidden", "unset HF_HUB_OFFLINE")
     if isinstance(error, httpx.TimeoutException):
-        return say("the Hub did not answer in time", "try again; HF_HUB_DOWNLOAD_TIMEOUT is in s")
+        longer = "HF_HUB_ETAG_TIMEOUT=60 HF_HUB_DOWNLOAD_TIMEOUT=60"
+        return say("the Hub did not answer in time", f"try again, or wait longer (s): {longer}")
     if isinstance(error, httpx.ConnectError | errors.LocalEntryNotFoundError | ConnectionError):
         return say("the Hub cannot be reached", "check the network and HF_ENDPOINT")
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):

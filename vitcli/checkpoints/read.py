@@ -56,7 +56,7 @@ def _weights_file(path: Path) -> Path:
     """The file that a path means: a folder's standard one, or its only one of a kind."""
     if path.is_dir():
         for pattern in _STANDARD:
-            files = sorted(path.glob(pattern))
+            files = sorted(file for file in path.glob(pattern) if file.name != STATE)
             if len(files) == 1:
                 return files[0]
             if files:
@@ -64,12 +64,18 @@ def _weights_file(path: Path) -> Path:
         else:
             files = []
         found = ", ".join(file.name for file in files) or _some(p.name for p in path.iterdir())
+        unfinished = "a run that has kept no model yet: train it further with --resume"
+        hint = "name one of its files" if files else None
         raise CheckpointError(
             f"holds no model.safetensors but {found or 'nothing'}",
             where=path,
-            hint="name one of its files" if files else None,
+            hint=unfinished if not files and (path / STATE).is_file() else hint,
         )
     return path
+
+
+STATE = "state.safetensors"
+"""What a run in the making needs to go on, and no model."""
 
 
 _STANDARD = (

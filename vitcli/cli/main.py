@@ -190,6 +190,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """The entry point of `vit` and of `python -m vitcli`."""
     signal.signal(signal.SIGTERM, _terminate)
+    # What the Hub's client logs between its tries is said by us, once, if all of them fail.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     # Importing torch makes objects by the hundred thousand, none of them garbage.
     gc.set_threshold(100_000, 20, 100)
     for stream in (sys.stdout, sys.stderr):

@@ -84,11 +84,11 @@ def list_models(
         for row in rows:
             output.json_line(row)
         return
-    columns = ("model", "parameters", "classes", "size", "pixels", "licence", "here")
+    columns = ("model", "params", "classes", "size", "px", "licence", "here")
     output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
     here = sum(row["here"] is not None for row in rows)
-    text = f"{len(rows):,} models, {here:,} here; `vit models show NAME` says more of one"
-    output.note(f"{text}, `vit pull NAME` fetches it", quiet)
+    count = f"{len(rows):,} model{'s' * (len(rows) != 1)}, {here:,} here"
+    output.note(f"{count}; `vit models show NAME` tells more, `vit pull NAME` fetches", quiet)
 
 
 @app.command()
@@ -120,14 +120,14 @@ def remove(
         if json:
             raise typer.BadParameter("--json asks nothing: say --yes, too")
         for repo in repos:
-            output.note(f"{repo}: {_megabytes(cache.size(repo))} in {cache.folder(repo)}")
+            output.note(f"{repo}: {output.size(cache.size(repo))} in {cache.folder(repo)}")
         typer.confirm("Remove?", abort=True, err=True)
     for repo in repos:
         freed = cache.remove(repo)
         if json:
             output.json_line({"repo": repo, "freed": freed})
         else:
-            output.line(f"removed {repo}: {_megabytes(freed)} freed")
+            output.line(f"removed {repo}: {output.size(freed)} freed")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -191,11 +191,12 @@ def _line(row: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     height, width = row["resolution"]
+    count = row["parameters"]
     return (
         row["name"],
-        f"{row['parameters'] / 1e6:,.1f}M",
+        f"{count / 1e6:.1f}M" if count < 1e9 else f"{count / 1e9:.2f}B",
         f"{row['classes']:,}" if row["classes"] else "-",
-        _megabytes(row["bytes"]),
+        output.size(row["bytes"]),
         str(width) if height == width else f"{height}x{width}",
         row["license"],
         " as ".join([row["here"] or "", *_aliases(row["name"])]),
@@ -204,10 +205,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _aliases(name: str) -> list[str]:
     return [alias for alias, means in registry.aliases().items() if means == name]
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB" if count >= 1e7 else f"{count / 1e6:,.1f} MB"
 
 
 def _details(found: RegistryEntry | Path) -> dict[str, Any]:
@@ -238,7 +235,7 @@ def _as_lines(
         classes = registry.labels(found.labels) if found.labels else ()
     named = [label._asdict() for label in classes]
     lines = list(as_lines({"model": row["name"], **told, "classes": named, "provenance": {}}))
-    fetch = f"not here: `vit pull {row['name']}` fetches {_megabytes(row['bytes'])}"
+    fetch = f"not here: `vit pull {row['name']}` fetches {output.size(row['bytes'])}"
     more = {
         "multiply-adds": f"{row['gmacs']:,.2f} billion a picture, with the head",
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",

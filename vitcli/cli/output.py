@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,20 +105,24 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
         numbers: the columns that are set flush right.
     """
     right, cells = set(numbers), [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     if sys.stdout.isatty():
         from rich.box import SIMPLE_HEAD
         from rich.markup import escape
         from rich.table import Table
 
-        drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
+        console = _console(sys.stdout)
+        roomy = sum(widths) + 2 * len(widths) <= console.width
+        drawn = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, int(roomy), 0, 0))
         for i, column in enumerate(columns):
-            # What a row is about is not cut short: it is what one types next.
-            drawn.add_column(column, justify="right" if i in right else "left", no_wrap=i == 0)
+            # What a row is about (it is what one types next), numbers and short words stay whole.
+            whole = i == 0 or i in right or widths[i] <= 12
+            side: Literal["left", "right"] = "right" if i in right else "left"
+            drawn.add_column(column, justify=side, no_wrap=whole, overflow="fold")
         for row in cells:
             drawn.add_row(*(escape(printable(cell)) for cell in row))
-        _console(sys.stdout).print(drawn)
+        console.print(drawn)
         return
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     for row in [list(columns), *cells]:
         padded = [
             cell.rjust(width) if i in right else cell.ljust(width)
@@ -139,6 +143,15 @@ def figures(values: Mapping[str, float], prefix: str = "") -> list[str]:
 
     known = {name: values.get(prefix + key) for key, (_, name) in FIGURES.items()}
     return [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
+
+
+def size(count: int) -> str:
+    """Bytes in words: "2.9 kB", "5.8 MB", "410 MB", "1.6 GB"."""
+    value, unit = count / 1e3, "kB"
+    for larger in ("MB", "GB"):
+        if value >= 1e3:
+            value, unit = value / 1e3, larger
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
 
 
 def duration(seconds: float) -> str:

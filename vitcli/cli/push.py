@@ -169,4 +169,4 @@ def _announce(changes: Changes, shown: bool) -> None:
 
 def _amount(changes: Changes) -> str:
     count = len(changes.upload)
-    return f"{count} file{'s' * (count != 1)}, {sum(changes.upload.values()) / 1e6:,.1f} MB"
+    return f"{count} file{'s' * (count != 1)}, {output.size(sum(changes.upload.values()))}"
