@@ -153,8 +153,9 @@ def reliability(calibration: Bins, path: str | Path) -> None:
             label="gap to the mean confidence",
         )
         axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-        axes.set_title(f"expected calibration error {calibration.error:.1%}", loc="left")
-        axes.legend(loc="best")
+        axes.set_title(f"expected calibration error {calibration.error:.1%}", loc="left", pad=20)
+        # Above the bars: within the axes there is no corner that they never reach.
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
         histogram.bar(
             centres, counts / max(counts.sum(), 1), width, color=NEUTRAL, edgecolor="white"
         )
