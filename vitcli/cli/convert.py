@@ -139,8 +139,10 @@ def convert(
     if not dry_run:
         converting.write(job, force)
         verified += _verified_result(job) if verify else []
-    for name in job.nan:
-        output.warning(f"{job.source.file}: {name} holds values that are not numbers (NaN)")
+    for row in job.names() if job.nan else ():
+        if set(row.target) & set(job.nan):
+            named = _folded(row.source)
+            output.warning(f"{job.source.file}: {named} holds values that are not numbers (NaN)")
     if json:
         output.json_line({**describe(job, not dry_run), "verified": verified})
         return

@@ -96,7 +96,8 @@ def resize_posemb(
         )
     for name, table in job.tables.items():
         if not (table == table).all():
-            output.warning(f"{job.source}: {name} holds values that are not numbers (NaN)")
+            theirs = job.checkpoint.sources.get(name, (name,))[0]
+            output.warning(f"{job.source}: {theirs} holds values that are not numbers (NaN)")
     if not dry_run:
         resize.resize_posemb(job, force)
     if plot:
