@@ -15,8 +15,10 @@ from peers.random_models import CLASSES, fill, random_images
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.checkpoints.save import save_checkpoint
+from vitcli.checkpoints.verify import verify
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.models.vit import ViT
 
@@ -97,6 +99,31 @@ MODELS = [
     ("SiglipVisionConfig", "SiglipVisionModel", {}),
     ("CLIPVisionConfig", "CLIPVisionModel", {"hidden_act": "gelu"}),
 ]
+TEXT = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "vocab_size": 50}
+TEXT |= {"intermediate_size": 96, "bos_token_id": 1, "eos_token_id": 2, "projection_size": 48}
+
+
+@pytest.mark.parametrize("family", ["Siglip", "CLIP"])
+def test_classifiers_on_two_towers_picture_half(
+    transformers: ModuleType, tmp_path: Path, family: str
+) -> None:
+    """They see the mean of the patches: of CLIP before its last norm, of SigLIP past its pool."""
+    vision = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
+    vision |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8}
+    labels = {0: "cat", 1: "dog", 2: "eel"}
+    config = getattr(transformers, f"{family}Config")(
+        vision_config=vision, text_config=TEXT, id2label=labels, num_labels=3
+    )
+    theirs = getattr(transformers, f"{family}ForImageClassification")(config).eval()
+    fill(theirs, 3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    images = random_images(3, (32, 32))
+    ours = load(tmp_path / "theirs")
+    assert [label.name for label in ours.classes] == ["cat", "dog", "eel"]
+    with torch.inference_mode():
+        expected = theirs(images).logits
+        torch.testing.assert_close(ours(images), expected, rtol=0, atol=TOLERANCE)
+    assert verify(open_checkpoint(tmp_path / "theirs" / "model.safetensors")).difference < 1e-10
 
 
 @pytest.mark.parametrize(("config", "kind", "more"), MODELS, ids=[row[1] for row in MODELS])

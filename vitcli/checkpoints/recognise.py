@@ -214,11 +214,18 @@ def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 def _transformers(store: Store, prefix: str, anchor: str) -> Layout:
     config = hf.read_config(store.path.parent)
     names = store.tensors
+    classifying: dict[str, Any] = {}
     if anchor.endswith("patch_embedding.weight"):
         siglip = f"{prefix}embeddings.class_embedding" not in names
         kind = "siglip_vision_model" if siglip else "clip_vision_model"
         rows = keymaps.prefixed(keymaps.TRANSFORMERS["clip"], prefix)
         drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
+        if "classifier.weight" in names:  # which sees the mean of the patches, not what is pooled
+            unused = "attn_pool." if siglip else "norm."
+            rows = tuple(row for row in rows if not row.ours[0].startswith(unused))
+            rows += keymaps.HEAD
+            classifying = {"pool": "gap", "fc_norm": False}
+            drop += r"|(^|\.)head\." if siglip else r"|(^|\.)post_layernorm\."
     else:
         dino = any(name.endswith("layer_scale1.lambda1") for name in names)
         new = any(name.endswith("attention.q_proj.weight") for name in names)
@@ -242,6 +249,7 @@ def _transformers(store: Store, prefix: str, anchor: str) -> Layout:
             drop += r"|pooler\."
             rows = tuple(row for row in rows if not row.ours[0].startswith("pre_logits"))
     fields = {"activation": "gelu", "norm_eps": 1e-6, **hf.model_fields(config, store.path)}
+    fields |= classifying
     kind = config.get("model_type", kind)
     return Layout("transformers", rows, names, kind, drop, fields=fields, config=config)
 

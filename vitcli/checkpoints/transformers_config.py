@@ -69,7 +69,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             hint=f"it knows {', '.join(PROCESSORS)}",
         )
     vision = config.get("vision_config")
-    return {**config, **(vision if isinstance(vision, dict) else {}), "model_type": kind}
+    named = {"id2label": config["id2label"]} if "id2label" in config else {}
+    return {**config, **(vision if isinstance(vision, dict) else {}), **named, "model_type": kind}
 
 
 def model_fields(config: dict[str, Any], where: object) -> dict[str, Any]:

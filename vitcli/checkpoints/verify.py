@@ -174,13 +174,14 @@ def _in_transformers(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
         "siglip_vision_model": "SiglipVisionModel",  # two towers, or one
         "clip_vision_model": "CLIPVisionModel",
     }
-    head = "AutoModelForImageClassification" if config.num_classes else "AutoModel"
     loading: dict[str, Any] = {}
     seeing: dict[str, Any] = {}
     if kind == "vit_mae":  # every patch is seen, in its order
         loading["mask_ratio"] = 0.0
         seeing["noise"] = torch.arange(config.grid[0] * config.grid[1], dtype=torch.float64)[None]
-    model = getattr(transformers, names.get(kind, head)).from_pretrained(
+    featured = names.get(kind, "AutoModel")
+    name = "AutoModelForImageClassification" if config.num_classes else featured
+    model = getattr(transformers, name).from_pretrained(
         folder, dtype=torch.float64, local_files_only=True, **loading
     )
     answer = model.eval()(picture, **seeing)
