@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from peers.random_models import CLASSES, fill, random_images
-from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint
@@ -84,6 +84,33 @@ def test_transformers_own_classes_read_what_we_convert(
     torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     assert list(processor.image_mean) == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("kind", ["ViT", "DeiT"])
+def test_timm_reads_what_becomes_of_transformers(
+    transformers: ModuleType, timm: ModuleType, tmp_path: Path, kind: str
+) -> None:
+    """Their LayerNorm has 1e-12, timm's 1e-6, which only tokens near zero show."""
+    sizes = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3}
+    sizes |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8, "num_labels": 5}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    name = "ViTForImageClassification"
+    name = name if kind == "ViT" else "DeiTForImageClassificationWithTeacher"
+    theirs = getattr(transformers, name)(config).eval()
+    fill(theirs, 4)
+    theirs.save_pretrained(tmp_path / "theirs")
+    folder = convert(tmp_path / "theirs", tmp_path / "ours")
+    timms = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = random_images(5, (32, 32))
+    with torch.inference_mode():
+        expected = theirs(images).logits
+        torch.testing.assert_close(load(folder)(images), expected, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(timms(images), expected, rtol=0, atol=1e-4)
+    assert expected.abs().max() > 0.1
+    assert load(folder).config.norm_eps == 1e-12 and "token is near zero" in str(
+        plan_convert(folder, tmp_path / "again").warnings
+    )
+    assert verify(open_checkpoint(folder / "model.safetensors")).note == "with timm's epsilons"
 
 
 MODELS = [

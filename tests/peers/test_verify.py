@@ -137,7 +137,7 @@ def test_a_hybrid_of_the_authors_is_compared_with_timms_epsilons(
     assert result.exit_code == 0, result.output
     for found in json.loads(result.stdout)["verified"]:
         assert found["difference"] < EXACT < found["largest"]
-        assert found["note"] == "with timm's epsilons of GroupNorm and weight standardisation"
+        assert found["note"] == "with timm's epsilons"
 
 
 def test_another_model_is_noticed_before_anything_is_written(

@@ -24,7 +24,7 @@ from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.privacy import without_paths
 from vitcli.checkpoints.registry import RegistryEntry
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.timm_config import not_in_timm
+from vitcli.checkpoints.timm_config import not_in_timm, otherwise_in_timm
 from vitcli.errors import HubError, ModelNotFoundError
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -146,6 +146,8 @@ def pack(
 def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
     if reasons := not_in_timm(info.model):
         yield f"timm and transformers cannot load it, which know no {', '.join(reasons)}"
+    else:
+        yield from otherwise_in_timm(info.model)
     if license is None:
         yield "the card names no licence, as nobody said one: --license apache-2.0 would"
     if info.model.num_classes and not info.classes:

@@ -112,6 +112,8 @@ def warnings(target: Format, model: Architecture) -> list[str]:
         gelu = ", and exact GELU" if isinstance(model, ModelConfig) else ""
         instead = f" (--arch {name} takes timm's own{gelu})" if name else ""
         found.append(f"timm will not load it: it does not know {', '.join(said)}{instead}")
+    elif target == "vit":
+        found += timm_config.otherwise_in_timm(model)
     if target not in NPZ:
         return found
     if isinstance(model, BiTConfig):

@@ -278,9 +278,11 @@ def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
 
 
 def not_in_timm(model: Architecture) -> list[str]:
-    """What of a model timm has no way to say; empty if it can be said."""
+    """What of a model timm has no way to say; empty if it can be said (but for what
+    `_with_timms_norm` says)."""
     if isinstance(model, BiTConfig):
         return bit_not_in_timm(model)
+    model = _with_timms_norm(model)
     prefix = model.num_prefix_tokens
     checks = {
         f"pre_logits of size {model.pre_logits}": model.pre_logits > 0,
@@ -320,19 +322,34 @@ def _stem_not_in_timm(model: ModelConfig, stem: ResNetConfig) -> list[str]:
 
 
 def with_timms_epsilons(model: Architecture) -> Architecture:
-    """The model with timm's constants where a ResNet is part of it; a plain ViT as it is."""
+    """The model with timm's constants: those of its ResNet, if it has one, and LayerNorm's."""
     if isinstance(model, BiTConfig):
         return dataclasses.replace(model, resnet=timm_resnet.with_timms_epsilons(model.resnet))
-    if model.stem is None:
-        return model
-    return dataclasses.replace(model, stem=timm_resnet.with_timms_epsilons(model.stem))
+    stem = timm_resnet.with_timms_epsilons(model.stem) if model.stem else None
+    return dataclasses.replace(_with_timms_norm(model), stem=stem)
+
+
+def _with_timms_norm(model: ModelConfig) -> ModelConfig:
+    """LayerNorm with timm's epsilon in place of a smaller one (transformers' ViT has 1e-12):
+    logits differ where a token is near zero."""
+    return dataclasses.replace(model, norm_eps=max(model.norm_eps, 1e-6))
+
+
+def otherwise_in_timm(model: Architecture) -> list[str]:
+    """What timm computes a little otherwise of a model that it can load."""
+    if isinstance(model, BiTConfig) or model.norm_eps >= 1e-6:
+        return []
+    return [
+        f"timm takes 1e-6 as LayerNorm's epsilon, not {model.norm_eps}: its logits differ where a "
+        "token is near zero"
+    ]
 
 
 def name_with_timms_epsilons(model: Architecture) -> str | None:
     """timm's name of a model that nothing but these constants keeps out of timm, if it has one of
     these sizes."""
     same = with_timms_epsilons(model)
-    if same == model or not_in_timm(same):
+    if not not_in_timm(model) or not_in_timm(same):
         return None
     name, departures = best_architecture(same)
     sizes = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
@@ -343,6 +360,7 @@ def best_architecture(model: Architecture) -> tuple[str, Args]:
     """timm's name with the fewest departures, and those; the model must not be `not_in_timm`."""
     if isinstance(model, BiTConfig):
         return bit_name(model.resnet) or "", {}
+    model = _with_timms_norm(model)
     wanted = _to_args(model)
     fixed = {
         "distilled": model.distill_token,

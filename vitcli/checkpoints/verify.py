@@ -99,7 +99,7 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
     if library == "timm" and model != (model := timm_config.with_timms_epsilons(model)):
         info = dataclasses.replace(checkpoint.info, model=model)
         checkpoint = dataclasses.replace(checkpoint, info=info)
-        note = "with timm's epsilons of GroupNorm and weight standardisation"
+        note = "with timm's epsilons"
     generator = torch.Generator().manual_seed(seed)
     picture = torch.randn(1, 3, *model.image_size, generator=generator, dtype=torch.float64)
     try:

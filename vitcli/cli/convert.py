@@ -157,12 +157,12 @@ def convert(
             f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
         )
     )
-    for row in verified:
+    for found in verified:
         output.line(
             output.printable(
-                f"{row['file']} verified: max |difference| of {row['what']} from {row['library']} "
-                f"{row['difference']:.2g}, on a random picture in float64 (they reach "
-                f"{row['largest']:.3g}){row['note'] and ', ' + row['note']}"
+                f"{found['file']} verified: max |difference| of {found['what']} from "
+                f"{found['library']} {found['difference']:.2g}, on a random picture in float64 "
+                f"(they reach {found['largest']:.3g}){found['note'] and ', ' + found['note']}"
             )
         )
 
