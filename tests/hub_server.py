@@ -371,7 +371,15 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="the folder that keeps what is pushed")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     options = parser.parse_args()
-    with loopback_hub(options.root, options.port) as hub:
+    try:
+        serve(options.root, options.port)
+    except OSError as error:
+        parser.error(f"{options.root}, port {options.port}: {error.strerror}")
+
+
+def serve(root: str, port: int) -> None:
+    """Until Ctrl-C."""
+    with loopback_hub(root, port) as hub:
         pairs = " ".join(f"{key}={value}" for key, value in hub.environment.items())
         print(f"export {pairs}", flush=True)
         try:

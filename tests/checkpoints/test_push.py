@@ -191,14 +191,17 @@ def test_a_push_that_dies_leaves_the_repo_as_it_was(
     assert hub.files(REPO)["config.json"] == package.files["config.json"].read_bytes()
 
 
-@pytest.mark.parametrize("where", ["/validate-yaml", "PUT /lfs/", "/commit/"])
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [("/validate-yaml", 400), ("/validate-yaml", 503), ("PUT /lfs/", 400), ("/commit/", 400)],
+)
 def test_what_a_push_that_dies_leaves_of_a_new_repo(
-    run: Path, tmp_path: Path, hub: LoopbackHub, where: str
+    run: Path, tmp_path: Path, hub: LoopbackHub, where: str, status: int
 ) -> None:
     """Nothing where the card is refused; else an empty repo, which the error tells of. A branch is
     made for contents that are there."""
     package = packed(run, tmp_path)
-    hub.faults.append(Fault("status", where, status=400))
+    hub.faults.append(Fault("status", where, status=status))
     with pytest.raises(HubError) as caught:
         push(package, revision="next")
     made = where != "/validate-yaml"

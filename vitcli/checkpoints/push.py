@@ -336,22 +336,31 @@ def push(
 
 
 def _check_card(text: str, repo: str) -> None:
-    """Asks the Hub whether it takes a card's front matter. Raises HubError where it does not."""
-    from huggingface_hub import constants, get_session
+    """Asks the Hub whether it takes a card's front matter. Raises HubError where it does not.
 
-    # Not by `ModelCard.validate`: that of 1.33 asks huggingface.co, whatever HF_ENDPOINT says.
-    asked = {"content": text, "repoType": "model"}
-    answer = get_session().post(f"{constants.ENDPOINT}/api/validate-yaml", json=asked)
-    if answer.status_code != 400:
-        return
-    said = answer.text
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        said = "; ".join(reason["message"] for reason in answer.json()["errors"])
-    raise HubError(
-        f"the Hub refuses the card's front matter: {said}",
-        where=repo,
-        hint="is --license, or the one in README.md, an identifier of the Hub's?",
+    `ModelCard.validate` of huggingface_hub 1 asks huggingface.co, wherever HF_ENDPOINT points.
+    """
+    from huggingface_hub import HfApi, get_session
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
     )
+
+    answer = get_session().post(
+        f"{HfApi().endpoint}/api/validate-yaml",
+        json={"content": text, "repoType": "model"},
+        headers=build_hf_headers(),
+    )
+    if answer.status_code == 400:
+        said = answer.text
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = "; ".join(reason["message"] for reason in answer.json()["errors"])
+        raise HubError(
+            f"the Hub refuses the card's front matter: {said}",
+            where=repo,
+            hint="is --license, or the one in README.md, an identifier of the Hub's?",
+        )
+    hf_raise_for_status(answer)
 
 
 def _title(package: Package) -> str:
