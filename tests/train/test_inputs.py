@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from vitcli.checkpoints import native
+from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig
 from vitcli.errors import CheckpointError, DivergedError
 from vitcli.train import inputs
 from vitcli.train.loop import train
+from vitcli.train.sweep import run_sweep
 
 STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 
@@ -78,6 +80,28 @@ def test_features_that_change_are_not_remembered(probe, fields):
     events = []
     train(probe("run", steps=1, **fields), on_event=events.append)
     assert not any("computed once" in event.get("text", "") for event in events)
+
+
+def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
+    computed, compute = [], inputs.Features._compute
+
+    def count(self, source, advance):
+        computed.append(len(source))
+        return compute(self, source, advance)
+
+    monkeypatch.setattr(inputs.Features, "_compute", count)
+    alone = probe("alone", lr=0.1)
+    train(alone)
+    assert len(computed) == 2  # training and validation
+    train_part, val_part = computed
+    swept = probe("swept", lr=None, sweep=(0.1, 0.01, 0.001), retrain=False)
+    run_sweep(swept)
+    assert computed[2:] == [train_part, val_part]
+    record = json.loads((Path(swept.output) / "sweep.json").read_text())
+    provenance = load(alone.output).info.provenance
+    assert record["trials"][0]["val_top1"] == provenance["figures"]["val_top1"]
+    run_sweep(probe("retrained", lr=None, sweep=(0.1, 0.01)))
+    assert computed[4:] == [train_part, val_part, train_part + val_part]
 
 
 def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypatch):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from vitcli.train.run import Run
 
 Report = Callable[[dict[str, Any]], None]
+Computed = dict[tuple[str, str], Tensor]
+"""Features (N, D) of a part ("train", "val") of pictures, by their fingerprint: what the runs of a
+sweep, which start from one model, have from each other."""
 
 EVALUATED_AT_ONCE = 8192
 """Rows of features."""
@@ -48,14 +51,15 @@ class Inputs(Protocol):
         """A model, or its average, on the validation part; leaves it in evaluation mode."""
 
 
-def make_inputs(run: Run, report: Report) -> Inputs:
-    """Pictures, or their features where they are fixed and fit into memory."""
+def make_inputs(run: Run, report: Report, computed: Computed) -> Inputs:
+    """Pictures, or their features where they are fixed and fit into memory: those that are
+    `computed` already, else they are added there."""
     if not has_fixed_features(run):
         return Pictures(run, report)
     count = len(run.train) + (len(run.val) if run.val is not None else 0)
     text = f"the features of {count:,} pictures are computed once: nothing changes them"
     report({"event": "note", "text": text})
-    return Features(run, _progress("features", count, report))
+    return Features(run, _progress("features", count, report), computed)
 
 
 def _progress(what: str, total: int, report: Report) -> Callable[[int], None]:
@@ -127,10 +131,17 @@ class Features:
 
     parts = 1
 
-    def __init__(self, run: Run, advance: Callable[[int], None]) -> None:
+    def __init__(self, run: Run, advance: Callable[[int], None], computed: Computed) -> None:
         self.run = run
-        self.train = self._compute(run.train, advance)
-        self.val = self._compute(run.val, advance) if run.val is not None else None
+
+        def features(part: str, source: Source) -> Tensor:
+            key = part, source.fingerprint()
+            if key not in computed:
+                computed[key] = self._compute(source, advance)
+            return computed[key]
+
+        self.train = features("train", run.train)
+        self.val = features("val", run.val) if run.val is not None else None
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         run, config = self.run, self.run.config

@@ -24,7 +24,7 @@ from vitcli.devices import ran_out_of_memory
 from vitcli.errors import NOT_FINITE, DivergedError
 from vitcli.train import report, setup
 from vitcli.train.folder import RunFolder
-from vitcli.train.inputs import Inputs, make_inputs
+from vitcli.train.inputs import Computed, Inputs, make_inputs
 from vitcli.train.layers import set_training
 from vitcli.train.objectives import classification_loss, count_correct, soft_targets
 from vitcli.train.optim import build_optimizer, learning_rate
@@ -69,6 +69,7 @@ def train(
     force: bool = False,
     offline: bool = False,
     on_event: OnEvent = lambda event: None,
+    computed: Computed | None = None,
 ) -> Outcome:
     """Trains a model into `config.output`.
 
@@ -78,6 +79,8 @@ def train(
         force: replace a run that the folder holds.
         offline: do not touch the network.
         on_event: told of the plan, of steps, of evaluations and of what should be known.
+        computed: features that another run on the same model and data has computed; those of this
+            one are added.
 
     Raises:
         RunError: the folder cannot be used, another process uses it, memory runs out with one
@@ -88,10 +91,13 @@ def train(
     with folder.lock:
         folder.check_resumable() if resume else folder.check_free(force)
         run = setup.prepare(config, folder, resume, offline, on_event)
-        return _train(run, folder, resume, on_event)
+        computed = {} if computed is None else computed
+        return _train(run, folder, resume, on_event, computed)
 
 
-def _train(run: Run, folder: RunFolder, resume: bool, on_event: OnEvent) -> Outcome:
+def _train(
+    run: Run, folder: RunFolder, resume: bool, on_event: OnEvent, computed: Computed
+) -> Outcome:
     config, model = run.config, run.model
     optimizer = build_optimizer(model, config)
     if resume:
@@ -109,7 +115,7 @@ def _train(run: Run, folder: RunFolder, resume: bool, on_event: OnEvent) -> Outc
 
     steps, batch = config.steps or 0, config.batch_size or 0
     started = time.monotonic() - progress.seconds
-    inputs = make_inputs(run, on_event)
+    inputs = make_inputs(run, on_event, computed)
     last = progress.step if progress.lost_patience(config) else steps
     batches = inputs.batches(progress.step, last)
     log = scalar_log(folder.tensorboard, progress.step, config.tensorboard)

@@ -30,6 +30,7 @@ from vitcli.config import TrainConfig
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
 from vitcli.train.folder import RunFolder, config_to_json, read_train_config
+from vitcli.train.inputs import Computed, has_fixed_features
 from vitcli.train.loop import Event, Outcome, train
 
 OnEvent = Callable[[Event], None]
@@ -113,7 +114,8 @@ def _plan(config: TrainConfig, folder: RunFolder, offline: bool, tell: OnEvent) 
             hint="leave --val-fraction 0 out, or give one learning rate",
         )
     plan = prepared.plan_event(0)
-    plan["estimated_seconds"] *= len(config.sweep) + config.retrain
+    rates = 1 if has_fixed_features(prepared) else len(config.sweep)
+    plan["estimated_seconds"] *= rates + config.retrain
     tell(plan | {"lr": None, "sweep": list(config.sweep), "retrain": config.retrain})
     return dataclasses.replace(prepared.config, lr=None)
 
@@ -122,6 +124,7 @@ def _go_on(
     config: TrainConfig, folder: RunFolder, trials: list[Trial], offline: bool, tell: OnEvent
 ) -> Outcome:
     """What is still to do of a sweep."""
+    computed: Computed = {}
     rates = ", ".join(f"{rate:g}" for rate in config.sweep)
     note = f"the best on validation of the learning rates {rates}"
     done = {trial.lr for trial in trials}
@@ -132,7 +135,7 @@ def _go_on(
         trial_config = _part(config, place, lr=lr, note=note)
         tell({"event": "trial", "lr": lr, "number": number, "of": len(config.sweep)})
         try:
-            outcome = _train(trial_config, offline, _of_trial(lr, tell))
+            outcome = _train(trial_config, offline, _of_trial(lr, tell), computed)
         except DivergedError as error:
             trials.append(Trial(lr, failure=error.what))
         else:
@@ -156,7 +159,9 @@ def _go_on(
         )
         note += "validation; then all pictures were trained on, and the last step was kept"
         fields = {"data": dataclasses.replace(config.data, merge_val=True), "patience": None}
-        outcome = _train(_part(config, place, lr=best.lr, note=note, **fields), offline, tell)
+        computed.clear()  # of other parts
+        last = _part(config, place, lr=best.lr, note=note, **fields)
+        outcome = _train(last, offline, tell, computed)
         if outcome.stopped_by is not None:
             return dataclasses.replace(outcome, folder=folder)
     provenance = _provenance(place)
@@ -170,18 +175,18 @@ def _part(config: TrainConfig, place: RunFolder, **fields: Any) -> TrainConfig:
     return dataclasses.replace(config, output=str(place.path), sweep=(), **fields)
 
 
-def _train(config: TrainConfig, offline: bool, tell: OnEvent) -> Outcome:
+def _train(config: TrainConfig, offline: bool, tell: OnEvent, computed: Computed) -> Outcome:
     """Trains, from wherever a former call was stopped."""
     folder = RunFolder(config.output)
     if folder.is_finished():
         return Outcome(config, folder, config.steps or 0)
     if not folder.state.exists():
-        return train(config, force=True, offline=offline, on_event=tell)
+        return train(config, force=True, offline=offline, on_event=tell, computed=computed)
     written = read_train_config(folder.path)
     config = dataclasses.replace(
         written, output=config.output, device=config.device, workers=config.workers
     )
-    return train(config, resume=True, offline=offline, on_event=tell)
+    return train(config, resume=True, offline=offline, on_event=tell, computed=computed)
 
 
 def _result(place: RunFolder, lr: float) -> Trial:
