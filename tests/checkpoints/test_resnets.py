@@ -19,7 +19,8 @@ from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.shapes import infer_architecture, tensor_shapes
-from vitcli.checkpoints.timm_config import architecture_from_args, from_timm, not_in_timm, to_timm
+from vitcli.checkpoints.timm_architectures import architecture_from_args, not_in_timm
+from vitcli.checkpoints.timm_config import from_timm, to_timm
 from vitcli.config import (
     Architecture,
     BiTConfig,

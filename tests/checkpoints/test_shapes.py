@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from checkpoints.golden_cases import CASES, Case
 from vitcli.checkpoints.shapes import compare_keys, infer_model, tensor_shapes
-from vitcli.checkpoints.timm_config import model_from_args
+from vitcli.checkpoints.timm_architectures import model_from_args
 from vitcli.checkpoints.timm_names import architectures
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError

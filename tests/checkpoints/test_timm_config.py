@@ -11,14 +11,12 @@ import pytest
 
 from checkpoints.golden_cases import CASES, GOLDEN
 from vitcli.checkpoints.native import CheckpointInfo
-from vitcli.checkpoints.timm_config import (
+from vitcli.checkpoints.timm_architectures import (
     best_architecture,
-    from_timm,
     model_from_args,
     not_in_timm,
-    to_timm,
-    unique_names,
 )
+from vitcli.checkpoints.timm_config import from_timm, to_timm, unique_names
 from vitcli.checkpoints.timm_names import architectures
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, model_config
 from vitcli.errors import CheckpointError

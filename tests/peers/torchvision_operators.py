@@ -8,7 +8,7 @@ timm and transformers use of it: transforms of pictures, all Python.
 
 from __future__ import annotations
 
-import torch
+from torch.library import Library
 
 OPERATORS = [
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -19,6 +19,6 @@ try:
     import torchvision  # noqa: F401
 except RuntimeError:
     # The library goes out of existence with the object, so it has to stay.
-    _declared = torch.library.Library("torchvision", "DEF")
+    _declared = Library("torchvision", "DEF")
     for operator in OPERATORS:
         _declared.define(operator)

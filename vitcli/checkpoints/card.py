@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli import config
 from vitcli.checkpoints.native import CheckpointInfo
-from vitcli.checkpoints.timm_config import not_in_timm, unique_names
+from vitcli.checkpoints.timm_architectures import not_in_timm
+from vitcli.checkpoints.timm_config import unique_names
 from vitcli.config import Architecture, BiTConfig, Size, variant_name
 
 if TYPE_CHECKING:

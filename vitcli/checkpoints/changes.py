@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints import native, timm_config
+from vitcli.checkpoints import native, timm_architectures
 from vitcli.checkpoints.adapt import adapt_tensor
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.save import SaveDtype
@@ -101,7 +101,7 @@ def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
 def _said_by(arch: str, model: Architecture) -> dict[str, Any]:
     """Fields of a model that a variant's name, or timm's, decides and its tensors do not."""
     timms = "_" in arch
-    known = timm_config.architecture_from_args(arch, {}) if timms else architecture(arch)
+    known = timm_architectures.architecture_from_args(arch, {}) if timms else architecture(arch)
     if isinstance(known, BiTConfig) or isinstance(model, BiTConfig):
         if not isinstance(known, BiTConfig) or not isinstance(model, BiTConfig):
             raise ConfigError(f"{arch} is another kind of model than the one in the file")

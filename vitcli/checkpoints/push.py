@@ -24,7 +24,7 @@ from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.privacy import without_paths
 from vitcli.checkpoints.registry import RegistryEntry
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.timm_config import not_in_timm, otherwise_in_timm
+from vitcli.checkpoints.timm_architectures import not_in_timm, otherwise_in_timm
 from vitcli.errors import HubError, ModelNotFoundError
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"

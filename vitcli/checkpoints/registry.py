@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitcli.checkpoints import timm_config, timm_names
+from vitcli.checkpoints import timm_architectures, timm_names
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
 from vitcli.errors import CheckpointError, ModelNotFoundError
 
@@ -85,7 +85,7 @@ class RegistryEntry:
     def model(self) -> Architecture:
         """Its architecture."""
         args = {"img_size": self.size}
-        model = timm_config.architecture_from_args(self.architecture, args)
+        model = timm_architectures.architecture_from_args(self.architecture, args)
         return model.with_classes(self.classes)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from vitcli.checkpoints import keymaps, timm_config
+from vitcli.checkpoints import keymaps, timm_architectures
 from vitcli.checkpoints import transformers_config as hf
 from vitcli.checkpoints.keymaps import Row
 from vitcli.config import Architecture, BiTConfig, ModelConfig
@@ -107,13 +107,13 @@ def _not_in_for_bit(target: Format, model: BiTConfig) -> list[str]:
 def warnings(target: Format, model: Architecture) -> list[str]:
     """What those who read the target compute otherwise, in the last digits."""
     found = []
-    if target == "vit" and (said := timm_config.not_in_timm(model)):
-        name = timm_config.name_with_timms_epsilons(model)
+    if target == "vit" and (said := timm_architectures.not_in_timm(model)):
+        name = timm_architectures.name_with_timms_epsilons(model)
         gelu = ", and exact GELU" if isinstance(model, ModelConfig) else ""
         instead = f" (--arch {name} takes timm's own{gelu})" if name else ""
         found.append(f"timm will not load it: it does not know {', '.join(said)}{instead}")
     elif target == "vit":
-        found += timm_config.otherwise_in_timm(model)
+        found += timm_architectures.otherwise_in_timm(model)
     if target not in NPZ:
         return found
     if isinstance(model, BiTConfig):

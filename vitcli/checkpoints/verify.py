@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints import timm_config, transformers_config
+from vitcli.checkpoints import timm_architectures, transformers_config
 from vitcli.checkpoints.load import build
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.checkpoints.read import Checkpoint
@@ -65,7 +65,7 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
     if library is None:
         raise _unverifiable(checkpoint, f"no library reads the layout {checkpoint.layout}")
     if library == "timm" and (
-        said := timm_config.not_in_timm(timm_config.with_timms_epsilons(model))
+        said := timm_architectures.not_in_timm(timm_architectures.with_timms_epsilons(model))
     ):
         raise _unverifiable(checkpoint, f"timm does not know {', '.join(said)}")
     if library == "timm" and getattr(model, "posemb", "") == "sincos2d":
@@ -96,7 +96,7 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
     """
     check_verifiable(checkpoint)
     library, model, note = LIBRARIES[checkpoint.layout], checkpoint.info.model, ""
-    if library == "timm" and model != (model := timm_config.with_timms_epsilons(model)):
+    if library == "timm" and model != (model := timm_architectures.with_timms_epsilons(model)):
         info = dataclasses.replace(checkpoint.info, model=model)
         checkpoint = dataclasses.replace(checkpoint, info=info)
         note = "with timm's epsilons"
@@ -149,7 +149,7 @@ def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
                 folder = str(file.parent)
             model = timm.create_model(f"local-dir:{folder}", pretrained=True)
     else:
-        name, arguments = timm_config.best_architecture(info.model)
+        name, arguments = timm_architectures.best_architecture(info.model)
         model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)
         if checkpoint.layout in ("timm", "open_clip"):
             renamed = timm.models.vision_transformer.checkpoint_filter_fn
