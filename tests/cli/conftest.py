@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
+from cli import training_runs
 from vitcli.cli import output
 from vitcli.cli.main import app
 
@@ -48,3 +52,26 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.StringIO]:
         return stream
 
     return make
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of eight pictures."""
+    root = tmp_path_factory.mktemp("data") / "pets"
+    rng = np.random.default_rng(0)
+    for name, level in (("cats", 60), ("dogs", 190)):
+        (root / name).mkdir(parents=True)
+        for i in range(8):
+            pixels = np.clip(rng.normal(level, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def parent(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pre-trained model of 16 px."""
+    folder = tmp_path_factory.mktemp("runs") / "parent"
+    options = [*training_runs.TINY, *training_runs.SHORT]
+    result = training_runs.vit("pretrain", "--data", pictures, *options, "-o", folder)
+    assert result.exit_code == 0, result.stderr
+    return folder

@@ -4,47 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from typer.testing import CliRunner
 
+from cli.training_runs import SHORT, TINY, vit
 from vitcli.checkpoints import hub
-from vitcli.cli.main import app
 from vitcli.train import inputs
-
-SIZES = ["depth=1", "width=24", "num_heads=2", "mlp_dim=32"]
-TINY = ["--variant", "Ti/8", "--resolution", "16", "--device", "cpu", "--precision", "fp32"]
-TINY += [word for size in SIZES for word in ("--set", size)]
-SHORT = ["--steps", "4", "--batch-size", "8", "--workers", "0"]
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> Path:
-    """Two classes of eight pictures."""
-    root = tmp_path_factory.mktemp("data") / "pets"
-    rng = np.random.default_rng(0)
-    for name, level in (("cats", 60), ("dogs", 190)):
-        (root / name).mkdir(parents=True)
-        for i in range(8):
-            pixels = np.clip(rng.normal(level, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return root
-
-
-@pytest.fixture(scope="module")
-def parent(pictures, tmp_path_factory) -> Path:
-    """A pre-trained model of 16 px."""
-    folder = tmp_path_factory.mktemp("runs") / "parent"
-    result = vit("pretrain", "--data", pictures, *TINY, *SHORT, "-o", folder)
-    assert result.exit_code == 0, result.stderr
-    return folder
-
-
-def vit(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def failure(result) -> str:

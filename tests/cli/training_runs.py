@@ -1,0 +1,16 @@
+"""`vit` on runs of a moment; their pictures and the model they start from are in `conftest.py`."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner, Result
+
+from vitcli.cli.main import app
+
+SIZES = ["depth=1", "width=24", "num_heads=2", "mlp_dim=32"]
+TINY = ["--variant", "Ti/8", "--resolution", "16", "--device", "cpu", "--precision", "fp32"]
+TINY += [word for size in SIZES for word in ("--set", size)]
+SHORT = ["--steps", "4", "--batch-size", "8", "--workers", "0"]
+
+
+def vit(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
