@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from vitcli import prediction as module
 from vitcli.config import Preprocess
 from vitcli.data.inputs import Picture
 from vitcli.errors import ModelNotFoundError, PictureError
-from vitcli.prediction import Decoder, Predictor
+from vitcli.prediction import Cores, Decoder, Predictor
 
 FP32 = {"device": "cpu", "precision": "fp32"}
 
@@ -30,6 +32,17 @@ FP32 = {"device": "cpu", "precision": "fp32"}
 @pytest.fixture(scope="module")
 def predictor(tiny_checkpoint) -> Predictor:
     return Predictor(tiny_checkpoint, **FP32)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """As if torch had that many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def scores(result: module.Result) -> list[float]:
@@ -179,9 +192,53 @@ def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_fo
             raise torch.OutOfMemoryError("too much")
 
     predictor.model.register_forward_pre_hook(small)
-    halved = [scores(r) for r in predictor.predict([picture_folder / "a.png"] * 10, top_k=10)]
+    pictures = [picture_folder / "a.png"] * 10
+    with threads(1):
+        halved = [scores(r) for r in predictor.predict(pictures, top_k=10, batch_size=8)]
     assert np.allclose(whole, halved, atol=1e-6)
     assert sizes == [8, 4, 2, 2, 4, 2, 2, 2]  # and the last two at the size that was found
+
+
+@pytest.fixture
+def three_cores() -> Iterator[Cores]:
+    with threads(3), Cores(torch.device("cpu")) as cores:
+        yield cores
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 11])
+def test_a_batch_that_cores_divide_is_answered_in_order(three_cores, count):
+    used: dict[int, int] = {}
+
+    def compute(batch: list[np.ndarray]) -> torch.Tensor:
+        used[threading.get_ident()] = torch.get_num_threads()
+        return torch.from_numpy(np.stack(batch))
+
+    batch = [np.full(2, i) for i in range(count)]
+    assert three_cores.run(compute, batch)[:, 0].tolist() == list(range(count))
+    assert threading.get_ident() not in used
+    assert set(used.values()) == {1}
+
+
+def test_a_small_batch_is_for_all_cores_together(three_cores):
+    used = []
+    three_cores.run(lambda _: used.append(torch.get_num_threads()), [np.zeros(1)] * 5)
+    assert used == [3]
+
+
+def test_an_error_in_a_part_of_a_batch_is_raised(three_cores):
+    def compute(batch: list[np.ndarray]) -> torch.Tensor:
+        raise torch.OutOfMemoryError("too much")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        three_cores.run(compute, [np.zeros(1)] * 6)
+
+
+def test_cores_leave_the_number_of_threads_as_it_was(predictor, picture_folder):
+    with threads(2):
+        list(predictor.predict([picture_folder / "a.png"] * 9))
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 2
 
 
 def test_importing_the_module_imports_nothing_heavy():

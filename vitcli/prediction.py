@@ -29,6 +29,7 @@ from vitcli.machine import cpu_cores
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import torch
     from PIL.Image import Image
     from torch import Tensor
 
@@ -206,14 +207,17 @@ class Predictor:
         with Decoder(found, self.info.preprocess, batch_size or 0) as decoder:
             _expect(self.file)
             model = self.model
-            compute = model if output == "logits" else model.features
+            compute = partial(self._run, model if output == "logits" else model.features)
             self.batch_size = batch_size or (
                 CORE_BATCH * cpu_cores() if self.device.type == "cpu" else 64
             )
-            while decoded := decoder.take(self.batch_size):
-                pixels = [got for _, got in decoded if not isinstance(got, DataError)]
-                slots = [Slot(n, got if isinstance(got, DataError) else None) for n, got in decoded]
-                yield slots, self._run(compute, pixels)
+            with Cores(self.device) as cores:
+                while decoded := decoder.take(self.batch_size):
+                    pixels = [got for _, got in decoded if not isinstance(got, DataError)]
+                    slots = [
+                        Slot(n, got if isinstance(got, DataError) else None) for n, got in decoded
+                    ]
+                    yield slots, cores.run(compute, pixels)
 
     @property
     def model(self) -> LoadedModel:
@@ -244,7 +248,7 @@ class Predictor:
             self._model.load_state_dict(heads, strict=False, assign=True)
             fast = self.device.type == "cpu" and multiplies_bf16(self.device) and can_pack()
             if fast and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
-                pack(self._model, CORE_BATCH * cpu_cores())
+                pack(self._model, CORE_BATCH)
         return self._model
 
     def _run(self, compute: Callable[[Tensor], Tensor], pixels: list[Pixels]) -> Tensor:
@@ -271,6 +275,39 @@ class Predictor:
                 raise
         self.batch_size = (len(images) + 1) // 2
         return torch.cat([self._within_memory(compute, part) for part in images.chunk(2)])
+
+
+class Cores:
+    """A batch in parts, each computed by a core of its own: cores that share every matrix wait for
+    each other. What is small, or on a GPU, is computed in one."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self.count = torch.get_num_threads() if device.type == "cpu" else 1
+        self.pool = ThreadPoolExecutor(self.count, "compute", torch.set_num_threads, (1,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
+    ) -> None:
+        import torch
+
+        self.pool.shutdown(cancel_futures=True)
+        if self.count > 1:  # what a thread sets for itself, those that come after it have too
+            torch.set_num_threads(self.count)
+
+    def run(self, compute: Callable[[list[Pixels]], Tensor], batch: list[Pixels]) -> Tensor:
+        """What `compute` gives for a batch, row by row."""
+        import torch
+
+        if self.count == 1 or len(batch) < 2 * self.count:
+            return compute(batch)
+        share = -(-len(batch) // self.count)
+        parts = [batch[i : i + share] for i in range(0, len(batch), share)]
+        return torch.cat(list(self.pool.map(compute, parts)))
 
 
 def _expect(file: Path) -> None:

@@ -63,21 +63,6 @@ def test_every_choice_of_a_block(fields, fused, monkeypatch):
     torch.testing.assert_close(run(model, images[:1]), expected[:1], atol=1e-4, rtol=1e-4)
 
 
-def test_a_batch_that_the_cores_divide_is_answered_in_order():
-    model = make()
-    images = torch.randn(11, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    expected = run(model, images)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        pack(model, batch_size=12)
-        found = run(model, images)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.skipif(not multiplies_bf16(torch.device("cpu")), reason="no bf16 here")
 def test_bf16_is_as_close_to_float32_as_without():
     model = make(width=128, mlp_dim=512, depth=4)

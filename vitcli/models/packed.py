@@ -5,7 +5,6 @@
   multiplies.
 - The fused attention is made for long sequences, or for AMX; elsewhere, written out, it takes half
   of its time.
-- Cores that share a matrix wait for each other. Here each has a part of the batch to itself.
 - Of the last block only the class token is read: nothing else is computed there.
 
 The operators are those that `torch.compile` puts in when it freezes a model. They have no public
@@ -14,7 +13,6 @@ name: where a torch lacks them, the plain model runs.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
@@ -106,7 +104,7 @@ class _Block(nn.Module):
     def _heads(self, x: Tensor, parts: int) -> Tensor:  # (B, N, parts D) -> (parts, B, H, N, d)
         b, n, d = x.shape
         x = x.view(b, n, parts, self.num_heads, d // (parts * self.num_heads))
-        return x.permute(2, 0, 3, 1, 4).contiguous()
+        return x.permute(2, 0, 3, 1, 4)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, H, N, d) -> (B, N, D)
         b, heads, n, size = q.shape
@@ -121,31 +119,6 @@ class _Block(nn.Module):
 
 def _fuses(tokens: int) -> bool:
     return tokens > LONG or bool(torch.cpu._is_amx_tile_supported())
-
-
-class _Encoder(nn.Module):
-    """Blocks; a batch of two pictures a core and more is divided among the cores."""
-
-    def __init__(self, blocks: nn.Sequential) -> None:
-        super().__init__()
-        self.blocks = blocks
-
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N or wanted, D)
-        cores = torch.get_num_threads()
-        if cores == 1 or len(x) < 2 * cores:
-            result: Tensor = self.blocks(x)
-            return result
-        try:
-            with ThreadPoolExecutor(cores) as pool:
-                return torch.cat(list(pool.map(self._encode_alone, x.chunk(cores))))
-        finally:
-            torch.set_num_threads(cores)
-
-    def _encode_alone(self, part: Tensor) -> Tensor:
-        torch.set_num_threads(1)  # of this thread
-        with torch.inference_mode():  # each thread has its own
-            result: Tensor = self.blocks(part)
-            return result
 
 
 def can_pack() -> bool:
@@ -163,10 +136,11 @@ def pack(model: ViT, batch_size: int) -> None:
         model: on the CPU, in bf16 (or float32, which gains little).
         batch_size: that most calls will have; others work, a little slower.
     """
-    config, cores = model.config, torch.get_num_threads()
-    rows = batch_size // min(cores, batch_size) * config.num_tokens
+    config = model.config
+    rows = batch_size * config.num_tokens
     read = 1 + int(config.distill_token) if config.pool == "token" else None
     wanted = [None] * (config.depth - 1) + [read]
     blocks = zip(model.blocks, wanted, strict=True)
-    packed = (_Block(cast(Block, block), rows, wanted) for block, wanted in blocks)
-    model.blocks = nn.Sequential(_Encoder(nn.Sequential(*packed)))
+    model.blocks = nn.Sequential(
+        *(_Block(cast(Block, block), rows, wanted) for block, wanted in blocks)
+    )
