@@ -295,7 +295,7 @@ class Cores:
     ) -> None:
         import torch
 
-        self.pool.shutdown(cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
         if self.count > 1:  # what a thread sets for itself, those that come after it have too
             torch.set_num_threads(self.count)
 
