@@ -452,6 +452,49 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_run):
         train(tiny_run(optimizer="adamw", lr=1e37, clip_norm=None, warmup=0))
 
 
+def test_a_stop_keeps_no_state_that_is_lost(tiny_run, monkeypatch):
+    """The loss has become NaN since it was last looked at, and Ctrl-C comes."""
+    run, mixed = tiny_run(steps=1000, batch_size=4, save_every=10), loop.mix
+
+    def spoil(x, y, augment, rng):
+        calls.append(1)
+        if len(calls) < 15:
+            return mixed(x, y, augment, rng)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return x * torch.nan, y
+
+    calls = []
+    monkeypatch.setattr(loop, "mix", spoil)
+    assert train(run, on_event=lambda event: None).step == 15
+    monkeypatch.undo()
+    events = []
+    train(run, resume=True, on_event=lambda e: (events.append(e), interrupt_at(11)(e)))
+    told = {event["step"]: event["loss"] for event in events if event["event"] == "train"}
+    assert 0 < told[11] < 2
+
+
+def test_the_rate_is_of_training_alone(tiny_run, monkeypatch):
+    """A step takes a second here, an evaluation an hour; step 10 and 20 are told."""
+    clock, mixed = [0.0], loop.mix
+
+    def mix(*arguments):
+        clock[0] += 1
+        return mixed(*arguments)
+
+    def evaluate(self, model):
+        clock[0] += 3600
+        return SimpleNamespace(loss=0.0, figures=lambda name: {f"{name}top1": 0.5})
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(loop, "mix", mix)
+    monkeypatch.setattr(inputs.Pictures, "evaluate", evaluate)
+    events, stop = [], interrupt_at(20)
+    run = tiny_run(steps=1000, batch_size=4, eval_every=15)
+    train(run, on_event=lambda event: (events.append(event), stop(event)))
+    rates = {e["step"]: e["images_per_second"] for e in events if e["event"] == "train"}
+    assert rates == {1: 4, 10: 4, 20: 4}
+
+
 def test_resolution_between_patches_fails_before_anything_is_written(tiny_run):
     run = tiny_run(resolution=(17, 17), data=DataConfig("no such folder"))
     with pytest.raises(ConfigError, match="height 17 is not a multiple of the patch size 8"):

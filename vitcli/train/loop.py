@@ -132,7 +132,7 @@ def _train(
         meter, saved_at = _Meter(progress.step, batch, steps), time.monotonic()
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
-                meter.skip_time()  # the wait for the first batch tells nothing of the rate
+                meter.leave_out(meter.since)  # the wait for the first batch
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config) * group["lr_scale"]
             y = soft_targets(labels, model.config.num_classes, config)
@@ -160,19 +160,20 @@ def _train(
                     )
                 tell(line) if meter.due(step) else on_event(line)
             if run.val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
+                begun = time.monotonic()
                 _validate(run, inputs, folder, progress, tell)
                 set_training(model, config.freeze)
-                meter.skip_time()
+                meter.leave_out(begun)
             ends = step == steps or progress.lost_patience(config)
+            stops = stop.signal is not None
             late = time.monotonic() - saved_at > SAVE_SECONDS
             due = step % config.save_every == 0 if config.save_every else late
-            if (due or ends) and meter.finite():
+            if (due or ends or stops) and meter.finite():
                 save_state(folder.state, run, optimizer, progress)
                 saved_at = time.monotonic()
             if ends:
                 break
-            if stop.signal is not None:
-                save_state(folder.state, run, optimizer, progress)
+            if stops:
                 return Outcome(run.config, folder, step, stopped_by=stop.signal)
     if run.val is None:
         progress.best_step, progress.best_averaged = progress.step, run.averaged is not None
@@ -287,9 +288,9 @@ class _Meter:
         """Whether the losses since the last reading are finite: what is lost is not kept."""
         return not self.losses or bool(torch.stack(self.losses).isfinite().all())
 
-    def skip_time(self) -> None:
-        """Leaves an evaluation out of the rate."""
-        self.since = time.monotonic() if not self.losses else self.since
+    def leave_out(self, begun: float) -> None:
+        """Leaves what has taken since then (an evaluation) out of the rate."""
+        self.since += time.monotonic() - begun
 
 
 @dataclass
