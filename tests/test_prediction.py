@@ -181,7 +181,10 @@ def test_an_answer_comes_before_the_last_picture_is_asked_for(predictor, picture
     answers.close()
 
 
-def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_folder, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("too much"), RuntimeError("MPS backend out of memory")]
+)
+def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_folder, error):
     predictor = Predictor(tiny_checkpoint, **FP32)
     whole = [scores(r) for r in predictor.predict([picture_folder / "a.png"] * 10, top_k=10)]
     sizes: list[int] = []
@@ -189,7 +192,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_fo
     def small(model: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         sizes.append(len(inputs[0]))
         if len(inputs[0]) > 2:
-            raise torch.OutOfMemoryError("too much")
+            raise error
 
     predictor.model.register_forward_pre_hook(small)
     pictures = [picture_folder / "a.png"] * 10

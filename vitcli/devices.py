@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from vitcli import machine
 from vitcli.errors import ConfigError
@@ -46,8 +47,10 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch's means that; CUDA has a class of its own for it."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+    """Whether an error of torch's means that: CUDA has a class of its own for it, MPS and the CPU
+    have words alone ("MPS backend out of memory", "can't allocate memory: you tried to ...")."""
+    words = ("out of memory", "you tried to allocate")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -58,6 +61,12 @@ def multiplies_bf16(device: torch.device) -> bool:
         amx, avx = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
         return bool(amx or avx)
     return False
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU's there. CUDA takes it aside at once, and what it computes need not be
+    waited for. MPS would read it later, when its memory may be another's (pytorch issue 189690)."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def free_memory(device: torch.device) -> float:

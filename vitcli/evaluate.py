@@ -300,6 +300,7 @@ def evaluate_model(
 
     from vitcli.data.loader import eval_batches
     from vitcli.data.transforms import EvalTransform, to_float
+    from vitcli.devices import to_device
 
     tally = Tally(len(source.classes), score)
     model.eval()
@@ -307,7 +308,7 @@ def evaluate_model(
         for pixels, labels, _ in eval_batches(
             source, EvalTransform(preprocess), batch_size, workers
         ):
-            images = to_float(pixels.to(device, non_blocking=True), preprocess)
+            images = to_float(to_device(pixels, device), preprocess)
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 logits = model(images)
             tally.add(logits.float().cpu(), labels.numpy())

@@ -268,10 +268,12 @@ class Predictor:
         """Halves the batch, and those to come, for as long as memory does not hold it."""
         import torch
 
+        from vitcli.devices import ran_out_of_memory
+
         try:
             return compute(images)
-        except torch.OutOfMemoryError:
-            if len(images) == 1:
+        except RuntimeError as error:
+            if len(images) == 1 or not ran_out_of_memory(error):
                 raise
         self.batch_size = (len(images) + 1) // 2
         return torch.cat([self._within_memory(compute, part) for part in images.chunk(2)])

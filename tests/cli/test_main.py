@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 import vitcli
@@ -108,6 +109,14 @@ def failing(monkeypatch):
         (FileNotFoundError(2, "No such file", "a.txt"), "error: a.txt: No such file\n"),
         (
             MemoryError(),
+            "error: out of memory\nA smaller --batch-size or --resolution needs less.\n",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            "error: out of memory\nA smaller --batch-size or --resolution needs less.\n",
+        ),
+        (
+            RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB, max allowed: 9 GB)."),
             "error: out of memory\nA smaller --batch-size or --resolution needs less.\n",
         ),
         (

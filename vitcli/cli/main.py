@@ -149,12 +149,20 @@ def _explain(error: Exception) -> str | None:
             return None
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename else reason
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, MemoryError) or _is_torchs_memory(error):
         return "out of memory\nA smaller --batch-size or --resolution needs less."
     return (
         f"this should not have happened: {type(error).__name__}: {error}\n"
         "Please report it with what --debug prints."
     )
+
+
+def _is_torchs_memory(error: Exception) -> bool:
+    if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
+        return False
+    from vitcli.devices import ran_out_of_memory
+
+    return ran_out_of_memory(error)
 
 
 app = typer.Typer(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitcli.data.loader import batch_orders, eval_batches, train_batches
 from vitcli.data.records import Source
 from vitcli.data.transforms import EvalTransform, to_float
-from vitcli.devices import free_memory
+from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError
 from vitcli.evaluate import evaluate_model
 from vitcli.metrics import Evaluation, Tally
@@ -109,8 +109,8 @@ class Pictures:
             workers=config.workers or 0,
             balanced=config.balanced_sampling,
         ):
-            images = to_float(pixels.to(run.device, non_blocking=True), run.preprocess)
-            yield images, labels.to(run.device)
+            images = to_float(to_device(pixels, run.device), run.preprocess)
+            yield images, to_device(labels, run.device)
 
     def logits(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.run.model(inputs)
@@ -150,7 +150,7 @@ class Features:
             run.train, config.batch_size or 1, config.seed, first, last, config.balanced_sampling
         ):
             rows = torch.from_numpy(indices)
-            yield self.train[rows.to(run.device)], labels[rows].to(run.device)
+            yield self.train[to_device(rows, run.device)], to_device(labels[rows], run.device)
 
     def logits(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.run.model.head(inputs)
@@ -177,7 +177,7 @@ class Features:
             for pixels, _, _ in eval_batches(
                 source, EvalTransform(run.preprocess), run.part_size, run.config.workers or 0
             ):
-                images = to_float(pixels.to(run.device, non_blocking=True), run.preprocess)
+                images = to_float(to_device(pixels, run.device), run.preprocess)
                 with run.autocast():
                     features[filled : filled + len(images)] = run.model.features(images).float()
                 filled += len(images)

@@ -1,0 +1,25 @@
+"""What differs between devices: exercised here without any but the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitcli.devices import ran_out_of_memory, to_device
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", True), ("cuda", False), ("mps", True)])
+def test_only_cuda_copies_while_it_computes(monkeypatch, device, waits):
+    asked = {}
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **options: asked.update(options))
+    to_device(torch.zeros(1), torch.device(device))
+    assert asked == {"non_blocking": not waits}
+
+
+def test_the_words_of_every_device_for_want_of_memory():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50)
+    assert ran_out_of_memory(caught.value)
+    assert ran_out_of_memory(torch.OutOfMemoryError())
+    assert ran_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB)"))
+    assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
