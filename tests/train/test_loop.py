@@ -157,6 +157,18 @@ def test_a_run_without_patience_that_is_killed_at_its_end_does_not_go_on(tiny_ru
     assert train(run, resume=True).step == 8
 
 
+def test_the_stored_model_is_measured_by_the_runs_workers_in_its_parts(tiny_run, monkeypatch):
+    asked, evaluate = [], report.evaluate_model
+
+    def spy(model, source, preprocess, batch, device, dtype, workers, *others):
+        asked.append((batch, workers))
+        return evaluate(model, source, preprocess, batch, device, dtype, workers, *others)
+
+    monkeypatch.setattr(report, "evaluate_model", spy)
+    train(tiny_run(steps=1, accumulate=4, workers=1))
+    assert asked == [(3, 1)]
+
+
 def test_patience_needs_a_validation_part(tiny_run, colours):
     data = DataConfig(str(colours), val_fraction=0.0)
     with pytest.raises(RunError, match="there is no validation part"):

@@ -58,7 +58,8 @@ def rewrite_safetensors(
         shape = list(changed[name].shape if name in changed else spec.shape)
         entries[name] = {"dtype": spec.dtype, "shape": shape, "data_offsets": offsets[name]}
     start = native.header_bytes(entries, target)
-    with open(source, "rb") as old, whole_file(target) as new:
+    # The source is closed before it is replaced, if it is the target: Windows asks for that.
+    with whole_file(target) as new, open(source, "rb") as old:
         new.write(start)
         kept = 0  # up to here the source has been dealt with
         for name in [name for name in order if name in changed]:

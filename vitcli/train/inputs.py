@@ -59,10 +59,10 @@ def make_inputs(run: Run, report: Report, computed: Computed) -> Inputs:
     count = len(run.train) + (len(run.val) if run.val is not None else 0)
     text = f"the features of {count:,} pictures are computed once: nothing changes them"
     report({"event": "note", "text": text})
-    return Features(run, _progress("features", count, report), computed)
+    return Features(run, counting("features", count, report), computed)
 
 
-def _progress(what: str, total: int, report: Report) -> Callable[[int], None]:
+def counting(what: str, total: int, report: Report) -> Callable[[int], None]:
     """Called with the pictures of a batch, reports how many of all are done, after a second."""
     done, started = 0, time.monotonic()
 
@@ -119,7 +119,7 @@ class Pictures:
     def evaluate(self, model: nn.Module) -> Evaluation:
         run, config = self.run, self.run.config
         assert run.val is not None
-        advance = _progress("validation", len(run.val), self.report)
+        advance = counting("validation", len(run.val), self.report)
         return evaluate_model(
             *(model, run.val, run.preprocess, run.part_size, run.device, run.dtype),
             *(config.workers or 0, config.loss, advance),

@@ -178,7 +178,7 @@ def _train(
     if run.val is None:
         progress.best_step, progress.best_averaged = progress.step, run.averaged is not None
         run.write_model(folder, progress)
-    figures = report.finish(run, folder, progress)
+    figures = report.finish(run, folder, progress, on_event)
     folder.state.unlink(missing_ok=True)
     stored = (progress.best_step, progress.best_averaged)
     return Outcome(run.config, folder, progress.step, None, *stored, figures)

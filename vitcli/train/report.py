@@ -12,29 +12,20 @@ from vitcli.checkpoints.save import rewrite_info
 from vitcli.evaluate import evaluate_model
 from vitcli.metrics import Evaluation
 from vitcli.train.folder import RunFolder, config_to_json
+from vitcli.train.inputs import Report, counting
 from vitcli.train.state import Progress
 
 if TYPE_CHECKING:
     from vitcli.train.run import Run
 
 
-def finish(run: Run, folder: RunFolder, progress: Progress) -> dict[str, float]:
+def finish(run: Run, folder: RunFolder, progress: Progress, report: Report) -> dict[str, float]:
     """Evaluates the file as stored on what was not trained on, and writes what a reader wants.
 
     Returns:
         Those of `Evaluation.figures`, as val_top1 and test_top1, of the parts there are.
     """
-    figures: dict[str, float] = {}
-    shown: Evaluation | None = None
-    model = load(str(folder.path), device=str(run.device))
-    for name, part in (("val", run.val), ("test", run.test)):
-        if part is None:
-            continue
-        batch = min(run.config.batch_size or 64, 64)
-        shown = evaluate_model(
-            model, part, model.preprocess, batch, run.device, run.dtype, score=model.score
-        )
-        figures |= shown.figures(f"{name}_")
+    figures, shown = _evaluate(run, folder, report)
     info = run.stored_info(progress, figures)
     rewrite_info(folder.path, info, train=config_to_json(run.config))
     plots.training_curves(folder.read_metrics(), folder.curves)
@@ -48,3 +39,21 @@ def finish(run: Run, folder: RunFolder, progress: Progress) -> dict[str, float]:
         pictures["Reliability"] = folder.reliability.name
     write_text(folder.card, card.model_card(info, shown, name=folder.name, pictures=pictures))
     return figures
+
+
+def _evaluate(
+    run: Run, folder: RunFolder, report: Report
+) -> tuple[dict[str, float], Evaluation | None]:
+    """The figures, and the evaluation of the last part. The model goes with this call: it is its
+    file, mapped into memory, which Windows would not let us replace."""
+    figures: dict[str, float] = {}
+    found: Evaluation | None = None
+    model = load(str(folder.path), device=str(run.device))
+    for name, what, part in (("val", "validation", run.val), ("test", "test", run.test)):
+        if part is not None:
+            found = evaluate_model(
+                *(model, part, model.preprocess, min(run.part_size, 64), run.device, run.dtype),
+                *(run.config.workers or 0, model.score, counting(what, len(part), report)),
+            )
+            figures |= found.figures(f"{name}_")
+    return figures, found
