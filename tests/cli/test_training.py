@@ -9,6 +9,7 @@ import pytest
 
 from cli.training_runs import SHORT, TINY, vit
 from vitcli.checkpoints import hub
+from vitcli.cli.training import build_config
 from vitcli.train import inputs
 
 
@@ -51,6 +52,8 @@ def test_a_run_can_be_run_again_from_its_config(pictures, tmp_path):
     a, b = (json.loads((tmp_path / n / "config.json").read_text())["vit"]["train"] for n in "ab")
     assert a.pop("output") != b.pop("output") and a == b
     assert a["augment"]["crop_area"] == [0.4, 1.0] and a["seed"] == 3
+    again = {"config": tmp_path / "a", "output": "c", "batch_size": 5}
+    assert a["accumulate"] == 1 and build_config("pretrain", again).accumulate is None
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert weights[0][-500:] == weights[1][-500:]
 

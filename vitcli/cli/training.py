@@ -84,6 +84,8 @@ def build_config(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
     path = {"path": given["data"]} if "data" in given else {}
     if "epochs" in run:
         run["steps"] = None  # the written one was reckoned from other epochs
+    if "batch_size" in run:
+        run.setdefault("accumulate", None)  # the written one may not divide it
     return dataclasses.replace(
         base,
         data=dataclasses.replace(base.data, **path, **data),
