@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitcli.devices import ran_out_of_memory, to_device
+from vitcli.devices import choose_precision, ran_out_of_memory, to_device
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cpu", True), ("cuda", False), ("mps", True)])
@@ -14,6 +14,13 @@ def test_only_cuda_copies_while_it_computes(monkeypatch, device, waits):
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **options: asked.update(options))
     to_device(torch.zeros(1), torch.device(device))
     assert asked == {"non_blocking": not waits}
+
+
+def test_auto_precision_is_of_the_gpu_that_was_asked_for(monkeypatch):
+    capability = {None: (7, 5), 0: (7, 5), 1: (9, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capability[gpu.index])
+    chosen = [choose_precision("auto", torch.device(f"cuda{n}")) for n in ("", ":0", ":1")]
+    assert chosen == [torch.float32, torch.float32, torch.bfloat16]
 
 
 def test_the_words_of_every_device_for_want_of_memory():

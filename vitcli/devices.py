@@ -56,7 +56,7 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies bf16 faster than float32."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
         amx, avx = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
         return bool(amx or avx)
