@@ -277,6 +277,15 @@ def kill_at(step: int):
     return on_event
 
 
+def test_the_best_model_is_in_the_past_of_the_state(tiny_run):
+    """Where the same steps come to other bits, another run's model would be stored otherwise."""
+    run, events = tiny_run(save_every=100), []
+    with pytest.raises(Killed):
+        train(run, on_event=kill_at(6))
+    train(run, resume=True, on_event=events.append)
+    assert [e["from_step"] for e in events if e["event"] == "plan"] == [4]
+
+
 EVERYTHING = {"ema": 0.8, "layer_decay": 0.7, "dropout": 0.1, "drop_path": 0.1, "patience": 3}
 STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 
@@ -292,7 +301,7 @@ STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 )
 @pytest.mark.parametrize("step", [3, 8])
 def test_all_options_at_once_resume_to_the_bit(tiny_run, tmp_path_factory, colours, fields, step):
-    """Killed with a state that is older than the metrics and the stored model."""
+    """Killed with a state that is older than the metrics."""
     base = tmp_path_factory.getbasetemp()
     uneven, parent = base / "uneven", base / "uneven-parent"
     if not parent.exists():

@@ -168,7 +168,8 @@ def _train(
             stops = stop.signal is not None
             late = time.monotonic() - saved_at > SAVE_SECONDS
             due = step % config.save_every == 0 if config.save_every else late
-            if (due or ends or stops) and meter.finite():
+            best = progress.best_step == step  # a GPU may not come here again: both are kept
+            if (due or best or ends or stops) and meter.finite():
                 save_state(folder.state, run, optimizer, progress)
                 saved_at = time.monotonic()
             if ends:
