@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.labels import ClassIndex, require_known
+from vitcli.data.labels import ClassIndex, read_lines, require_known
 from vitcli.data.records import Ints
 from vitcli.errors import DataError
 
@@ -59,11 +59,7 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
     Raises:
         DataError: cannot be read, a line without a tab, or a pair twice.
     """
-    try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"the mapping cannot be read: {reason}", where=path) from error
+    lines = read_lines(path, "the mapping")
     mapping: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -33,11 +33,7 @@ def read_classes(path: Path) -> tuple[ClassLabel, ...]:
     Raises:
         DataError: not there, not text, empty, or an id twice.
     """
-    try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"the list of classes cannot be read: {reason}", where=path) from error
+    lines = read_lines(path, "the list of classes")
     while lines and not lines[-1].strip():
         lines.pop()
     classes = []
@@ -54,6 +50,15 @@ def read_classes(path: Path) -> tuple[ClassLabel, ...]:
         raise DataError("the list of classes is empty", where=path)
     require_unique_ids(classes, path)
     return tuple(classes)
+
+
+def read_lines(path: Path, what: str) -> list[str]:
+    """The lines of a file in UTF-8. Raises DataError, which says `what` cannot be read."""
+    try:
+        return path.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DataError(f"{what} cannot be read: {reason}", where=path) from error
 
 
 def require_unique_ids(classes: Sequence[ClassLabel], where: object) -> None:

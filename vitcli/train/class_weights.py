@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.config import ClassLabel
-from vitcli.data.labels import match_classes
+from vitcli.data.labels import match_classes, read_lines
 from vitcli.data.records import Source
 from vitcli.errors import DataError
 
@@ -24,11 +24,7 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
     Raises:
         DataError: it cannot be read, or a line is not of this form; a class is there twice.
     """
-    try:
-        lines = Path(path).expanduser().read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"class weights cannot be read: {reason}", where=path) from error
+    lines = read_lines(Path(path).expanduser(), "class weights")
     weights: dict[str, float] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -19,7 +19,6 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +30,7 @@ from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
 from vitcli.train.folder import RunFolder, config_to_json, read_train_config
 from vitcli.train.inputs import Computed, has_fixed_features
-from vitcli.train.loop import Event, Outcome, train
-
-OnEvent = Callable[[Event], None]
+from vitcli.train.loop import Event, OnEvent, Outcome, train
 
 
 @dataclass(frozen=True)
