@@ -179,6 +179,16 @@ def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, picture_folder, tmp_p
     done.stderr.close()
 
 
+def test_streams_may_be_closed(tiny_checkpoint):
+    """As a daemon's are."""
+    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", *VIT, "predict", "-", "--quiet", "-m"]
+    command.append(str(tiny_checkpoint))
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and done.stderr == "error: -: the file is empty\n"
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *VIT, "models"], check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_leave_no_half_file(tiny_checkpoint, picture_folder, tmp_path, number, code):
     """The first lines of a long list, then a silence: the command waits, and is stopped."""

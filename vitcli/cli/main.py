@@ -202,6 +202,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     # Importing torch makes objects by the hundred thousand, none of them garbage.
     gc.set_threshold(100_000, 20, 100)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us, as in `>&-`
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
             utf8 = stream.encoding.lower() == "utf-8"
