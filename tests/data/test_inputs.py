@@ -51,7 +51,7 @@ def test_patterns(tree):
 
 
 def test_lists_may_name_anything_but_lists(tree):
-    text = "\ufeffa.png\r\n\na\n*.JPG\nno such\n@other.txt\nhttps://host/x.png"
+    text = "\ufeffa.png\r\n\na\n \t\n*.JPG\nno such\n@other.txt\nhttps://host/x.png"
     (tree / "list.txt").write_text(text, "utf-8", newline="")
     assert names("@list.txt") == [
         "a.png",

@@ -127,7 +127,7 @@ def _listed(path: str, offline: bool) -> Iterator[Picture]:
 def _lines(lines: BinaryIO, offline: bool) -> Iterator[Picture]:
     for line in lines:
         name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"))
-        if name:
+        if name.strip():
             yield from _found(name, offline)
 
 
