@@ -74,6 +74,14 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     assert "NaN" not in result.stdout
 
 
+def test_the_answers_do_not_replace_the_data(vit, tmp_path):
+    listed = tmp_path / "list.csv"
+    listed.write_text("path,label\n")
+    result = vit("evaluate", "--data", listed, "--predictions", listed)
+    assert result.exit_code == 2 and f"'{listed}' is read, and would be lost" in result.stderr
+    assert listed.read_text() == "path,label\n"
+
+
 def test_tables_for_people(evaluate, tiny_checkpoint, data):
     result = evaluate()
     assert result.exit_code == 0

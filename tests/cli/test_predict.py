@@ -274,6 +274,21 @@ def test_lists_and_patterns_and_standard_input(predict, picture_folder, tmp_path
     assert lines[3]["predictions"] == lines[1]["predictions"]
 
 
+def test_what_is_read_is_not_written_over(predict, picture_folder, tmp_path):
+    picture, listed, both = (tmp_path / name for name in ("a.png", "list.txt", "x.npy"))
+    shutil.copy(picture_folder / "a.png", picture)
+    listed.write_text(f"{picture}\n")
+    before = picture.read_bytes()
+    for words in ((picture, "-o", picture), (f"@{listed}", "-o", listed)):
+        result = predict(*words)
+        assert result.exit_code == 2
+        assert f"'{words[2]}' is read, and would be lost" in result.stderr
+    assert picture.read_bytes() == before and listed.read_text() == f"{picture}\n"
+    result = predict(picture, "--features", both, "-o", both)
+    assert result.exit_code == 2 and "--output and --features name one file" in result.stderr
+    assert not both.exists()
+
+
 # ---------------------------------------------------------------------------------------------
 # Models that are none, and outputs that cannot be written
 

@@ -142,6 +142,7 @@ def evaluate(
         raise typer.BadParameter("give one --data, one resolution", param_hint="--reliability")
     if predictions and len(sizes) > 1:
         raise typer.BadParameter("give one resolution", param_hint="--predictions")
+    options.spare((*data, classes, mapping, labels), predictions, "--predictions")
     from vitcli import evaluate as library
     from vitcli.data.alignment import MatchRules, read_mapping
     from vitcli.imagenet import read_accepted

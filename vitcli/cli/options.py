@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import typer
@@ -39,6 +40,14 @@ def parse_resolution(text: str) -> Size:
     if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise typer.BadParameter(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
     return int(parts[0]), int(parts[-1])
+
+
+def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
+    """Refuses to write over a file that the command reads."""
+    if written and os.path.isfile(written):
+        target = os.path.realpath(written)
+        if any(target == os.path.realpath(name) for name in read if name):
+            raise typer.BadParameter(f"'{written}' is read, and would be lost", param_hint=option)
 
 
 def drawable(path: str | None) -> str | None:

@@ -69,6 +69,9 @@ def predict(
     """
     if json and csv:
         raise typer.BadParameter("choose one of --json and --csv")
+    options.spare((name.removeprefix("@") for name in images), output_file, "--output")
+    if output_file and features and os.path.realpath(output_file) == os.path.realpath(features):
+        raise typer.BadParameter("--output and --features name one file")
     kind: Literal["json", "csv", "plain"] = "json" if json else "csv" if csv else "plain"
     with output.results_file(output_file) as file:
         with output.FetchDisplay(quiet) as fetching:
