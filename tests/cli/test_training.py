@@ -150,6 +150,23 @@ def test_a_stop_before_the_first_step_says_how_to_go_on(
     assert vit("finetune", "--resume", folder).exit_code == 0
 
 
+def test_a_picture_that_cannot_be_read_says_how_to_go_on(pictures, parent, tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(pictures, data)
+    broken = data / "cats" / "gone.png"
+    broken.symlink_to("nowhere")
+    words = ("finetune", "--data", data, "--model", parent, *SHORT, "-o", folder)
+    result = vit(*words, "--val-fraction", "0", "--workers", "0", "--batch-size", "17")
+    assert result.exit_code == 1
+    assert result.stderr.endswith(
+        f"error: {broken}: cannot be read: No such file or directory\n"
+        "repair it, or take it out of the data\n"
+        f"stopped; go on with: vit finetune --resume {folder}\n"
+    )
+    broken.unlink()
+    assert vit("finetune", "--resume", folder).exit_code == 0
+
+
 def test_a_kept_head_is_measured_before_step_1(pictures, parent, tmp_path):
     words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
     result = vit(*words, "--keep-head", "-o", tmp_path / "run", "--patience", "1")

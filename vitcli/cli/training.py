@@ -220,16 +220,19 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
 
 @contextlib.contextmanager
 def _resume_told(task: str, folder: str) -> Iterator[None]:
-    """Says how to go on where Ctrl-C or SIGTERM came while no step could be ended first."""
-    from vitcli.errors import RunError
+    """Says how to go on where Ctrl-C or SIGTERM came while no step could be ended first, and after
+    a picture that cannot be read."""
+    from vitcli.errors import PictureError, RunError
     from vitcli.train.folder import RunFolder
 
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, PictureError) as end:
         with contextlib.suppress(RunError):
             RunFolder(folder).check_resumable()
-            output.note(f"stopped; go on with: vit {task} --resume {shlex.quote(folder)}")
+            told = f"stopped; go on with: vit {task} --resume {shlex.quote(folder)}"
+            # Of an error, the boundary says first what it is.
+            end.add_note(told) if isinstance(end, PictureError) else output.note(told)
         raise
 
 
