@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -164,7 +165,10 @@ def test_an_empty_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 10, 200, -1])
-def test_damaged(tmp_path: Path, length: int) -> None:
+def test_damaged(
+    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("datasets"), "propagate", True)
     path = tmp_path / "x.parquet"
     write(path, 0, [0, 1])
     path.write_bytes(path.read_bytes()[:length])
@@ -172,6 +176,7 @@ def test_damaged(tmp_path: Path, length: int) -> None:
         open_part(DataConfig(str(path)))
     assert "\n" not in caught.value.what
     assert caught.value.where == str(path)
+    assert not caplog.records  # what the library would log is said once, by us
 
 
 def test_a_row_without_a_picture(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ access without holding the data in memory.
 from __future__ import annotations
 
 import importlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,10 @@ def _load(files: list[Path]) -> Any:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise MissingExtraError("datasets", "data", "reading parquet files") from error
-    bars = datasets.utils.logging.is_progress_bar_enabled()
-    datasets.utils.logging.disable_progress_bar()
+    words = datasets.utils.logging
+    bars, verbosity = words.is_progress_bar_enabled(), words.get_verbosity()
+    words.disable_progress_bar()
+    words.set_verbosity(logging.CRITICAL)  # its errors are raised as well
     try:
         names = [str(file.resolve()) for file in files]
         return datasets.load_dataset("parquet", data_files=names, split="train")
@@ -115,8 +118,9 @@ def _load(files: list[Path]) -> Any:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise DataError(f"cannot be read as parquet: {reason}", where=files[0]) from error
     finally:
+        words.set_verbosity(verbosity)
         if bars:
-            datasets.utils.logging.enable_progress_bar()
+            words.enable_progress_bar()
 
 
 def _columns(table: Any, path: Path) -> tuple[str, str]:
