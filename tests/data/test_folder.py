@@ -330,7 +330,7 @@ def test_csv_of_indices(make_folder: MakeFolder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no column 'path'"),
+        ("", "no column 'path'; its first line is empty"),
         ("a/000.jpg,cat\n", "no column 'path'; its first line names 'a/000.jpg' and 'cat'"),
         ("path\na/000.jpg\n", "no column 'label'"),
         ("path,label\n", "lists no pictures"),

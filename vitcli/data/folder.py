@@ -220,8 +220,9 @@ def _column(header: list[str], names: tuple[str, ...], path: Path) -> int:
     for name in names:
         if name in header:
             return header.index(name)
+    there = f"names {listed(header)}" if header else "is empty"
     raise DataError(
-        f"has no column '{names[0]}'; its first line names {listed(header)}",
+        f"has no column '{names[0]}'; its first line {there}",
         where=path,
         hint=_HEADER,
     )
