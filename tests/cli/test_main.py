@@ -73,6 +73,22 @@ def test_wrong_calls_have_the_plain_form(vit):
     assert result.exit_code == 2 and "'big' is not a size such as 384 or 192x320" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["predict", "a.jpg", ""], "'IMAGES...'"),
+        (["predict", "a.jpg", "--model="], "'--model' / '-m'"),
+        (["finetune", "--data", ""], "'--data'"),
+        (["evaluate", "--data", ""], "'--data'"),
+        (["convert", "", "x"], "'SRC'"),
+    ],
+)
+def test_an_empty_word_is_not_the_folder_here(vit, arguments, told):
+    result = vit(*arguments)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.splitlines()[-1] == f"Error: Invalid value for {told}: it is empty"
+
+
 # ---------------------------------------------------------------------------------------------
 # The error boundary
 

@@ -171,6 +171,20 @@ def test_a_link_to_a_class_folder_is_followed(make_folder: MakeFolder, tmp_path:
     assert list(open_part(DataConfig(str(root)))[0].counts()) == [3, 1]
 
 
+def test_a_link_inside_a_class_folder_is_followed_but_never_back_up(
+    make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    root = make_folder({"cat": 3, "dog": 2})
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (other / "a.png").write_bytes(jpeg(1))
+    for name, target in (("more", other), ("up", root), ("again", root / "dog")):
+        (root / "dog" / name).symlink_to(target, target_is_directory=True)
+    source = open_part(DataConfig(str(root)))[0]
+    assert list(source.counts()) == [3, 3]
+    assert str(root / "dog" / "more" / "a.png") in [source.where(i) for i in range(len(source))]
+
+
 # ---------------------------------------------------------------------------------------------
 # Bad input
 

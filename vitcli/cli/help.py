@@ -1,10 +1,12 @@
-"""`--help` of a command with many options: in groups, so that a newcomer finds what matters."""
+"""What all commands have in common: options in groups, so that a newcomer finds what matters in
+`--help`, and no empty words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
@@ -16,6 +18,15 @@ class GroupedCommand(TyperCommand):
 
     groups: ClassVar[Mapping[str, Sequence[str]]] = {}
     """{heading: names of parameters}; what is in none comes last."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Refuses what is empty: a variable of the shell that is not set, not the folder here."""
+        rest = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            value = ctx.params.get(parameter.name or "")
+            if value == "" or (isinstance(value, (list, tuple)) and "" in value):
+                raise typer.BadParameter("it is empty", ctx, cast(Any, parameter))
+        return rest
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         if not self.groups:

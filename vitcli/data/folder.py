@@ -120,9 +120,16 @@ def _class_folders(root: Path, place: Path, warnings: list[str]) -> dict[str, Na
 
 
 def _pictures(root: Path, folder: Path) -> Names:
+    """All below a folder, by names from `root` on; links are followed, each folder entered once."""
     files: list[str] = []
-    for inside, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    entered = {str(above) for above in folder.resolve().parents}  # where a link may lead back to
+    for inside, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(inside)
+        if real in entered:
+            folders.clear()
+            continue
+        entered.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         # "/" on every system, so that a split that was written down holds on another.
         above = os.path.relpath(inside, root).replace(os.sep, "/")
         files += [f"{above}/{name}" for name in names if is_picture(name)]

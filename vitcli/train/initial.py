@@ -3,9 +3,6 @@ rows of the classes it knows. Nothing is initialised that a checkpoint then over
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,8 +18,7 @@ from vitcli.data.records import Ints
 from vitcli.errors import ConfigError, RunError
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-
-Report = Callable[[dict[str, Any]], None]
+from vitcli.train.inputs import Report
 
 BEST_MODEL = "vit-b16-i21k"
 """What `vit finetune` starts from where it can."""

@@ -23,7 +23,7 @@ from vitcli.errors import ConfigError, RunError
 from vitcli.train import initial
 from vitcli.train.class_weights import class_weights
 from vitcli.train.folder import RunFolder
-from vitcli.train.initial import Report
+from vitcli.train.inputs import Report
 from vitcli.train.layers import freeze
 from vitcli.train.plan import LONG_SEQUENCE, make_plan
 from vitcli.train.run import Run, at_patch_size
