@@ -131,7 +131,7 @@ def test_json_of_a_sweep(pictures, parent, tmp_path):
     [
         (["--lr", "0.1,abc"], 2, "'0.1,abc' is not a learning rate, or several such as"),
         (["--lr", "0.1,"], 2, "is not a learning rate"),
-        (["--lr", ""], 2, "is not a learning rate"),
+        (["--lr", ""], 2, "it is empty"),
         (["--lr", "0.1,-0.1"], 1, "a learning rate must be above 0, not -0.1"),
         (["--lr", "-0.1"], 1, "lr must be above 0, not -0.1"),
         (["--lr", "0.1,nan"], 1, "a learning rate must be above 0, not nan"),
