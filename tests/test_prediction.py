@@ -204,7 +204,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_fo
 
 @pytest.fixture
 def three_cores() -> Iterator[Cores]:
-    with threads(3), Cores(torch.device("cpu")) as cores:
+    with threads(3), contextlib.closing(Cores(torch.device("cpu"))) as cores:
         yield cores
 
 

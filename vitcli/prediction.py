@@ -211,7 +211,7 @@ class Predictor:
             self.batch_size = batch_size or (
                 CORE_BATCH * cpu_cores() if self.device.type == "cpu" else 64
             )
-            with Cores(self.device) as cores:
+            with contextlib.closing(Cores(self.device)) as cores:
                 while decoded := decoder.take(self.batch_size):
                     pixels = [got for _, got in decoded if not isinstance(got, DataError)]
                     slots = [
@@ -289,12 +289,8 @@ class Cores:
         self.count = torch.get_num_threads() if device.type == "cpu" else 1
         self.pool = ThreadPoolExecutor(self.count, "compute", torch.set_num_threads, (1,))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Gives the cores back."""
         import torch
 
         self.pool.shutdown(wait=False, cancel_futures=True)
