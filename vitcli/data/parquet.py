@@ -107,10 +107,10 @@ def _load(files: list[Path]) -> Any:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise MissingExtraError("datasets", "data", "reading parquet files") from error
-    words = datasets.utils.logging
-    bars, verbosity = words.is_progress_bar_enabled(), words.get_verbosity()
-    words.disable_progress_bar()
-    words.set_verbosity(logging.CRITICAL)  # its errors are raised as well
+    log = datasets.utils.logging
+    bars, verbosity = log.is_progress_bar_enabled(), log.get_verbosity()
+    log.disable_progress_bar()
+    log.set_verbosity(logging.CRITICAL)  # its errors are raised as well
     try:
         names = [str(file.resolve()) for file in files]
         return datasets.load_dataset("parquet", data_files=names, split="train")
@@ -118,9 +118,9 @@ def _load(files: list[Path]) -> Any:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise DataError(f"cannot be read as parquet: {reason}", where=files[0]) from error
     finally:
-        words.set_verbosity(verbosity)
+        log.set_verbosity(verbosity)
         if bars:
-            words.enable_progress_bar()
+            log.enable_progress_bar()
 
 
 def _columns(table: Any, path: Path) -> tuple[str, str]:
