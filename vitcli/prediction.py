@@ -212,12 +212,22 @@ class Predictor:
                 CORE_BATCH * cpu_cores() if self.device.type == "cpu" else 64
             )
             with contextlib.closing(Cores(self.device)) as cores:
-                while decoded := decoder.take(self.batch_size):
-                    pixels = [got for _, got in decoded if not isinstance(got, DataError)]
-                    slots = [
-                        Slot(n, got if isinstance(got, DataError) else None) for n, got in decoded
-                    ]
-                    yield slots, cores.run(compute, pixels)
+                running: deque[tuple[list[Slot], Callable[[], Tensor]]] = deque()
+                while True:
+                    # The next batch is under way before this one's slowest core is done.
+                    while not running or (len(running) < 2 and decoder.ready(self.batch_size)):
+                        if not (decoded := decoder.take(self.batch_size)):
+                            break
+                        pixels = [got for _, got in decoded if not isinstance(got, DataError)]
+                        slots = [
+                            Slot(n, got if isinstance(got, DataError) else None)
+                            for n, got in decoded
+                        ]
+                        running.append((slots, cores.start(compute, pixels)))
+                    if not running:
+                        break
+                    slots, result = running.popleft()
+                    yield slots, result()
 
     @property
     def model(self) -> LoadedModel:
@@ -297,15 +307,18 @@ class Cores:
         if self.count > 1:  # what a thread sets for itself, those that come after it have too
             torch.set_num_threads(self.count)
 
-    def run(self, compute: Callable[[list[Pixels]], Tensor], batch: list[Pixels]) -> Tensor:
-        """What `compute` gives for a batch, row by row."""
+    def start(
+        self, compute: Callable[[list[Pixels]], Tensor], batch: list[Pixels]
+    ) -> Callable[[], Tensor]:
+        """Begins to compute a batch; the function that waits for it gives its rows."""
         import torch
 
         if self.count == 1 or len(batch) < 2 * self.count:
-            return compute(batch)
+            return partial(compute, batch)
         share = -(-len(batch) // self.count)
         parts = [batch[i : i + share] for i in range(0, len(batch), share)]
-        return torch.cat(list(self.pool.map(compute, parts)))
+        results = self.pool.map(compute, parts)
+        return lambda: torch.cat(list(results))
 
 
 def _expect(file: Path) -> None:
@@ -369,6 +382,10 @@ class Decoder:
             taken.append(self.waiting.popleft().result())
             self._start(1)
         return taken
+
+    def ready(self, count: int) -> bool:
+        """Whether `take` would not wait."""
+        return all(picture.done() for picture in islice(self.waiting, count))
 
     def _start(self, count: int) -> None:
         for picture in islice(self.pictures, count):
