@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import subprocess
 import sys
 import threading
@@ -217,14 +218,14 @@ def test_a_batch_that_cores_divide_is_answered_in_order(three_cores, count):
         return torch.from_numpy(np.stack(batch))
 
     batch = [np.full(2, i) for i in range(count)]
-    assert three_cores.run(compute, batch)[:, 0].tolist() == list(range(count))
+    assert three_cores.start(compute, batch)()[:, 0].tolist() == list(range(count))
     assert threading.get_ident() not in used
     assert set(used.values()) == {1}
 
 
 def test_a_small_batch_is_for_all_cores_together(three_cores):
     used = []
-    three_cores.run(lambda _: used.append(torch.get_num_threads()), [np.zeros(1)] * 5)
+    three_cores.start(lambda _: used.append(torch.get_num_threads()), [np.zeros(1)] * 5)()
     assert used == [3]
 
 
@@ -233,7 +234,46 @@ def test_an_error_in_a_part_of_a_batch_is_raised(three_cores):
         raise torch.OutOfMemoryError("too much")
 
     with pytest.raises(torch.OutOfMemoryError):
-        three_cores.run(compute, [np.zeros(1)] * 6)
+        three_cores.start(compute, [np.zeros(1)] * 6)()
+
+
+def test_a_core_goes_on_with_the_next_batch(tiny_checkpoint, picture_folder, monkeypatch):
+    predictor = Predictor(tiny_checkpoint, **FP32)
+    monkeypatch.setattr(Decoder, "ready", lambda *_: True)
+    parts, next_batch, in_time = itertools.count(), threading.Event(), []
+
+    def slow(model: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        part = next(parts)
+        if part == 0:  # one core is held up in the first batch until the other is in the second
+            in_time.append(next_batch.wait(20))
+        elif part == 2:
+            next_batch.set()
+
+    predictor.model.register_forward_pre_hook(slow)
+    pictures = [picture_folder / name for name in ("a.png", "b.png", "b.png", "a.png")] * 2
+    with threads(2):
+        results = list(predictor.predict(pictures, top_k=10, batch_size=4))
+    assert in_time == [True]
+    assert [r.file for r in results] == [str(p) for p in pictures]
+    first, second = scores(results[0]), scores(results[1])
+    expected = [first, second, second, first] * 2
+    assert np.allclose([scores(r) for r in results], expected, atol=1e-6)
+
+
+def test_an_answer_does_not_wait_for_the_next_batch(predictor, encoded):
+    answered, in_time = threading.Event(), []
+
+    def read() -> bytes:
+        in_time.append(answered.wait(20))
+        return encoded
+
+    pictures = [*numbered(encoded, [], 4), *[Picture("late", read)] * 4]
+    with threads(2):
+        answers = predictor.predict(pictures, batch_size=4)
+        next(answers)
+        answered.set()
+        assert len(list(answers)) == 7
+    assert in_time == [True] * 4
 
 
 def test_cores_leave_the_number_of_threads_as_it_was(predictor, picture_folder):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -174,17 +174,21 @@ class Predictor:
             )
         names, k = unique_names(self.classes), min(top_k, len(self.classes))
         for slots, logits in self.batches(pictures, "logits", batch_size):
-            scores = logits.sigmoid() if self.info.score == "sigmoid" else logits.softmax(-1)
-            best = scores.topk(min(k, scores.shape[1]))
-            rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            rows = iter(logits)
             for name, error in slots:
-                found = [] if error is not None else list(zip(*next(rows), strict=True))
-                answers = [
-                    Prediction(i, self.classes[i].id, names[i], score)
-                    for score, i in found
-                    if score >= threshold
-                ]
+                answers = () if error is not None else self._best(next(rows), names, k, threshold)
                 yield Result(name, self.name, tuple(answers), error)
+
+    def _best(
+        self, logits: Tensor, names: Sequence[str], k: int, threshold: float
+    ) -> Iterator[Prediction]:
+        """The best classes of one picture. Of many at once, torch would ask for the other cores,
+        and wait for them to be done with the next."""
+        scores = logits.sigmoid() if self.info.score == "sigmoid" else logits.softmax(-1)
+        best = scores.topk(min(k, len(scores)))
+        for score, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            if score >= threshold:
+                yield Prediction(i, self.classes[i].id, names[i], score)
 
     def embed(
         self, pictures: AnyPicture | Iterable[AnyPicture], batch_size: int | None = None

@@ -202,6 +202,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     # Importing torch makes objects by the hundred thousand, none of them garbage.
     gc.set_threshold(100_000, 20, 100)
+    # Meanwhile threads that decode pictures wait for the interpreter, a dozen times for each: not
+    # for 5 ms each time.
+    sys.setswitchinterval(1e-4)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us, as in `>&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
