@@ -264,7 +264,7 @@ def test_pictures_without_labels_that_are_not_imagenets(vit, unlabelled, tiny_ch
     words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32]
     result = vit(*words)
     assert result.exit_code == 1
-    assert f"error: {unlabelled}: 3 pictures, but no class folders\n" in result.stderr
+    assert f"error: {unlabelled}: pictures in it (3), but no class folders\n" in result.stderr
     (unlabelled / "ILSVRC2012_val_00000002.JPEG").rename(unlabelled / "cat.JPEG")
     result = vit(*words, "--labels", "real")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -381,7 +381,7 @@ def test_an_unreadable_picture(vit, tiny_checkpoint, data, tmp_path):
     assert told["unreadable"] == 1 and told["pictures"] == 2
     errors = result.stderr.splitlines()
     assert errors[0].startswith(f"error: {root / 'dog' / 'c.jpg'}: is not a picture")
-    assert errors[1] == "1 pictures could not be read and are not counted"
+    assert errors[1] == "not counted, as they could not be read: 1"
 
 
 def test_data_of_which_nothing_can_be_read(vit, tiny_checkpoint, tmp_path):

@@ -252,6 +252,7 @@ def test_bad_pictures_among_good_ones(predict, picture_folder, tmp_path):
         ("empty", "holds no pictures"),
         ("*.jpeg", "matches no pictures"),
         ("@list.txt", "the list cannot be read: No such file or directory"),
+        ("@blank.txt", "names no pictures"),
         ("https://example.org/cat.jpg", "is on the network, which --offline forbids"),
     ],
 )
@@ -259,6 +260,7 @@ def test_nothing_to_look_at(predict, tmp_path, monkeypatch, argument, complaint)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").touch()
+    (tmp_path / "blank.txt").write_text("\n")
     result = predict(argument, "--offline")
     assert result.exit_code == 1
     assert (result.stdout, result.stderr) == ("", f"error: {argument}: {complaint}\n")
@@ -279,10 +281,14 @@ def test_what_is_read_is_not_written_over(predict, picture_folder, tmp_path):
     shutil.copy(picture_folder / "a.png", picture)
     listed.write_text(f"{picture}\n")
     before = picture.read_bytes()
-    for words in ((picture, "-o", picture), (f"@{listed}", "-o", listed)):
+    for words, why in (
+        ((picture, "-o", picture), "is read"),
+        ((f"@{listed}", "-o", listed), "is read"),
+        ((tmp_path, "-o", picture), "is a picture"),
+    ):
         result = predict(*words)
         assert result.exit_code == 2
-        assert f"'{words[2]}' is read, and would be lost" in result.stderr
+        assert f"'{words[2]}' {why}, and would be lost" in result.stderr
     assert picture.read_bytes() == before and listed.read_text() == f"{picture}\n"
     result = predict(picture, "--features", both, "-o", both)
     assert result.exit_code == 2 and "--output and --features name one file" in result.stderr

@@ -516,6 +516,25 @@ def test_the_rate_is_of_training_alone(tiny_run, monkeypatch):
     assert rates == {1: 4, 10: 4, 20: 4}
 
 
+def test_states_that_take_long_to_write_are_written_less_often(tiny_run, colours, monkeypatch):
+    """A step takes 10 seconds here, a state 30."""
+    clock, mixed, saved = [0.0], loop.mix, []
+
+    def mix(*arguments):
+        clock[0] += 10
+        return mixed(*arguments)
+
+    def save_state(path, run, optimizer, progress):
+        clock[0] += 30
+        saved.append(progress.step)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(loop, "mix", mix)
+    monkeypatch.setattr(loop, "save_state", save_state)
+    train(tiny_run(data=DataConfig(str(colours), val_fraction=0), steps=150, batch_size=4))
+    assert saved == [0, 7, 68, 129, 150]
+
+
 def test_resolution_between_patches_fails_before_anything_is_written(tiny_run):
     run = tiny_run(resolution=(17, 17), data=DataConfig("no such folder"))
     with pytest.raises(ConfigError, match="height 17 is not a multiple of the patch size 8"):

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitcli.checkpoints import timm_architectures, timm_names
+from vitcli.checkpoints import timm_architectures
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
 from vitcli.errors import CheckpointError, ModelNotFoundError
 
@@ -74,12 +74,6 @@ class RegistryEntry:
     def architecture(self) -> str:
         """timm's name."""
         return self.repo.partition("/")[2].partition(".")[0]
-
-    @property
-    def is_vit(self) -> bool:
-        """Whether it is a plain ViT; else a hybrid or a ResNet."""
-        args = timm_names.architectures().get(self.architecture)
-        return args is not None and args["stem"] is None
 
     @property
     def model(self) -> Architecture:

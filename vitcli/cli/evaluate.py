@@ -184,5 +184,5 @@ def evaluate(
     evaluation.draw(reports, stored, plot, reliability, quiet)
     unreadable = {name for report in reports for name, _ in report.errors}
     if unreadable:
-        output.note(f"{len(unreadable):,} pictures could not be read and are not counted")
+        output.note(f"not counted, as they could not be read: {len(unreadable):,}")
         raise typer.Exit(1)

@@ -43,11 +43,17 @@ def parse_resolution(text: str) -> Size:
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
-    """Refuses to write over a file that the command reads."""
+    """Refuses to write text over a file that the command reads, or over any picture."""
     if written and os.path.isfile(written):
+        from vitcli.data.records import is_picture
+
         target = os.path.realpath(written)
         if any(target == os.path.realpath(name) for name in read if name):
             raise typer.BadParameter(f"'{written}' is read, and would be lost", param_hint=option)
+        if is_picture(target):
+            raise typer.BadParameter(
+                f"'{written}' is a picture, and would be lost", param_hint=option
+            )
 
 
 def drawable(path: str | None) -> str | None:

@@ -115,7 +115,7 @@ def _class_folders(root: Path, place: Path, warnings: list[str]) -> dict[str, Na
         warnings.append(f"{place}: no pictures in {listed(empty)}: left out")
     loose = _loose(place) if filled else 0
     if loose:
-        warnings.append(f"{place}: {loose:,} pictures outside the class folders are left out")
+        warnings.append(f"{place}: left out, as they are outside the class folders: {loose:,}")
     return filled
 
 
@@ -142,7 +142,7 @@ def _loose(place: Path) -> int:
 
 def _why_empty(place: Path) -> str:
     loose = _loose(place)
-    return f"{loose:,} pictures, but no class folders" if loose else "no pictures in it"
+    return f"pictures in it ({loose:,}), but no class folders" if loose else "no pictures in it"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def find_pictures(arguments: Iterable[str], offline: bool = False) -> Iterator[P
     """
     for argument in arguments:
         if argument.startswith("@"):
-            yield from _listed(argument[1:], offline)
+            yield from _or_complaint(_listed(argument[1:], offline), argument, "names no pictures")
         else:
             yield from _found(argument, offline)
 

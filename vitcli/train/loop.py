@@ -41,7 +41,9 @@ OnEvent = Callable[[Event], None]
 LOWER = "try a lower --lr, a longer --warmup, or --precision fp32"
 
 SAVE_SECONDS = 60.0
-"""Between states, where the configuration does not say after how many steps."""
+"""Between states, at least, where the configuration does not say after how many steps."""
+SAVE_SHARE = 0.05
+"""Of a run's time that writing them may take then."""
 
 
 @dataclass
@@ -129,7 +131,7 @@ def _train(
         if config.keep_head and run.val is not None and progress.step == 0:
             _validate(run, inputs, folder, progress, tell)  # where what is kept starts from
         set_training(model, config.freeze)
-        meter, saved_at = _Meter(progress.step, batch, steps), time.monotonic()
+        meter, saved_at, saving = _Meter(progress.step, batch, steps), time.monotonic(), 0.0
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
                 meter.leave_out(meter.since)  # the wait for the first batch
@@ -166,12 +168,14 @@ def _train(
                 meter.leave_out(begun)
             ends = step == steps or progress.lost_patience(config)
             stops = stop.signal is not None
-            late = time.monotonic() - saved_at > SAVE_SECONDS
+            late = time.monotonic() - saved_at > max(SAVE_SECONDS, saving / SAVE_SHARE)
             due = step % config.save_every == 0 if config.save_every else late
             best = progress.best_step == step  # a GPU may not come here again: both are kept
             if (due or best or ends or stops) and meter.finite():
+                begun = time.monotonic()
                 save_state(folder.state, run, optimizer, progress)
                 saved_at = time.monotonic()
+                saving = saved_at - begun
             if ends:
                 break
             if stops:
