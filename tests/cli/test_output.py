@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 
@@ -50,6 +52,19 @@ def test_colours_only_where_they_belong(terminal, monkeypatch):
 
 def test_names_cannot_command_a_terminal():
     assert output.printable("a\x1b[2Jb\rc\nd\x9b") == "a\\x1b[2Jb\\x0dc\nd\\x9b"
+
+
+def test_entries_are_folded_between_words_on_a_terminal(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    text = f"a few words, an/{'x' * 50}, self-explanatory\x1b"
+    assert output.entry("plan", text, 11, io.StringIO()) == f"plan       {text[:-1]}\\x1b"
+    assert output.entry("plan", text, 11, terminal("stderr")).splitlines() == [
+        "plan       a few words,",
+        f"           an/{'x' * 50},",
+        "           self-explanatory\\x1b",
+    ]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "\n" not in output.entry("plan", text, 11, sys.stderr)
 
 
 def test_plain_tables_have_columns(capsys):

@@ -6,6 +6,7 @@ import dataclasses
 import json as json_format
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,6 +55,8 @@ Epochs = Annotated[
 
 SHOWN_CLASSES = 10
 """More are counted and not named one by one."""
+COPIED = ("file", "command", "then")
+"""Lines that people copy: they are not folded."""
 
 
 def info(
@@ -91,7 +94,10 @@ def info(
         output.json_line(told)
         return
     for name, text in as_lines(told):
-        output.line(f"{name:<20}{output.printable(text)}".rstrip())
+        if name in COPIED:
+            output.line(f"{name:<20}{output.printable(text)}")
+        else:
+            output.line(output.entry(name, text, 20, sys.stdout))
 
 
 def _variant(name: str) -> Architecture | None:

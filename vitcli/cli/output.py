@@ -10,7 +10,9 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -39,6 +41,16 @@ def json_line(value: Any, file: TextIO | None = None) -> None:
     if any("\ud800" <= c <= "\udfff" for c in text):  # a file name that is no text
         text = json.dumps(_finite(value))
     line(text, file)
+
+
+def entry(name: str, text: str, indent: int, stream: TextIO) -> str:
+    """A name and, `indent` columns from the left, what there is to say; on a terminal folded there
+    between words."""
+    text, room = printable(text), shutil.get_terminal_size().columns - indent
+    if stream.isatty() and room >= 30:
+        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+        text = f"\n{'':<{indent}}".join(lines)
+    return f"{name:<{indent}}{text}".rstrip()
 
 
 def note(text: str, quiet: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,20 +52,21 @@ def plan_text(event: Mapping[str, Any]) -> str:
         rate = f"learning rates {numbers(event['sweep'])}"
         then = ", then the best on everything" if event["retrain"] else ""
         runs = f" for {len(event['sweep'])} runs{then}"
-    return "\n".join(
-        [
-            f"model      {event['model']}, {event['parameters']:,} parameters{some}, "
-            f"{size[0]} x {size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a "
-            "picture",
-            f"data       {event['train_pictures']:,} pictures to train on, "
-            f"{event['val_pictures']:,} to validate, {event['classes']:,} classes",
-            f"plan       {event['steps']:,} steps of {event['batch_size']}{parts} "
-            f"({event['epochs']:.3g} epochs), {event['optimizer']}, {rate}, "
-            f"warm-up {event['warmup']} steps",
-            f"machine    {event['device']}, {event['precision']}; about "
-            f"{output.duration(event['estimated_seconds'])}{runs}",
-        ]
-    )
+    lines = {
+        "model": f"{event['model']}, {event['parameters']:,} parameters{some}, {size[0]} x "
+        f"{size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a picture",
+        "data": f"{event['train_pictures']:,} pictures to train on, {event['val_pictures']:,} to "
+        f"validate, {event['classes']:,} classes",
+        "plan": f"{event['steps']:,} steps of {event['batch_size']}{parts} ({event['epochs']:.3g} "
+        f"epochs), {event['optimizer']}, {rate}, warm-up {event['warmup']} steps",
+        "machine": f"{event['device']}, {event['precision']}; about "
+        f"{output.duration(event['estimated_seconds'])}{runs}",
+    }
+    return "\n".join(_line(name, text) for name, text in lines.items())
+
+
+def _line(name: str, text: str) -> str:
+    return output.entry(name, text, 11, sys.stderr)
 
 
 def stored_text(outcome: Outcome) -> str:
@@ -107,16 +109,17 @@ def preset_text(event: Mapping[str, Any]) -> str:
     height, width = event["resolution"]
     length = "steps by --epochs" if event["steps"] is None else f"{event['steps']:,} steps"
     warmup = "by the auto rule" if event["warmup"] is None else f"{event['warmup']} steps"
-    lines = [
-        f"preset     {event['preset']}: {length} of {event['batch_size']}, {height} x {width} px, "
+    told = (
+        f"{event['preset']}: {length} of {event['batch_size']}, {height} x {width} px, "
         f"learning rate {numbers(event['lr'])}, warm-up {warmup}, {event['schedule']} decay, "
         f"{event['optimizer']}, momentum {event['momentum']:g}, weight decay "
         f"{event['weight_decay']:g}, clipped at norm {event['clip_norm']:g}, "
         f"{event['val_fraction']:.0%} held out"
-    ]
+    )
+    lines = [_line("preset", told)]
     if event["overridden"]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in event["overridden"])
-        lines.append(f"           of these by option: {names}")
+        lines.append(_line("", f"of these by option: {names}"))
     return "\n".join(lines)
 
 
