@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import queue
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 from scipy.special import softmax
 
 import vitcli
@@ -157,8 +158,12 @@ def test_order_is_kept_and_what_waits_is_bounded(encoded):
 def test_large_pictures_wait_in_bounded_memory(encoded):
     drawn: list[int] = []
     size = (2048, 2048)
-    with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1):
-        assert len(drawn) == 16  # 16 x 12 MB, and no more
+    with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1) as decoder:
+        assert len(decoder.take(16)) == 16
+        while len(drawn) < 32:  # 16 x 12 MB, and no more
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert len(drawn) == 32
 
 
 def test_decoding_happens_in_threads(encoded):
@@ -171,6 +176,39 @@ def test_decoding_happens_in_threads(encoded):
     with Decoder(iter([Picture("x", read)]), Preprocess(size=(8, 8)), 1) as decoder:
         decoder.take(1)
     assert names == {"decode"}
+
+
+def test_a_list_in_a_pipe_is_answered_as_it_is_written(predictor, picture_folder):
+    """Whoever writes one name and waits for the answer gets it."""
+    asked, answered = queue.Queue(), []
+    names = [str(picture_folder / name) for name in ("a.png", "b.png", "a.png")]
+    answers = predictor.predict(iter(asked.get, None))
+    for name in names:
+        asked.put(name)
+        answered.append(next(answers).file)
+    asked.put(None)
+    assert answered == names and list(answers) == []
+
+
+def test_what_an_iterator_raises_comes_after_its_pictures(predictor, picture_folder):
+    def pictures() -> Iterator[Path]:
+        yield from [picture_folder / "a.png"] * 5
+        raise KeyError("the caller's")
+
+    answers = predictor.predict(pictures(), batch_size=4)
+    assert [next(answers).error for _ in range(5)] == [None] * 5
+    with pytest.raises(KeyError, match="the caller's"):
+        next(answers)
+
+
+def test_frames_of_one_picture_are_looked_at_one_by_one(predictor, picture_folder, tmp_path):
+    frames = [Image.open(picture_folder / f"{name}.png").convert("RGB") for name in "abab"]
+    frames[0].save(tmp_path / "x.tiff", save_all=True, append_images=frames[1:])
+    expected = [scores(r) for r in predictor.predict(frames, top_k=10)]
+    moving = ImageSequence.Iterator(Image.open(tmp_path / "x.tiff"))
+    assert [scores(r) for r in predictor.predict(moving, top_k=10)] == expected
+    same = [Image.open(picture_folder / "a.png")] * 16
+    assert {tuple(scores(r)) for r in predictor.predict(same, top_k=10)} == {tuple(expected[0])}
 
 
 def test_an_answer_comes_before_the_last_picture_is_asked_for(predictor, picture_folder):
@@ -278,10 +316,11 @@ def test_an_answer_does_not_wait_for_the_next_batch(predictor, encoded):
 
 def test_cores_leave_the_number_of_threads_as_it_was(predictor, picture_folder):
     with threads(2):
-        list(predictor.predict([picture_folder / "a.png"] * 9))
-        assert torch.get_num_threads() == 2
-        with ThreadPoolExecutor(1) as later:
-            assert later.submit(torch.get_num_threads).result() == 2
+        answers = predictor.predict([picture_folder / "a.png"] * 9, batch_size=4)
+        for _ in answers:
+            assert torch.get_num_threads() == 2
+            with ThreadPoolExecutor(1) as later:
+                assert later.submit(torch.get_num_threads).result() == 2
 
 
 def test_importing_the_module_imports_nothing_heavy():

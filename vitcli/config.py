@@ -271,7 +271,7 @@ class TrainConfig:
         check_choices(self)
         check_range(self, 1, math.inf, "steps", "batch_size", "accumulate", "eval_every")
         check_range(self, 1, math.inf, "save_every", "patch_size", "save_patch_size")
-        check_range(self, 0.0, math.inf, "warmup", "weight_decay", "momentum")
+        check_range(self, 0.0, math.inf, "warmup", "weight_decay", "momentum", "seed")
         for name in ("epochs", "lr", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,6 +49,9 @@ CORE_BATCH = 4
 """Pictures that a CPU computes at once, by core: with more, they outgrow its caches."""
 AHEAD_BYTES = 64 << 20
 """Memory for decoded pictures that wait for the model."""
+PAUSE = 0.25
+"""Seconds without another picture (a list that is being written) after which those that are there
+are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def predict(
     Args:
         spec: a file, a folder, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
         pictures: names as on the command line (files, folders, patterns, URLs), encoded bytes, or
-            Pillow's images; one, or any number.
+            Pillow's images; one, or any number. An iterator is advanced in a thread of its own.
         top_k: classes for each picture.
         threshold: leave out classes with a lower score.
         batch_size: pictures that the model sees at once; None: by device.
@@ -302,14 +306,19 @@ class Cores:
 
         self.count = torch.get_num_threads() if device.type == "cpu" else 1
         self.pool = ThreadPoolExecutor(self.count, "compute", torch.set_num_threads, (1,))
+        if self.count > 1:
+            all_there = threading.Barrier(self.count)
+
+            def settle(_: int) -> int:
+                all_there.wait()
+                return torch.get_num_threads()  # from the first question on, its number is its own
+
+            list(self.pool.map(settle, range(self.count)))
+            torch.set_num_threads(self.count)  # of threads to come, too
 
     def close(self) -> None:
-        """Gives the cores back."""
-        import torch
-
+        """Lets the threads end."""
         self.pool.shutdown(wait=False, cancel_futures=True)
-        if self.count > 1:  # what a thread sets for itself, those that come after it have too
-            torch.set_num_threads(self.count)
 
     def start(
         self, compute: Callable[[list[Pixels]], Tensor], batch: list[Pixels]
@@ -349,7 +358,7 @@ def as_pictures(
             yield from find_pictures([str(picture)], offline)
         else:
             name = getattr(picture, "filename", "") or f"<{type(picture).__name__}>"
-            yield Picture(name, partial(_given, picture))
+            yield Picture(name, partial(_given, picture), shared=not isinstance(picture, bytes))
 
 
 def _given(picture: Any) -> Any:
@@ -357,7 +366,7 @@ def _given(picture: Any) -> Any:
 
 
 class Decoder:
-    """Reads, decodes and fits pictures in threads, in order and a bounded number ahead."""
+    """Finds, reads, decodes and fits pictures in threads, in order and a bounded number ahead."""
 
     def __init__(self, pictures: Iterator[Picture], preprocess: Preprocess, batch: int) -> None:
         # Imported here: threads that import parts of one package at a time may meet half of it.
@@ -368,8 +377,12 @@ class Decoder:
         self.pictures = pictures
         self.fit = Fit(preprocess)
         self.pool = ThreadPoolExecutor(min(32, cpu_cores()), "decode")
+        self.room = threading.Semaphore(ahead)
+        self.changed = threading.Condition()  # guards what follows
         self.waiting: deque[Future[Decoded]] = deque()
-        self._start(ahead)
+        self.ended = False
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._find, name="find", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
@@ -378,22 +391,50 @@ class Decoder:
         self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self.room.release()  # for `_find`, which finds that the pool is closed
 
     def take(self, count: int) -> list[Decoded]:
-        """The next pictures, at most `count`; fewer only at the end, and none after it."""
-        taken: list[Decoded] = []
-        while self.waiting and len(taken) < count:
-            taken.append(self.waiting.popleft().result())
-            self._start(1)
-        return taken
+        """The next pictures, at most `count`; fewer at the end or where no more are found for
+        `PAUSE` seconds, and none after the end.
+
+        Raises:
+            Exception: whatever the iterator of pictures raised, after those that it gave.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.ended)
+            while len(self.waiting) < count and not self.ended:
+                if not self.changed.wait(PAUSE):
+                    break
+            taken = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
+        if taken:
+            self.room.release(len(taken))
+        elif self.failure is not None:
+            raise self.failure
+        return [picture.result() for picture in taken]
 
     def ready(self, count: int) -> bool:
-        """Whether `take` would not wait."""
-        return all(picture.done() for picture in islice(self.waiting, count))
+        """Whether `take` would give pictures without waiting."""
+        with self.changed:
+            found = len(self.waiting) >= count or (self.ended and len(self.waiting) > 0)
+            return found and all(picture.done() for picture in islice(self.waiting, count))
 
-    def _start(self, count: int) -> None:
-        for picture in islice(self.pictures, count):
-            self.waiting.append(self.pool.submit(self._decode, picture))
+    def _find(self) -> None:
+        failure = None
+        try:
+            while self.room.acquire() and (picture := next(self.pictures, None)) is not None:
+                decoded: Future[Decoded] = Future()
+                if picture.shared:
+                    decoded.set_result(self._decode(picture))
+                else:
+                    decoded = self.pool.submit(self._decode, picture)
+                with self.changed:
+                    self.waiting.append(decoded)
+                    self.changed.notify()
+        except BaseException as error:  # of the caller's iterator; he is told by `take`
+            failure = error
+        with self.changed:
+            self.ended, self.failure = True, failure
+            self.changed.notify()
 
     def _decode(self, picture: Picture) -> Decoded:
         import numpy as np

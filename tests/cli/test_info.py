@@ -55,6 +55,28 @@ PAPER = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--epochs", 7), "--epochs are of --images N: give both"),
+        (("--images", "1e400"), "are numbers, not infinite"),
+    ],
+)
+def test_costs_of_no_run(vit, words, complaint):
+    result = vit("info", "B/16", *words)
+    assert result.exit_code == 2 and complaint in result.stderr
+
+
+def test_a_configuration_is_no_checkpoint(vit, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    result = vit("info", tmp_path / "config.json")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: {tmp_path}/config.json: is no checkpoint\n"
+        f"give the folder that it lies in: {tmp_path}\n"
+    )
+
+
 @pytest.mark.parametrize(("variant", "epochs", "exaflops"), PAPER)
 def test_costs_of_the_papers_runs(vit, variant, epochs, exaflops):
     words = ("info", variant, "--images", "303e6", "--epochs", epochs)

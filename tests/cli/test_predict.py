@@ -112,6 +112,11 @@ def test_csv(predict, picture_folder, expected, tmp_path):
     assert rows[2]["file"] == str(missing) and rows[2]["error"] == "there is no such file"
 
 
+def test_csv_has_a_line_for_a_picture_without_an_answer(predict, picture_folder):
+    result = predict(picture_folder / "a.png", "--csv", "--threshold", 1)
+    assert result.stdout.splitlines()[1:] == [f"{picture_folder}/a.png,,,,,,"]
+
+
 def test_json_and_csv_together_are_a_wrong_call(predict, picture_folder):
     result = predict(picture_folder, "--json", "--csv")
     assert result.exit_code == 2 and "choose one of --json and --csv" in result.stderr

@@ -10,7 +10,9 @@ import pytest
 from cli.training_runs import SHORT, TINY, vit
 from vitcli.checkpoints import hub
 from vitcli.cli.training import build_config
+from vitcli.errors import OutputError
 from vitcli.train import inputs
+from vitcli.train.folder import RunFolder
 
 
 def failure(result) -> str:
@@ -148,6 +150,21 @@ def test_a_stop_before_the_first_step_says_how_to_go_on(
     assert result.exit_code != 0 and "Traceback" not in result.stderr
     assert f"stopped; go on with: vit finetune --resume {folder}\n" in result.stderr
     assert vit("finetune", "--resume", folder).exit_code == 0
+
+
+def test_a_full_disk_says_how_to_go_on(pictures, parent, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+
+    def full(*arguments):
+        raise OutputError("cannot be written: No space left on device", where="metrics.jsonl")
+
+    monkeypatch.setattr(RunFolder, "append_metrics", full)
+    result = vit("finetune", "--data", pictures, "--model", parent, *SHORT, "-o", folder)
+    assert result.exit_code == 1
+    assert result.stderr.endswith(
+        "error: metrics.jsonl: cannot be written: No space left on device\n"
+        f"stopped; go on with: vit finetune --resume {folder}\n"
+    )
 
 
 def test_a_picture_that_cannot_be_read_says_how_to_go_on(pictures, parent, tmp_path):

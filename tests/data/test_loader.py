@@ -126,6 +126,18 @@ def test_evaluation_splits_by_sample(source: Source, world: int) -> None:
     assert max(map(len, seen)) - min(map(len, seen)) <= 1
 
 
+@pytest.mark.parametrize("size", [4, 11])
+def test_batches_do_not_stay_in_the_memory_that_processes_share(source: Source, size: int) -> None:
+    """Containers have 64 MB of it, which may be less than a batch."""
+    assert not any(images.is_shared() for images, _, _ in eval_batches(source, EVAL, size, 2))
+
+
+def test_without_an_order_no_process_starts(source: Source) -> None:
+    with pytest.raises(ValueError, match="non-negative"):
+        list(train_batches(source, TRAIN, 4, -1, 0, 3, workers=2))
+    assert not multiprocessing.active_children()
+
+
 def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source: Source) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()

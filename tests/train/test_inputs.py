@@ -36,8 +36,9 @@ def probe(tiny_run, tmp_path):
     return make
 
 
-def test_features_are_the_same_run_as_pictures(probe, monkeypatch):
-    fields = {"balanced_sampling": True, "eval_every": 10, "ema": 0.9}
+@pytest.mark.parametrize("preprocess", [{}, {"crop_mode": "center", "crop_pct": 0.7}])
+def test_features_are_the_same_run_as_pictures(probe, monkeypatch, preprocess):
+    fields = {"balanced_sampling": True, "eval_every": 10, "ema": 0.9, "preprocess": preprocess}
     once, always = probe("once", **fields), probe("always", **fields)
     counted = []
     events = []

@@ -21,8 +21,8 @@ from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.models.vit import ViT
-from vitcli.train import inputs, lock, loop, report
-from vitcli.train.folder import read_train_config
+from vitcli.train import inputs, lock, loop, report, setup
+from vitcli.train.folder import RunFolder, read_train_config
 from vitcli.train.loop import train
 
 
@@ -533,6 +533,44 @@ def test_states_that_take_long_to_write_are_written_less_often(tiny_run, colours
     monkeypatch.setattr(loop, "save_state", save_state)
     train(tiny_run(data=DataConfig(str(colours), val_fraction=0), steps=150, batch_size=4))
     assert saved == [0, 7, 68, 129, 150]
+
+
+def test_another_precision_is_told_when_a_run_is_resumed(tiny_run, monkeypatch):
+    run, events = tiny_run(precision="auto"), []
+    monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.float32)
+    train(run, on_event=interrupt_at(1))
+    monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.bfloat16)
+    train(run, resume=True, on_event=events.append)
+    (told,) = [event["text"] for event in events if event["event"] == "warning"]
+    assert told.startswith("the run goes on in bfloat16, and was begun in float32")
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_nothing(tiny_run, monkeypatch):
+    run = tiny_run()
+
+    def full(*arguments):
+        raise OutputError("cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_state", full)
+        with pytest.raises(OutputError):
+            train(run)
+    assert not [file for file in Path(run.output).iterdir() if file.name != ".lock"]
+    train(run)
+
+
+def test_a_run_in_the_datas_folder(tiny_run, colours):
+    before = sorted(colours.iterdir())
+    with pytest.raises(RunError, match="is the data's folder"):
+        train(tiny_run(output=str(colours)))
+    assert sorted(colours.iterdir()) == before
+
+
+def test_names_that_are_no_text_are_written_down(tiny_run):
+    folder = RunFolder(tiny_run().output)
+    folder.start()
+    folder.write_json(folder.split, {"val": ["caf\udce9.jpg", "é"]})
+    assert folder.read_split() == {"val": ["caf\udce9.jpg", "é"]}
 
 
 def test_resolution_between_patches_fails_before_anything_is_written(tiny_run):

@@ -114,7 +114,11 @@ def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
 def _read_index(path: Path) -> dict[str, str]:
     """Names of tensors and of the files that they are in, from `model.safetensors.index.json`."""
     try:
-        names: dict[str, str] = json.loads(path.read_text("utf-8"))["weight_map"]
+        index = json.loads(path.read_text("utf-8"))
+        if isinstance(index, dict) and "weight_map" not in index:
+            hint = f"give the folder that it lies in: {path.parent}"
+            raise CheckpointError("is no checkpoint", where=path, hint=hint)
+        names: dict[str, str] = index["weight_map"]
         if any(Path(file).name != file for file in names.values()):
             raise ValueError("it names files outside its folder")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

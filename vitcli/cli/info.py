@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import math
 import os
 import re
 import sys
@@ -50,7 +51,8 @@ Images = Annotated[
     typer.Option("--images", min=0, metavar="N", help="Pictures of a training set, as in 303e6."),
 ]
 Epochs = Annotated[
-    float, typer.Option("--epochs", min=0, metavar="N", help="Passes over them.", show_default=True)
+    float | None,
+    typer.Option("--epochs", min=0, metavar="N", help="Passes over them.  [default: 1]"),
 ]
 
 SHOWN_CLASSES = 10
@@ -63,7 +65,7 @@ def info(
     model: Described,
     resolution: Resolution = None,
     images: Images = None,
-    epochs: Epochs = 1.0,
+    epochs: Epochs = None,
     json: options.Json = False,
     offline: options.Offline = False,
     allow_pickle: options.AllowPickle = False,
@@ -75,6 +77,10 @@ def info(
     Headers are read, not weights. With --images (and --epochs), the cost of training as well:
     3 x forward x images x epochs, convolutions and matrix products without the head.
     """
+    if epochs is not None and images is None:
+        raise typer.BadParameter("--epochs are of --images N: give both")
+    if not all(math.isfinite(number or 0) for number in (images, epochs)):
+        raise typer.BadParameter("--images and --epochs are numbers, not infinite")
     size = parse_resolution(resolution) if resolution else None
     checkpoint, config = None, _variant(model)
     told: dict[str, Any] = {"model": model}
@@ -88,6 +94,7 @@ def info(
     if checkpoint is not None:
         told |= describe_checkpoint(checkpoint) | describe_storage(Path(told["file"]))
     if images is not None:
+        epochs = 1.0 if epochs is None else epochs
         flops = training_flops(config, images, epochs)
         told["training"] = {"images": images, "epochs": epochs, "exaflops": flops / 1e18}
     if json:
@@ -186,7 +193,8 @@ def as_lines(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if run := told.get("training"):
         yield (
             "training",
-            f"{run['exaflops']:,.4g} exaFLOPs for {run['epochs']:g} epochs of "
+            f"{run['exaflops']:,.4g} exaFLOPs for {run['epochs']:g} "
+            f"epoch{'s' if run['epochs'] != 1 else ''} of "
             f"{run['images']:,.0f} pictures",
         )
 

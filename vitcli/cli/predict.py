@@ -173,11 +173,11 @@ def as_object(answer: Result | Embedding, row: int) -> dict[str, Any]:
 
 
 def as_rows(answer: Result | Embedding, row: int) -> list[list[Any]]:
-    """An answer as CSV has it: a line for each class, or for the error."""
+    """An answer as CSV has it: a line for each class; one where there is none, or an error."""
     error = answer.error.what if answer.error is not None else ""
     if isinstance(answer, Embedding):
         return [[answer.file, row, error]]
-    if error:
+    if not answer.predictions:
         return [[answer.file, "", "", "", "", "", error]]
     return [
         [answer.file, rank, p.index, p.id, p.label, p.score, ""]

@@ -220,19 +220,19 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
 
 @contextlib.contextmanager
 def _resume_told(task: str, folder: str) -> Iterator[None]:
-    """Says how to go on where Ctrl-C or SIGTERM came while no step could be ended first, and after
-    a picture that cannot be read."""
-    from vitcli.errors import PictureError, RunError
+    """Says how to go on where Ctrl-C or SIGTERM came while no step could be ended first, after a
+    picture that cannot be read, and once the disk is full."""
+    from vitcli.errors import OutputError, PictureError, RunError, VitError
     from vitcli.train.folder import RunFolder
 
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, PictureError) as end:
+    except (KeyboardInterrupt, SystemExit, PictureError, OutputError) as end:
         with contextlib.suppress(RunError):
             RunFolder(folder).check_resumable()
             told = f"stopped; go on with: vit {task} --resume {shlex.quote(folder)}"
             # Of an error, the boundary says first what it is.
-            end.add_note(told) if isinstance(end, PictureError) else output.note(told)
+            end.add_note(told) if isinstance(end, VitError) else output.note(told)
         raise
 
 

@@ -365,7 +365,8 @@ Cutmix = Annotated[
     float | None, _option("--cutmix", metavar="X", help="Alpha of cutmix.", default=_PICTURE.cutmix)
 ]
 Seed = Annotated[
-    int | None, _option("--seed", metavar="N", help="Decides all randomness.", default=_RUN.seed)
+    int | None,
+    _option("--seed", metavar="N", min=0, help="Decides all randomness.", default=_RUN.seed),
 ]
 TrainDevice = Annotated[
     str | None,

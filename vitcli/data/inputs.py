@@ -33,6 +33,8 @@ class Picture:
 
     name: str
     read: Callable[[], Any]
+    shared: bool = False
+    """Whether it is the caller's, who may change it for the next: it is to be read at once."""
 
 
 def find_pictures(arguments: Iterable[str], offline: bool = False) -> Iterator[Picture]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import signal
 import sys
@@ -48,7 +49,7 @@ class _Order:
 
 def train_batches(
     source: Source,
-    transform: TrainTransform,
+    transform: TrainTransform | EvalTransform,
     batch_size: int,
     seed: int,
     start_step: int,
@@ -148,7 +149,7 @@ def eval_batches(
     first, end = len(source) * rank // world, len(source) * (rank + 1) // world
     starts = range(first, end, batch_size)
     batches = ((np.arange(start, min(start + batch_size, end)), None) for start in starts)
-    amounts = _amounts(transform.preprocess.size, batch_size, workers)
+    amounts = _amounts(transform.size, batch_size, workers)
     return _load(_Pictures(source, transform, 0), batches, amounts, workers)
 
 
@@ -204,6 +205,8 @@ def _load(
             if isinstance(chunk, VitError):
                 raise chunk
             images, labels, indices, last = chunk
+            if workers:
+                images = images.clone()  # makes room in the memory that processes share
             gathered.append((images, torch.from_numpy(labels), torch.from_numpy(indices)))
             if last:
                 yield gathered[0] if len(gathered) == 1 else _joined(gathered)
@@ -244,14 +247,17 @@ def _amounts(size: Size, batch_size: int, workers: int) -> tuple[int, int]:
 
 
 def _in_processes(
-    pictures: _Pictures, orders: Iterable[_Order], workers: int, prefetch: int
+    pictures: _Pictures, orders: Iterator[_Order], workers: int, prefetch: int
 ) -> Generator[Chunk | VitError]:
+    # Drawn here: if there is none to draw, no process is to be left behind.
+    if (first := next(orders, None)) is None:
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
             pictures,
             batch_size=None,
-            sampler=orders,
+            sampler=itertools.chain([first], orders),
             num_workers=workers,
             prefetch_factor=prefetch,
             collate_fn=_unchanged,

@@ -64,7 +64,7 @@ class EvalTransform:
     """Resize and crop of a model's pre-processing, see `Fit`: the pixels of timm's transform."""
 
     def __init__(self, preprocess: Preprocess) -> None:
-        self.preprocess = preprocess
+        self.size = preprocess.size
         self.fit = Fit(preprocess)
 
     def __call__(self, picture: Encoded) -> torch.Tensor:

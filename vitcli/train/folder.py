@@ -66,8 +66,11 @@ class RunFolder:
         """Whether a run, or a sweep and what follows it, came to its end here."""
         return self.model.exists() and not self.state.exists()
 
-    def check_free(self, force: bool) -> None:
-        """Raises RunError where the folder holds a run and `force` is not set."""
+    def check_free(self, force: bool, data: str) -> None:
+        """Raises RunError where the folder is that of the data, or holds a run and `force` is not
+        set."""
+        if self.path.resolve() == Path(data).resolve():
+            raise RunError("is the data's folder", where=self.path, hint="choose another --output")
         if (self.state.exists() or self._holds_a_sweep()) and not force:
             raise RunError(
                 "holds an unfinished run",
@@ -92,14 +95,18 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.take()
-            if self.sweep.exists():
-                shutil.rmtree(self.path / "sweep", ignore_errors=True)
-            for file in (*self.files, *self.tensorboard.glob("events.out.tfevents.*")):
-                file.unlink(missing_ok=True)
+            self.clear()
         except OSError as error:
             raise OutputError(
                 f"cannot be used as a run's folder: {error.strerror}", where=self.path
             ) from error
+
+    def clear(self) -> None:
+        """Removes what a run writes, and nothing else."""
+        if self.sweep.exists():
+            shutil.rmtree(self.path / "sweep", ignore_errors=True)
+        for file in (*self.files, *self.tensorboard.glob("events.out.tfevents.*")):
+            file.unlink(missing_ok=True)
 
     def check_resumable(self) -> None:
         """Raises RunError where there is nothing to go on with."""
@@ -123,8 +130,11 @@ class RunFolder:
 
     def write_json(self, path: Path, content: Any) -> None:
         """Writes JSON, whole or not at all."""
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        if any("\ud800" <= c <= "\udfff" for c in text):  # a file name that is no text
+            text = json.dumps(content, indent=2)
         with whole_file(path) as file:
-            file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+            file.write((text + "\n").encode())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Adds one line to metrics.jsonl."""

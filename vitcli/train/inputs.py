@@ -77,14 +77,17 @@ def counting(what: str, total: int, report: Report) -> Callable[[int], None]:
 
 def has_fixed_features(run: Run) -> bool:
     """Whether a picture's features are the same at every step, and fit into memory."""
+    pictures = len(run.train) + (len(run.val) if run.val is not None else 0)
+    needed = 4 * pictures * run.info.model.feature_dim
+    return _changes_nothing(run) and needed < free_memory(run.device) / 4
+
+
+def _changes_nothing(run: Run) -> bool:
     config, augment = run.config, run.config.augment
     changed = augment.flip or augment.randaugment or augment.erasing or augment.crop_area != (1, 1)
     mixed = augment.mixup or augment.cutmix or config.dropout
-    if config.freeze != "backbone" or changed or mixed or getattr(run.model, "head_dist", None):
-        return False
-    pictures = len(run.train) + (len(run.val) if run.val is not None else 0)
-    needed = 4 * pictures * run.info.model.feature_dim
-    return needed < free_memory(run.device) / 4
+    two_heads = bool(getattr(run.model, "head_dist", None))
+    return not (config.freeze != "backbone" or changed or mixed or two_heads)
 
 
 class Pictures:
@@ -99,9 +102,11 @@ class Pictures:
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         run, config = self.run, self.run.config
+        # The pixels that `Features` sees: how much memory is free decides nothing but the time.
+        still = EvalTransform(run.preprocess) if _changes_nothing(run) else None
         for pixels, labels, _ in train_batches(
             run.train,
-            run.train_transform,
+            still or run.train_transform,
             batch_size=config.batch_size or 1,
             seed=config.seed,
             start_step=first,

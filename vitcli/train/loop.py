@@ -21,7 +21,7 @@ from torch import Tensor
 from vitcli.config import TrainConfig
 from vitcli.data.transforms import batch_rng, mix
 from vitcli.devices import ran_out_of_memory
-from vitcli.errors import NOT_FINITE, DivergedError
+from vitcli.errors import NOT_FINITE, DivergedError, OutputError
 from vitcli.train import report, setup
 from vitcli.train.folder import RunFolder
 from vitcli.train.inputs import Computed, Inputs, make_inputs
@@ -91,7 +91,7 @@ def train(
     """
     folder = RunFolder(config.output)
     with folder.lock:
-        folder.check_resumable() if resume else folder.check_free(force)
+        folder.check_resumable() if resume else folder.check_free(force, config.data.path)
         run = setup.prepare(config, folder, resume, offline, on_event)
         computed = {} if computed is None else computed
         return _train(run, folder, resume, on_event, computed)
@@ -108,9 +108,14 @@ def _train(
     else:
         progress = Progress()
         folder.start()
-    folder.write_json(folder.split, run.split)
-    run.write_config(folder, progress)
-    save_state(folder.state, run, optimizer, progress)
+    try:
+        folder.write_json(folder.split, run.split)
+        run.write_config(folder, progress)
+        save_state(folder.state, run, optimizer, progress)
+    except OutputError:
+        if not resume:  # half a beginning can neither be resumed nor begun
+            folder.clear()
+        raise
     for warning in progress.warnings:
         on_event({"event": "warning", "text": warning})
     on_event(run.plan_event(progress.step))

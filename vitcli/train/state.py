@@ -65,6 +65,7 @@ def save_state(path: Path, run: Run, optimizer: torch.optim.Optimizer, progress:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": run.device.type,
+        "precision": str(run.dtype).removeprefix("torch."),
         "scaler": run.scaler.state_dict(),
     }
     arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
@@ -105,7 +106,7 @@ def load_state(path: Path, run: Run, optimizer: torch.optim.Optimizer) -> Progre
             run.averaged.load_state_dict(_below("average.", tensors))
         _fill_slots(run.model, optimizer, tensors)
         run.scaler.load_state_dict(metadata["scaler"])
-        warnings = _differences(metadata, run.device)
+        warnings = _differences(metadata, run)
         progress = Progress(**metadata["progress"], warnings=warnings)
     except Exception as error:
         raise RunError(
@@ -124,15 +125,19 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _differences(metadata: Mapping[str, Any], device: torch.device) -> list[str]:
-    found = []
-    if metadata["device"] != device.type:
-        found.append(f"on {metadata['device']} then, on {device.type} now")
+def _differences(metadata: Mapping[str, Any], run: Run) -> list[str]:
+    found, warnings = [], []
+    precision = str(run.dtype).removeprefix("torch.")
+    if metadata.get("precision", precision) != precision:
+        text = f"the run goes on in {precision}, and was begun in {metadata['precision']}"
+        warnings.append(f"{text}: --precision there takes the same everywhere")
+    if metadata["device"] != run.device.type:
+        found.append(f"on {metadata['device']} then, on {run.device.type} now")
     if metadata["torch"] != torch.__version__:
         found.append(f"torch {metadata['torch']} then, {torch.__version__} now")
     if metadata["threads"] != torch.get_num_threads():
         found.append(f"{metadata['threads']} threads then, {torch.get_num_threads()} now")
-    return [f"the last bits may differ from an unbroken run: {text}" for text in found]
+    return warnings + [f"the last bits may differ from an unbroken run: {text}" for text in found]
 
 
 def _slots_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:

@@ -94,7 +94,7 @@ def run_sweep(
             text = f"{len(trials)} of {len(config.sweep)} learning rates are done"
             tell({"event": "note", "text": text})
         else:
-            folder.check_free(force)
+            folder.check_free(force, config.data.path)
             config, trials = _plan(config, folder, offline, tell), []
             folder.start()
             _write_record(folder, config, trials)
