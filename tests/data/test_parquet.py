@@ -160,8 +160,27 @@ def test_an_empty_table(tmp_path: Path) -> None:
     schema = pyarrow.schema([("image", pyarrow.binary()), ("label", pyarrow.int64())])
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(schema.empty_table(), path)
-    with pytest.raises(DataError, match="holds no labelled picture|cannot be read as parquet"):
+    with pytest.raises(DataError, match="holds no labelled picture"):
         open_part(DataConfig(str(path)))
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_files_without_rows_are_left_out(tmp_path: Path, empty: int) -> None:
+    for i in range(3):
+        write(tmp_path / f"train-{i}.parquet", 10 * i, [] if i == empty else [0, 1])
+    write(tmp_path / "test-0.parquet", 50, [])
+    splits = open_data(DataConfig(str(tmp_path)))
+    assert splits.test is None
+    source, _, warnings = open_part(DataConfig(str(tmp_path)), "train")
+    first, second = (i for i in range(3) if i != empty)
+    assert [source.read(i) for i in range(4)] == [
+        jpeg(10 * i + row) for i in (first, second) for row in (0, 1)
+    ]
+    assert [source.names[i] for i in (1, 2)] == [
+        f"train-{first}.parquet row 1",
+        f"train-{second}.parquet row 0",
+    ]
+    assert not warnings
 
 
 @pytest.mark.parametrize("length", [0, 10, 200, -1])
@@ -177,6 +196,24 @@ def test_damaged(
     assert "\n" not in caught.value.what
     assert caught.value.where == str(path)
     assert not caplog.records  # what the library would log is said once, by us
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_damaged_file_among_others_is_named(tmp_path: Path, damaged: int) -> None:
+    for i in range(3):
+        write(tmp_path / f"{i}.parquet", 10 * i, [0, 1])
+    (tmp_path / f"{damaged}.parquet").write_bytes(b"garbage")
+    with pytest.raises(DataError, match="cannot be read as parquet") as caught:
+        open_part(DataConfig(str(tmp_path)))
+    assert caught.value.where == str(tmp_path / f"{damaged}.parquet")
+
+
+def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.parquet", {"image": [jpeg(0)], "label": [0]})
+    write_raw(tmp_path / "b.parquet", {"image": [jpeg(1)], "kind": ["x"]})
+    with pytest.raises(DataError, match="cannot be read as parquet") as caught:
+        open_part(DataConfig(str(tmp_path)))
+    assert caught.value.where == str(tmp_path)
 
 
 def test_a_row_without_a_picture(tmp_path: Path) -> None:

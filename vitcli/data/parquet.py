@@ -61,7 +61,10 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
     """
     files = sorted(filter(is_parquet, path.rglob("*"))) if path.is_dir() else [path]
     grouped = group_by_part(files, path)
-    tables = {part: _load(group) for part, group in grouped.items()}
+    loaded = {part: _load(group, path) for part, group in grouped.items()}
+    tables = {part: table for part, table in loaded.items() if table is not None}
+    if not tables:
+        raise DataError("holds no labelled picture", where=path)
     picture, label = _columns(next(iter(tables.values())), path)
     warnings: list[str] = []
     raw: dict[str, npt.NDArray[Any]] = {}
@@ -102,11 +105,15 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
     return Parts(parts.get("train"), parts.get("val"), parts.get("test"), (*warnings, *notes))
 
 
-def _load(files: list[Path]) -> Any:
+def _load(files: list[Path], path: Path) -> Any:
+    """A `datasets.Dataset` of those files that hold rows; None where none does."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise MissingExtraError("datasets", "data", "reading parquet files") from error
+    files = [file for file in files if _count_rows(file)]  # `datasets` refuses empty ones
+    if not files:
+        return None
     log = datasets.utils.logging
     bars, verbosity = log.is_progress_bar_enabled(), log.get_verbosity()
     log.disable_progress_bar()
@@ -115,12 +122,24 @@ def _load(files: list[Path]) -> Any:
         names = [str(file.resolve()) for file in files]
         return datasets.load_dataset("parquet", data_files=names, split="train")
     except Exception as error:  # what pyarrow, fsspec and the disk raise comes through
-        reason = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise DataError(f"cannot be read as parquet: {reason}", where=files[0]) from error
+        raise _unreadable(files[0] if len(files) == 1 else path, error) from error
     finally:
         log.set_verbosity(verbosity)
         if bars:
             log.enable_progress_bar()
+
+
+def _count_rows(file: Path) -> int:
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        return int(parquet.read_metadata(file).num_rows)
+    except Exception as error:  # pyarrow's own, which is not imported here, and the disk's
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = str(error.__cause__ or error).strip().partition("\n")[0]
+    return DataError(f"cannot be read as parquet: {reason}", where=path)
 
 
 def _columns(table: Any, path: Path) -> tuple[str, str]:
@@ -173,10 +192,6 @@ def _labels(table: Any, column: str, path: Path) -> npt.NDArray[Any]:
 
 
 def _row_names(files: list[Path]) -> Names:
-    parquet = importlib.import_module("pyarrow.parquet")
-    counts = [parquet.read_metadata(file).num_rows for file in files]
     return Names.pack(
-        f"{file.name} row {row}"
-        for file, count in zip(files, counts, strict=True)
-        for row in range(count)
+        f"{file.name} row {row}" for file in files for row in range(_count_rows(file))
     )
