@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -68,6 +69,23 @@ def test_confusion_shows_counts_and_names(tmp_path):
     assert {"90", "10", "1", "1,234", "5", "cat & dog", "<nothing>"} <= found
     assert "a name that goes on and…" in found
     assert {"label", "prediction"} <= found and "0" not in found
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_names_that_the_font_lacks_are_no_warning(tmp_path, kind):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        confusion_matrix(np.eye(2, dtype=np.int64), ["猫", "\t🐕"], tmp_path / f"confusion.{kind}")
+    assert not caught
+
+
+def test_other_warnings_are_heard(tmp_path, monkeypatch):
+    def savefig(*_, **__):
+        warnings.warn("something else", stacklevel=2)
+
+    monkeypatch.setattr("vitcli.plots.Figure.savefig", savefig)
+    with pytest.warns(UserWarning, match="something else"):
+        training_curves([], tmp_path / "curves.png")
 
 
 @pytest.mark.parametrize("classes", [1, 30, 150])

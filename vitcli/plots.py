@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -390,6 +391,9 @@ def _save(figure: Figure, path: str | Path) -> None:
     kind = path.suffix.lower().removeprefix(".") or "png"
     stamps = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Producer")}
     nothing = dict.fromkeys(stamps.get(kind, ()))
-    figure.savefig(drawn, format=kind, dpi=200, metadata=nothing)
+    with warnings.catch_warnings():
+        # Names may be in any script; who looks at the picture sees what the font lacks.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+        figure.savefig(drawn, format=kind, dpi=200, metadata=nothing)
     with whole_file(path) as file:
         file.write(drawn.getvalue())
