@@ -36,6 +36,7 @@ STYLE: Any = {
     "lines.linewidth": 1.5,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # a class may be called "$5 or $10"
 }
 TRAINING, VALIDATION, NEUTRAL = "#0072b2", "#d55e00", "#555555"
 LINES = (TRAINING, VALIDATION, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", NEUTRAL)
@@ -178,7 +179,7 @@ def training_curves(metrics: Iterable[Mapping[str, Any]], path: str | Path) -> N
         OutputError: it cannot be written.
     """
     lines = list(metrics)
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context({**STYLE, "text.parse_math": True}):
         figure = Figure(figsize=(6.4, 6.0), layout="constrained")
         loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 1.6])
         for axes, train, val in (
