@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from huggingface_hub import ModelCard
@@ -80,6 +82,14 @@ def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
         assert f"{line}\n" in text, line
     assert "5.5 million parameters" in text and "128 x 128 pixels, with 3 classes" in text
     assert "mean 0.5" in text and "squash" in text
+
+
+def test_names_with_newlines_break_neither_table_nor_text() -> None:
+    classes = (*CLASSES[:2], ClassLabel("n3", "cat |\n\n## Use\r\n"))
+    text = model_card(dataclasses.replace(INFO, classes=classes), SHOWN)
+    assert " They are crane (n1), crane (n2), cat | ## Use.\n" in text
+    assert "\n| cat \\| ## Use | 10 | 100.0% | 90.9% | 95.2% | - |\n" in text
+    assert text.count("\n## Use") == 1
 
 
 def test_nothing_is_said_that_nobody_knows() -> None:

@@ -51,13 +51,20 @@ def test_colours_only_where_they_belong(terminal, monkeypatch):
 
 
 def test_names_cannot_command_a_terminal():
-    assert output.printable("a\x1b[2Jb\rc\nd\x9b") == "a\\x1b[2Jb\\x0dc\nd\\x9b"
+    assert output.printable("a\x1b[2Jb\rc\nd\x9b") == "a\\x1b[2Jb\\x0dc\\x0ad\\x9b"
+
+
+def test_errors_warnings_and_notes_have_lines_and_no_other_controls(capsys):
+    for tell in (output.error, output.warning, output.note):
+        tell("a\x1bb\nc\rd")
+        assert capsys.readouterr().err.endswith("a\\x1bb\nc\\x0dd\n")
 
 
 def test_entries_are_folded_between_words_on_a_terminal(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     text = f"a few words, an/{'x' * 50}, self-explanatory\x1b"
     assert output.entry("plan", text, 11, io.StringIO()) == f"plan       {text[:-1]}\\x1b"
+    assert output.entry("plan", "a\nb", 11, io.StringIO()) == "plan       a\\x0ab"
     assert output.entry("plan", text, 11, terminal("stderr")).splitlines() == [
         "plan       a few words,",
         f"           an/{'x' * 50},",
@@ -70,6 +77,16 @@ def test_entries_are_folded_between_words_on_a_terminal(terminal, monkeypatch):
 def test_plain_tables_have_columns(capsys):
     output.table(["name", "n"], [["a", "1,000"], ["long one", "2"]], numbers=[1])
     assert capsys.readouterr().out == "name          n\na         1,000\nlong one      2\n"
+
+
+def test_a_row_of_a_table_is_a_line(capsys, terminal):
+    cells = ["na\nme", "[/n]"], [["a\nb", "1"], ["c", "2"]]
+    output.table(*cells, numbers=[1])
+    assert capsys.readouterr().out == "na\\x0ame  [/n]\na\\x0ab       1\nc            2\n"
+    screen = terminal("stdout")
+    output.table(*cells, numbers=[1])
+    assert "na\\x0ame" in screen.getvalue() and "[/n]" in screen.getvalue()
+    assert "a\\x0ab" in screen.getvalue()
 
 
 def test_tables_on_a_terminal_show_what_stands_there(terminal):
@@ -116,6 +133,19 @@ def test_a_meter_without_an_end_counts(capsys, clock):
         clock[0] += 10
         meter.advance(5000)
     assert capsys.readouterr().err == "pictures: 5,000, 500/s\n"
+
+
+def test_a_line_of_progress_is_one(capsys, clock, terminal):
+    def fetch():
+        with output.FetchDisplay() as fetching:
+            clock[0] += 10
+            fetching("a\nb", 1_000_000, None)
+
+    fetch()
+    assert capsys.readouterr().err == "fetching a\\x0ab: 1 MB, 0.1 MB/s\n"
+    screen = terminal("stderr")
+    fetch()
+    assert "fetching a\\x0ab" in screen.getvalue()
 
 
 def test_quiet_meters_and_short_jobs_say_nothing(capsys, clock):

@@ -23,6 +23,8 @@ from scipy.special import expit, softmax
 from vitcli.checkpoints import registry
 from vitcli.checkpoints.native import CheckpointInfo, read_header
 from vitcli.checkpoints.save import rewrite_info
+from vitcli.cli.predict import as_text
+from vitcli.prediction import Prediction, Result
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
 
@@ -95,6 +97,24 @@ def test_lines_for_people(predict, picture_folder, tiny_checkpoint, expected):
     assert [float(s) for s in scores] == pytest.approx(
         [100 * s for _, s in expected[0][:2]], abs=0.06
     )
+
+
+def test_names_with_newlines_stay_on_their_line(predict, picture_folder, tmp_path, terminal):
+    shutil.copy(picture_folder / "a.png", tmp_path / "a\nb.png")
+    (tmp_path / "c\nd.png").write_text("no picture")
+    result = predict(tmp_path)
+    (line,) = result.stdout.splitlines()
+    assert line.startswith(f"{tmp_path}/a\\x0ab.png: ")
+    assert f"error: {tmp_path}/c\\x0ad.png: " in result.stderr
+    predictions = (Prediction(0, "0", "one\ntwo", 0.75), Prediction(1, "1", "three", 0.25))
+    answer = Result("a\nb.png", "m", predictions)
+    assert as_text(answer, io.StringIO()) == "a\\x0ab.png: one\\x0atwo 75.0%; three 25.0%"
+    shown = re.sub(r"\x1b\[\d*m", "", as_text(answer, terminal("stdout")))
+    assert [line.rstrip(" █") for line in shown.splitlines()] == [
+        "a\\x0ab.png",
+        "  one\\x0atwo   75.0%",
+        "  three        25.0%",
+    ]
 
 
 def test_csv(predict, picture_folder, expected, tmp_path):

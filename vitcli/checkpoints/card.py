@@ -115,7 +115,7 @@ def _what_it_is(info: CheckpointInfo) -> list[str]:
         f"{height} x {width} pixels, with {model.num_classes} classes.",
     ]
     if info.classes and len(info.classes) <= MOST_CLASSES:
-        lines[-1] += f" They are {', '.join(unique_names(info.classes))}."
+        lines[-1] += f" They are {', '.join(_names(info))}."
     filtered = preprocess.interpolation + ("" if preprocess.antialias else " without antialiasing")
     lines += [
         "",
@@ -124,6 +124,11 @@ def _what_it_is(info: CheckpointInfo) -> list[str]:
         f"std {_triple(preprocess.std)}. Scores are the {info.score} of the logits.",
     ]
     return lines
+
+
+def _names(info: CheckpointInfo) -> list[str]:
+    """Each on one line, as a table and a paragraph need it."""
+    return [" ".join(name.split()) for name in unique_names(info.classes)]
 
 
 def _kind(model: Architecture) -> str:
@@ -159,7 +164,7 @@ def _figures(
 
 def _by_class(info: CheckpointInfo, shown: Evaluation) -> Iterator[str]:
     """A row for each class that has pictures; of many classes those with the lowest F1."""
-    names = unique_names(info.classes)
+    names = _names(info)
     rows = [row for row in shown.by_class if row.count]
     if len(rows) > MOST_CLASSES:
         rows = sorted(rows, key=lambda row: row.f1)[:MOST_CLASSES]

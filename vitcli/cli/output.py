@@ -56,17 +56,17 @@ def entry(name: str, text: str, indent: int, stream: TextIO) -> str:
 def note(text: str, quiet: bool = False) -> None:
     """Something good to know, on stderr; nothing with --quiet."""
     if not quiet:
-        line(printable(text), sys.stderr)
+        line(_printable_lines(text), sys.stderr)
 
 
 def warning(text: str) -> None:
     """Something that may be wrong, on stderr, also with --quiet."""
-    line(f"{paint('warning', '1;33', sys.stderr)}: {printable(text)}", sys.stderr)
+    line(f"{paint('warning', '1;33', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
 def error(text: str) -> None:
     """What failed, on stderr; a second line of the text says what to do."""
-    line(f"{paint('error', '1;31', sys.stderr)}: {printable(text)}", sys.stderr)
+    line(f"{paint('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
 def is_terminal() -> bool:
@@ -80,12 +80,18 @@ def paint(text: str, codes: str, stream: TextIO) -> str:
     return text if plain else f"\x1b[{codes}m{text}\x1b[0m"
 
 
-_CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)] if chr(i) != "\n"}
+_CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)]}
 
 
 def printable(text: str) -> str:
-    """The text without what would command a terminal: file and class names come from anywhere."""
+    """The text on one line, without what would command a terminal: file and class names come from
+    anywhere."""
     return text.translate(_CONTROLS)
+
+
+def _printable_lines(text: str) -> str:
+    """The same of text that has lines of its own, such as an error and what to do."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _finite(value: Any) -> Any:
@@ -116,7 +122,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
     Args:
         numbers: the columns that are set flush right.
     """
-    right, cells = set(numbers), [list(row) for row in rows]
+    right, columns = set(numbers), list(map(printable, columns))
+    cells = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     if sys.stdout.isatty():
         from rich.box import SIMPLE_HEAD
@@ -130,12 +137,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
             # What a row is about (it is what one types next), numbers and short words stay whole.
             whole = i == 0 or i in right or widths[i] <= 12
             side: Literal["left", "right"] = "right" if i in right else "left"
-            drawn.add_column(column, justify=side, no_wrap=whole, overflow="fold")
+            drawn.add_column(escape(column), justify=side, no_wrap=whole, overflow="fold")
         for row in cells:
-            drawn.add_row(*(escape(printable(cell)) for cell in row))
+            drawn.add_row(*map(escape, row))
         console.print(drawn)
         return
-    for row in [list(columns), *cells]:
+    for row in [columns, *cells]:
         padded = [
             cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
@@ -210,6 +217,7 @@ class _Display:
         """`now`: do not wait with the plain line."""
         if self.quiet:
             return
+        what = printable(what)
         if sys.stderr.isatty():
             if self.bar is None:
                 self.bar = _progress_bar()

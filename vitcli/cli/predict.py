@@ -141,7 +141,7 @@ def _print(
         if answer.error is not None:
             failed += 1
             hint = f"\n{answer.error.hint}" if answer.error.hint else ""
-            output.error(f"{answer.file}: {answer.error.what}{hint}")
+            output.error(f"{output.printable(answer.file)}: {answer.error.what}{hint}")
         if kind == "json":
             output.json_line(as_object(answer, row), file)
         elif kind == "csv":
@@ -193,8 +193,9 @@ def as_text(answer: Result, file: TextIO) -> str:
             f"{answer.file}: {'; '.join(named) or 'nothing above the threshold'}"
         )
     lines = [output.paint(output.printable(answer.file), "1", file)]
-    width = max((len(p.label) for p in answer.predictions), default=0)
-    for p in answer.predictions:
+    labels = [output.printable(p.label) for p in answer.predictions]
+    width = max(map(len, labels), default=0)
+    for label, p in zip(labels, answer.predictions, strict=True):
         bar = output.paint("█" * round(BAR * p.score), "32", file)
-        lines.append(f"  {output.printable(p.label).ljust(width)}  {p.score:6.1%}  {bar}".rstrip())
+        lines.append(f"  {label.ljust(width)}  {p.score:6.1%}  {bar}".rstrip())
     return "\n".join(lines if answer.predictions else [*lines, "  nothing above the threshold"])
