@@ -24,9 +24,10 @@ from scipy.special import softmax
 import vitcli
 from vitcli import prediction as module
 from vitcli.config import Preprocess
+from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import Picture
 from vitcli.errors import ModelNotFoundError, PictureError
-from vitcli.prediction import Cores, Decoder, Predictor
+from vitcli.prediction import Cores, Predictor
 
 FP32 = {"device": "cpu", "precision": "fp32"}
 

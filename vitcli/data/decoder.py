@@ -1,0 +1,112 @@
+"""Pictures on their way to a model: found, read, decoded and cut to its size in threads.
+
+Importing this module imports nothing heavy: the first pictures are on their way before torch is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from vitcli.config import Preprocess
+from vitcli.data.inputs import Picture
+from vitcli.errors import DataError
+from vitcli.machine import cpu_cores
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
+    Decoded = tuple[str, Pixels | DataError]
+
+AHEAD_BYTES = 64 << 20
+"""Memory for decoded pictures that wait for the model."""
+PAUSE = 0.25
+"""Seconds without another picture (a list that is being written) after which those that are there
+are looked at."""
+
+
+class Decoder:
+    """Finds, reads, decodes and fits pictures in threads, in order and a bounded number ahead."""
+
+    def __init__(self, pictures: Iterator[Picture], preprocess: Preprocess, batch: int) -> None:
+        # Imported here: threads that import parts of one package at a time may meet half of it.
+        from vitcli.data.fit import Fit
+
+        height, width = preprocess.size
+        ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
+        self.pictures = pictures
+        self.fit = Fit(preprocess)
+        self.pool = ThreadPoolExecutor(min(32, cpu_cores()), "decode")
+        self.room = threading.Semaphore(ahead)
+        self.changed = threading.Condition()  # guards what follows
+        self.waiting: deque[Future[Decoded]] = deque()
+        self.ended = False
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._find, name="find", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
+    ) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.room.release()  # for `_find`, which finds that the pool is closed
+
+    def take(self, count: int) -> list[Decoded]:
+        """The next pictures, at most `count`; fewer at the end or where no more are found for
+        `PAUSE` seconds, and none after the end.
+
+        Raises:
+            Exception: whatever the iterator of pictures raised, after those that it gave.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.ended)
+            while len(self.waiting) < count and not self.ended:
+                if not self.changed.wait(PAUSE):
+                    break
+            taken = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
+        if taken:
+            self.room.release(len(taken))
+        elif self.failure is not None:
+            raise self.failure
+        return [picture.result() for picture in taken]
+
+    def ready(self, count: int) -> bool:
+        """Whether `take` would give pictures without waiting."""
+        with self.changed:
+            found = len(self.waiting) >= count or (self.ended and len(self.waiting) > 0)
+            return found and all(picture.done() for picture in islice(self.waiting, count))
+
+    def _find(self) -> None:
+        failure = None
+        try:
+            while self.room.acquire() and (picture := next(self.pictures, None)) is not None:
+                decoded: Future[Decoded] = Future()
+                if picture.shared:
+                    decoded.set_result(self._decode(picture))
+                else:
+                    decoded = self.pool.submit(self._decode, picture)
+                with self.changed:
+                    self.waiting.append(decoded)
+                    self.changed.notify()
+        except BaseException as error:  # of the caller's iterator; he is told by `take`
+            failure = error
+        with self.changed:
+            self.ended, self.failure = True, failure
+            self.changed.notify()
+
+    def _decode(self, picture: Picture) -> Decoded:
+        import numpy as np
+
+        try:
+            return picture.name, np.asarray(self.fit(picture.read()))
+        except DataError as error:
+            return picture.name, error
