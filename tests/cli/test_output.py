@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -158,6 +159,12 @@ def test_quiet_meters_and_short_jobs_say_nothing(capsys, clock):
     assert capsys.readouterr().err == ""
 
 
+def drawn(screen: io.StringIO) -> str:
+    """The last line of a bar, without colours."""
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    return [line for part in re.split(r"[\r\n]", text) if (line := part.strip())][-1]
+
+
 def test_a_meter_draws_a_bar_on_a_terminal(terminal, clock, capsys):
     screen = terminal("stderr")
     with output.Meter("pictures", 100) as meter:
@@ -200,3 +207,42 @@ def test_training_draws_a_bar_on_a_terminal(terminal):
         display.note("saved")
     shown = screen.getvalue()
     assert "step 3 of 10" in shown and "loss 0.5000, 1 min 10 s left" in shown and "saved" in shown
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (100, "loss 0.6916, accuracy 58.3%, lr 0.001, 25.4 images/s, 1 min 33 s left"),
+        (84, "loss 0.6916, accuracy 58.3%, lr 0.001, 25.4 images/s, 1 min 33 s left"),
+        (83, "loss 0.6916, accuracy 58.3%, 25.4 images/s, 1 min 33 s left"),
+        (60, "loss 0.6916, accuracy 58.3%, 1 min 33 s left"),
+        (50, "loss 0.6916, 1 min 33 s left"),
+        (30, "1 min 33 s left"),
+    ],
+)
+def test_narrow_terminals_show_how_far_training_is(terminal, monkeypatch, width, shown):
+    screen = terminal("stderr")
+    monkeypatch.setenv("COLUMNS", str(width))
+    event = {"step": 6, "steps": 300, "loss": 0.6916, "accuracy": 0.583, "lr": 1e-3}
+    with output.TrainingDisplay() as display:
+        display(event | {"images_per_second": 25.4, "eta": 93.0})
+    text = drawn(screen)
+    assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {shown}", text) and len(text) <= width
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_narrow_terminals_show_how_far_other_work_is(terminal, clock, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    screen = terminal("stderr")
+    with output.Meter("pictures at 384 x 384", 50_000) as meter:
+        clock[0] += 10
+        meter.advance(1234)
+    assert drawn(screen).startswith("pictures at 384 x 384 ")
+    assert " 1,234 of 50,000, " in drawn(screen) and drawn(screen).endswith(", 6 min 35 s left")
+    screen = terminal("stderr")
+    with output.FetchDisplay() as fetching:
+        clock[0] += 10
+        fetching("some [/name]/model-00001-of-00002.safetensors", 268_000_000, 1_208_000_000)
+    text = drawn(screen)
+    assert text.startswith("fetching some [/name]/") and len(text) <= width
+    assert text.endswith(" 268 of 1,208 MB, 35 s left")

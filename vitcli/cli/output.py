@@ -213,8 +213,21 @@ class _Display:
             self.bar.stop()
             self.bar = None
 
-    def show(self, what: str, done: int, total: int | None, figures: str, now: bool) -> None:
-        """`now`: do not wait with the plain line."""
+    def show(
+        self,
+        what: str,
+        done: int,
+        total: int | None,
+        figures: Sequence[str],
+        spare: Sequence[str] = (),
+        now: bool = False,
+    ) -> None:
+        """How far it is.
+
+        Args:
+            spare: the figures that a narrow terminal goes without, the first of them first.
+            now: do not wait with the plain line.
+        """
         if self.quiet:
             return
         what = printable(what)
@@ -222,12 +235,13 @@ class _Display:
             if self.bar is None:
                 self.bar = _progress_bar()
                 self.bar.start()
-                self.bar.add_task(what, figures="")
+                self.bar.add_task("", figures="")
+            what, told = _fit(printable(what), figures, spare, self.bar.console.width)
             task = self.bar.task_ids[0]
-            self.bar.update(task, description=what, completed=done, total=total, figures=figures)
+            self.bar.update(task, description=what, completed=done, total=total, figures=told)
         elif now or time.monotonic() - self.last >= PLAIN_EVERY:
             self.last = time.monotonic()
-            note(f"{what}: {figures}")
+            note(f"{what}: {', '.join(figures)}")
 
 
 class Meter(_Display):
@@ -249,13 +263,12 @@ class Meter(_Display):
         if seconds < 1.0:
             return
         rate = self.done / seconds
-        figures = f"{self.done:,}"
+        speed = f"{rate:.3g}/s"
+        figures = [f"{self.done:,}", speed]
         if self.total:
-            figures += f" of {self.total:,}, {rate:.3g}/s"
-            figures += f", {duration((self.total - self.done) / rate)} left"
-        else:
-            figures += f", {rate:.3g}/s"
-        self.show(self.what, self.done, self.total, figures, now=False)
+            left = f"{duration((self.total - self.done) / rate)} left"
+            figures = [f"{self.done:,} of {self.total:,}", speed, left]
+        self.show(self.what, self.done, self.total, figures, [speed])
 
 
 class FetchDisplay(_Display):
@@ -263,11 +276,11 @@ class FetchDisplay(_Display):
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
         rate = done / max(time.monotonic() - self.started, 0.1)
-        figures = f"{done / 1e6:,.0f}" + (f" of {total / 1e6:,.0f}" if total else "")
-        figures += f" MB, {rate / 1e6:.3g} MB/s"
+        speed = f"{rate / 1e6:.3g} MB/s"
+        figures = [f"{done / 1e6:,.0f}{f' of {total / 1e6:,.0f}' if total else ''} MB", speed]
         if total and done < total and rate:
-            figures += f", {duration((total - done) / rate)} left"
-        self.show(f"fetching {name}", done, total, figures, now=False)
+            figures.append(f"{duration((total - done) / rate)} left")
+        self.show(f"fetching {name}", done, total, figures, [speed])
 
 
 class TrainingDisplay(_Display):
@@ -286,38 +299,59 @@ class TrainingDisplay(_Display):
             what = f"learning rate {event['trial']:g}, {what}"
         now = not self.begun or step == steps
         self.begun = True
-        self.show(what, step, steps, training_figures(event), now)
+        known = training_figures(event)
+        spare = [known[key] for key in _SPARE if key in known]
+        self.show(what, step, steps, list(known.values()), spare, now)
 
     def count(self, what: str, done: int, total: int) -> None:
         """How far a pass over pictures is, between two steps."""
-        self.show(what, done, total, f"{done:,} of {total:,}", now=False)
+        self.show(what, done, total, [f"{done:,} of {total:,}"])
 
     def note(self, text: str) -> None:
         """A line that stays (an evaluation, a saved state), above the bar."""
         note(text, self.quiet)
 
 
-def training_figures(event: Mapping[str, Any]) -> str:
-    """The figures of a training event that are known, in one line."""
+_SPARE = ("lr", "images_per_second", "accuracy", "loss")
+"""What a narrow terminal does not show of a training event, the first of them first."""
+
+
+def training_figures(event: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a training event that are known, in words."""
     words = {
         "loss": "loss {:.4f}",
         "accuracy": "accuracy {:.1%}",
         "lr": "lr {:.3g}",
         "images_per_second": "{:.3g} images/s",
     }
-    known = [word.format(event[key]) for key, word in words.items() if event.get(key) is not None]
+    known = {k: word.format(event[k]) for k, word in words.items() if event.get(k) is not None}
     if event.get("eta") is not None:
-        known.append(f"{duration(event['eta'])} left")
-    return ", ".join(known)
+        known["eta"] = f"{duration(event['eta'])} left"
+    return known
+
+
+def _fit(what: str, figures: Sequence[str], spare: Sequence[str], width: int) -> tuple[str, str]:
+    """What a line of that width has room for beside a bar, which takes what is left: a name, cut
+    only where nothing more can be spared, and the figures."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    name, kept, room = Text(what), list(figures), width - 2  # a blank on each side of the bar
+    for figure in spare:
+        if cell_len(what) + len(", ".join(kept)) > room:
+            kept.remove(figure)
+    told = ", ".join(kept)
+    name.truncate(max(room - len(told), 0), overflow="ellipsis")
+    return name.plain, told
 
 
 def _progress_bar() -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
         console=_console(sys.stderr),
         transient=True,
         redirect_stdout=False,  # results are no part of the display
