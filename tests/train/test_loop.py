@@ -383,7 +383,49 @@ def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, tmp_pat
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number, said
     assert "go on with: vit pretrain --resume" in said and "Traceback" not in said
+    assert f"{loop.STOPPING}\n" in said
     assert (Path(run.output) / "state.safetensors").exists()
+
+
+def test_a_signal_is_answered_before_the_step_ends(tiny_run, monkeypatch):
+    events, mixed, told = [], loop.mix, []
+
+    def stop(*batch):
+        signal.raise_signal(signal.SIGTERM)
+        told.append(events[-1])
+        return mixed(*batch)
+
+    monkeypatch.setattr(loop, "mix", stop)
+    outcome = train(tiny_run(), on_event=events.append)
+    assert outcome.stopped_by == signal.SIGTERM and outcome.step == 1
+    assert told == [{"event": "note", "text": loop.STOPPING}] and events.count(told[0]) == 1
+
+
+def test_a_signal_is_answered_after_the_event_that_is_being_told(tiny_run):
+    told = []
+
+    def on_event(event) -> None:
+        told.append(("begun", event["event"]))
+        interrupt_at(2)(event)
+        told.append(("ended", event["event"]))
+
+    assert train(tiny_run(), on_event=on_event).step == 2
+    assert told[-4:] == [(w, e) for e in ("train", "note") for w in ("begun", "ended")]
+
+
+def test_a_second_signal_of_another_kind_stops_at_once(tiny_run, monkeypatch):
+    def stop(*batch):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("went on")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(loop, "mix", stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_run())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_accumulation_is_the_whole_batch(tiny_run, tmp_path):

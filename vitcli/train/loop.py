@@ -40,6 +40,8 @@ OnEvent = Callable[[Event], None]
 
 LOWER = "try a lower --lr, a longer --warmup, or --precision fp32"
 
+STOPPING = "stopping after this step; once more stops at once"
+
 SAVE_SECONDS = 60.0
 """Between states, at least, where the configuration does not say after how many steps."""
 SAVE_SHARE = 0.05
@@ -80,7 +82,8 @@ def train(
         resume: go on from the folder's state; `config` is then the one that the run wrote.
         force: replace a run that the folder holds.
         offline: do not touch the network.
-        on_event: told of the plan, of steps, of evaluations and of what should be known.
+        on_event: told of the plan, of steps, of evaluations and of what should be known; of one
+            event at a time, also where a signal comes meanwhile.
         computed: features that another run on the same model and data has computed; those of this
             one are added.
 
@@ -89,7 +92,7 @@ def train(
             picture at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
-    folder = RunFolder(config.output)
+    folder, on_event = RunFolder(config.output), _OneByOne(on_event)
     with folder.lock:
         folder.check_resumable() if resume else folder.check_free(force, config.data.path)
         run = setup.prepare(config, folder, resume, offline, on_event)
@@ -126,7 +129,7 @@ def _train(
     last = progress.step if progress.lost_patience(config) else steps
     batches = inputs.batches(progress.step, last)
     log = scalar_log(folder.tensorboard, progress.step, config.tensorboard)
-    with closing(batches), log as record, _stop_requested() as stop:
+    with closing(batches), log as record, _stop_requested(on_event) as stop:
 
         def tell(line: Event) -> None:
             folder.append_metrics(line)
@@ -303,6 +306,25 @@ class _Meter:
         self.since += time.monotonic() - begun
 
 
+class _OneByOne:
+    """Tells events one after the other: one that a signal's handler has to tell while another is
+    being told (a line may be half written) comes right after it."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.on_event, self.waiting, self.telling = on_event, list[Event](), False
+
+    def __call__(self, event: Event) -> None:
+        self.waiting.append(event)
+        if self.telling:
+            return
+        self.telling = True
+        try:
+            while self.waiting:
+                self.on_event(self.waiting.pop(0))
+        finally:
+            self.telling = False
+
+
 @dataclass
 class _Stop:
     """Which signal asked the run to stop, if any did."""
@@ -311,23 +333,27 @@ class _Stop:
 
 
 @contextmanager
-def _stop_requested() -> Iterator[_Stop]:
-    """Notes the first Ctrl-C or SIGTERM, which lets the step end and the state be saved; a second
-    one acts at once. Outside the main thread signals are left alone."""
+def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
+    """Notes the first Ctrl-C or SIGTERM, which lets the step end and the state be saved, and says
+    so; a second one acts at once. Outside the main thread signals are left alone."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
+    def restore() -> None:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
     def request(number: int, frame: object) -> None:
         stop.signal = number
-        signal.signal(number, before[signal.Signals(number)])
+        restore()
+        on_event({"event": "note", "text": STOPPING})
 
     for s in before:
         signal.signal(s, request)
     try:
         yield stop
     finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        restore()
