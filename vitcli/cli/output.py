@@ -230,7 +230,6 @@ class _Display:
         """
         if self.quiet:
             return
-        what = printable(what)
         if sys.stderr.isatty():
             if self.bar is None:
                 self.bar = _progress_bar()
@@ -241,7 +240,7 @@ class _Display:
             self.bar.update(task, description=what, completed=done, total=total, figures=told)
         elif now or time.monotonic() - self.last >= PLAIN_EVERY:
             self.last = time.monotonic()
-            note(f"{what}: {', '.join(figures)}")
+            note(f"{printable(what)}: {', '.join(figures)}")
 
 
 class Meter(_Display):
