@@ -40,11 +40,11 @@ class Decoder:
         from vitcli.data.fit import Fit
 
         height, width = preprocess.size
-        ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
+        self.ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
         self.pictures = pictures
         self.fit = Fit(preprocess)
         self.pool = ThreadPoolExecutor(min(32, cpu_cores()), "decode")
-        self.room = threading.Semaphore(ahead)
+        self.room = threading.Semaphore(self.ahead)
         self.changed = threading.Condition()  # guards what follows
         self.waiting: deque[Future[Decoded]] = deque()
         self.ended = False
@@ -61,12 +61,13 @@ class Decoder:
         self.room.release()  # for `_find`, which finds that the pool is closed
 
     def take(self, count: int) -> list[Decoded]:
-        """The next pictures, at most `count`; fewer at the end or where no more are found for
-        `PAUSE` seconds, and none after the end.
+        """The next pictures, at most `count`; fewer where these are more than are kept ahead, at
+        the end, or where no more are found for `PAUSE` seconds; none after the end.
 
         Raises:
             Exception: whatever the iterator of pictures raised, after those that it gave.
         """
+        count = min(count, self.ahead)
         with self.changed:
             self.changed.wait_for(lambda: self.waiting or self.ended)
             while len(self.waiting) < count and not self.ended:
@@ -81,6 +82,7 @@ class Decoder:
 
     def ready(self, count: int) -> bool:
         """Whether `take` would give pictures without waiting."""
+        count = min(count, self.ahead)
         with self.changed:
             found = len(self.waiting) >= count or (self.ended and len(self.waiting) > 0)
             return found and all(picture.done() for picture in islice(self.waiting, count))
