@@ -72,7 +72,7 @@ def test_a_configuration_is_no_checkpoint(vit, tmp_path):
     result = vit("info", tmp_path / "config.json")
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: {tmp_path}/config.json: is no checkpoint\n"
+        f"error: {tmp_path}/config.json: is no index of safetensors files, and no checkpoint\n"
         f"give the folder that it lies in: {tmp_path}\n"
     )
 

@@ -117,7 +117,8 @@ def _read_index(path: Path) -> dict[str, str]:
         index = json.loads(path.read_text("utf-8"))
         if isinstance(index, dict) and "weight_map" not in index:
             hint = f"give the folder that it lies in: {path.parent}"
-            raise CheckpointError("is no checkpoint", where=path, hint=hint)
+            what = "is no index of safetensors files, and no checkpoint"
+            raise CheckpointError(what, where=path, hint=hint)
         names: dict[str, str] = index["weight_map"]
         if any(Path(file).name != file for file in names.values()):
             raise ValueError("it names files outside its folder")
