@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +102,7 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
         output.json_line({**row, **told})
         return
     for what, text in _as_lines(row, told, found):
-        output.line(f"{what:<20}{output.printable(text)}".rstrip())
+        output.line(output.entry(what, text, 20, sys.stdout))
 
 
 @app.command("rm")

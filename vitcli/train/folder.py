@@ -129,12 +129,9 @@ class RunFolder:
         return json.loads(self.split.read_text(encoding="utf-8")) if self.split.exists() else None
 
     def write_json(self, path: Path, content: Any) -> None:
-        """Writes JSON, whole or not at all."""
-        text = json.dumps(content, indent=2, ensure_ascii=False)
-        if any("\ud800" <= c <= "\udfff" for c in text):  # a file name that is no text
-            text = json.dumps(content, indent=2)
+        """Writes JSON, whole or not at all; in ASCII, as a file's name may be no text."""
         with whole_file(path) as file:
-            file.write((text + "\n").encode())
+            file.write((json.dumps(content, indent=2) + "\n").encode())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Adds one line to metrics.jsonl."""

@@ -76,13 +76,14 @@ def counting(what: str, total: int, report: Report) -> Callable[[int], None]:
 
 
 def has_fixed_features(run: Run) -> bool:
-    """Whether a picture's features are the same at every step, and fit into memory."""
+    """Whether `Features` can stand for `Pictures`: they are fixed, and fit into memory."""
     pictures = len(run.train) + (len(run.val) if run.val is not None else 0)
     needed = 4 * pictures * run.info.model.feature_dim
-    return _changes_nothing(run) and needed < free_memory(run.device) / 4
+    return _are_features_fixed(run) and needed < free_memory(run.device) / 4
 
 
-def _changes_nothing(run: Run) -> bool:
+def _are_features_fixed(run: Run) -> bool:
+    """Whether a picture's features are the same at every step."""
     config, augment = run.config, run.config.augment
     changed = augment.flip or augment.randaugment or augment.erasing or augment.crop_area != (1, 1)
     mixed = augment.mixup or augment.cutmix or config.dropout
@@ -103,7 +104,7 @@ class Pictures:
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         run, config = self.run, self.run.config
         # The pixels that `Features` sees: how much memory is free decides nothing but the time.
-        still = EvalTransform(run.preprocess) if _changes_nothing(run) else None
+        still = EvalTransform(run.preprocess) if _are_features_fixed(run) else None
         for pixels, labels, _ in train_batches(
             run.train,
             still or run.train_transform,

@@ -57,8 +57,13 @@ class Run:
         """Pictures of a micro-batch."""
         return (self.config.batch_size or 1) // (self.config.accumulate or 1)
 
+    @property
+    def precision(self) -> str:
+        """What the model computes in: "bfloat16", "float32" or "float16"."""
+        return str(self.dtype).removeprefix("torch.")
+
     def autocast(self) -> torch.autocast:
-        """The precision that the model computes in."""
+        """The context that the model computes in."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
 
     @property
@@ -140,7 +145,7 @@ class Run:
             "lr": config.lr,
             "warmup": config.warmup,
             "device": str(self.device),
-            "precision": str(self.dtype).removeprefix("torch."),
+            "precision": self.precision,
             "estimated_seconds": pictures * seconds_per_picture(self),
         }
 

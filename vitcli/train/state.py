@@ -65,7 +65,7 @@ def save_state(path: Path, run: Run, optimizer: torch.optim.Optimizer, progress:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": run.device.type,
-        "precision": str(run.dtype).removeprefix("torch."),
+        "precision": run.precision,
         "scaler": run.scaler.state_dict(),
     }
     arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
@@ -127,10 +127,9 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _differences(metadata: Mapping[str, Any], run: Run) -> list[str]:
     found, warnings = [], []
-    precision = str(run.dtype).removeprefix("torch.")
-    if metadata.get("precision", precision) != precision:
-        text = f"the run goes on in {precision}, and was begun in {metadata['precision']}"
-        warnings.append(f"{text}: --precision there takes the same everywhere")
+    if metadata.get("precision", run.precision) != run.precision:
+        text = f"the run goes on in {run.precision}, and was begun in {metadata['precision']}"
+        warnings.append(f"{text}: a run that is begun with --precision keeps it everywhere")
     if metadata["device"] != run.device.type:
         found.append(f"on {metadata['device']} then, on {run.device.type} now")
     if metadata["torch"] != torch.__version__:
