@@ -14,7 +14,7 @@ WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
 
 # Classify a photograph that ships in the repository, with weights that do too.
 demo: .venv/.installed
-	HF_HUB_OFFLINE=1 $(BIN)/vit predict tests/pictures/cat.jpg
+	HF_HUB_OFFLINE=1 $(BIN)/vit predict tests/images/cat.jpg
 
 test: .venv/.test
 	$(BIN)/python -m pytest

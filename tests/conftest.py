@@ -49,8 +49,8 @@ CLASSES = (
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder: timm's golden ViT for pictures of 64 x 64, with ten classes. It takes
-    pictures of its size as they are, so that timm's logits for them must come out."""
+    """A model's folder: timm's golden ViT for images of 64 x 64, with ten classes. It takes
+    images of its size as they are, so that timm's logits for them must come out."""
     model = ModelConfig(
         width=48, depth=2, num_heads=3, mlp_dim=192, image_size=(64, 64), num_classes=10
     )
@@ -60,16 +60,16 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three pictures: the two that timm's logits are for, and the cat in a folder of its own;
-    beside them what is no picture."""
-    folder = tmp_path_factory.mktemp("pictures")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three images: the two that timm's logits are for, and the cat in a folder of its own;
+    beside them what is no image."""
+    folder = tmp_path_factory.mktemp("images")
     for name, pixels in zip("ab", np.load(GOLDEN / "io.npz")["image_u8"], strict=True):
         Image.fromarray(pixels).save(folder / f"{name}.png")
     (folder / "deep").mkdir()
-    shutil.copy(ROOT / "pictures" / "cat.jpg", folder / "deep")
-    shutil.copy(ROOT / "pictures" / "cat.jpg", folder / ".hidden.jpg")
-    (folder / "notes.txt").write_text("no picture\n")
+    shutil.copy(ROOT / "images" / "cat.jpg", folder / "deep")
+    shutil.copy(ROOT / "images" / "cat.jpg", folder / ".hidden.jpg")
+    (folder / "notes.txt").write_text("no image\n")
     return folder
 
 

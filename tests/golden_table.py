@@ -163,7 +163,7 @@ def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
 def _preprocess() -> Iterator[Row]:
     """Pixels of photographs as timm (to the bit) and transformers (to one level) prepare them."""
     from data.preprocess_cases import GOLDEN as FILE
-    from data.preprocess_cases import NAMES, PICTURES, TIMM, TRANSFORMERS, parts
+    from data.preprocess_cases import IMAGES, NAMES, TIMM, TRANSFORMERS, parts
     from vitcli.data.fit import Fit
 
     arrays = np.load(FILE)
@@ -173,8 +173,8 @@ def _preprocess() -> Iterator[Row]:
             ("transformers", TRANSFORMERS, 1.001, 0.01),
         ):
             for case, preprocess in table.items():
-                with Image.open(PICTURES / name) as picture:
-                    pixels = np.asarray(Fit(preprocess)(picture)).transpose(2, 0, 1).astype(float)
+                with Image.open(IMAGES / name) as image:
+                    pixels = np.asarray(Fit(preprocess)(image)).transpose(2, 0, 1).astype(float)
                 for part, values in parts(pixels).items():
                     key = f"{name}|{kind}|{case}|{part}"
                     yield _row(key, values, arrays[key], mean if part == "mean" else most)

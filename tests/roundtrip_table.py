@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
-from checkpoints.released_names import NAMES, Arrays
 from golden_table import GOLDEN, cases
+from layouts.released_names import NAMES, Arrays
 from vitcli.checkpoints import native
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.read import Checkpoint, locate, open_checkpoint
-from vitcli.checkpoints.targets import FORMATS, NPZ, Format
 from vitcli.errors import OutputError
+from vitcli.layouts.targets import FORMATS, NPZ, Format
 
 
 class Cell(NamedTuple):

@@ -29,7 +29,7 @@ EXAFLOPS = {
     ("L/16", 14): 1567,
     ("H/14", 14): 4262,
 }
-"""The paper's pre-training cost of its ViTs on 303M pictures an epoch (appendix, Table 6)."""
+"""The paper's pre-training cost of its ViTs on 303M images an epoch (appendix, Table 6)."""
 
 HYBRID_EXAFLOPS = {
     ("R50+B/32", 7): 106,

@@ -1,4 +1,4 @@
-"""A checkpoint on labelled pictures: classes matched by id and name, what is left out."""
+"""A checkpoint on labelled images: classes matched by id and name, what is left out."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def predictor(tiny_checkpoint) -> Predictor:
 
 
 @pytest.fixture
-def labelled(tmp_path, picture_folder, timm_logits):
-    """Makes class folders that hold timm's two pictures, by a name for each."""
+def labelled(tmp_path, image_folder, timm_logits):
+    """Makes class folders that hold timm's two images, by a name for each."""
 
     def make(of_a: str, of_b: str, root: Path = tmp_path / "data") -> Path:
         for label, name in ((of_a, "a.png"), (of_b, "b.png")):
             (root / label).mkdir(parents=True, exist_ok=True)
-            shutil.copy(picture_folder / name, root / label)
+            shutil.copy(image_folder / name, root / label)
         return root
 
     return make
@@ -51,7 +51,7 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
     found = report.evaluation.confusion
     assert found[best, best] == 1
     assert found[predictor.classes.index(other), second] == 1
-    assert report.part == "all pictures" and report.errors == () and report.warnings == ()
+    assert report.part == "all images" and report.errors == () and report.warnings == ()
 
 
 def test_an_ambiguous_name_is_an_error_that_lists_it(predictor, labelled):
@@ -64,7 +64,7 @@ def test_a_class_that_the_model_does_not_know(predictor, labelled):
         evaluate(predictor, DataConfig(str(labelled("zebra", "dog"))))
 
 
-def test_pictures_that_cannot_be_read_are_told_and_not_counted(predictor, labelled):
+def test_images_that_cannot_be_read_are_told_and_not_counted(predictor, labelled):
     root = labelled("dog", "cat")
     (root / "dog" / "broken.png").write_bytes(b"broken")
     progress: list[tuple[int, int]] = []
@@ -85,9 +85,9 @@ def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_che
 
     root = labelled("dog", "cat")
     for label in ("dog", "cat"):
-        (picture,) = (root / label).iterdir()
+        (image,) = (root / label).iterdir()
         for i in range(3):
-            shutil.copy(picture, root / label / f"{i}.png")
+            shutil.copy(image, root / label / f"{i}.png")
     record = open_data(DataConfig(str(root), val_fraction=0.25)).record
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps(record))
@@ -114,7 +114,7 @@ def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, 
 
 
 def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):
-    """A picture's answer is then the best of the classes that the data has."""
+    """An image's answer is then the best of the classes that the data has."""
     place = {label.id: i for i, label in enumerate(predictor.classes)}
     root = labelled("horse", "rocket")
     horse, rocket = place["horse"], place["rocket"]
@@ -158,18 +158,18 @@ def test_a_class_that_stands_for_several_has_the_best_of_their_scores(
     ]
 
 
-def test_pictures_of_unknown_classes_are_left_out_and_told(predictor, labelled):
+def test_images_of_unknown_classes_are_left_out_and_told(predictor, labelled):
     root = labelled("zebra", "dog")
     report = evaluate(predictor, DataConfig(str(root)), rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1
-    assert report.warnings == ("left out: 1 pictures of 'zebra'",)
+    assert report.warnings == ("left out: 1 images of 'zebra'",)
     rules = MatchRules(mapping={"zebra": [], "dog": []})
-    with pytest.raises(DataError, match="all its pictures are left out"):
+    with pytest.raises(DataError, match="all its images are left out"):
         evaluate(predictor, DataConfig(str(root)), rules=rules)
 
 
 def test_real_labels_are_counted_beside_the_datas_own(predictor, labelled, timm_logits):
-    """a.png as validation picture 1 and b.png as 2, whose labels are the two cranes of ImageNet,
+    """a.png as validation image 1 and b.png as 2, whose labels are the two cranes of ImageNet,
     134 and 517, of which the model knows both."""
     root = labelled("dog", "cat")
     (root / "dog" / "a.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")
@@ -200,9 +200,9 @@ def test_another_resolution_is_the_model_with_its_position_embeddings_resized(
     assert predictor.stored.image_size == (64, 64)
     report = evaluate(predictor, DataConfig(str(root)), on_answer=answers.append)
     model = load(tiny_checkpoint, resolution=(80, 48))
-    pictures = [model.transform(root / name) for name in ("cat/b.png", "dog/a.png")]
+    images = [model.transform(root / name) for name in ("cat/b.png", "dog/a.png")]
     with torch.inference_mode():
-        scores = model(torch.stack(pictures)).softmax(1)
+        scores = model(torch.stack(images)).softmax(1)
     found = [answer.best[0][1] for answer in answers]
     np.testing.assert_allclose(found, scores.max(dim=1).values, rtol=1e-5)
     assert report.resolution == (80, 48)

@@ -79,12 +79,10 @@ def test_the_default_is_the_input_of_the_head():
 
 @pytest.mark.parametrize("pool", ["head", "token", "gap"])
 @pytest.mark.skipif(not multiplies_bf16(torch.device("cpu")), reason="no bf16 here")
-def test_the_packed_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, picture_folder):
+def test_the_packed_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, image_folder):
     choice = {"pool": pool, "layer": 1}
     exact, packed = (
-        np.stack(
-            [e.features for e in predictor(tiny_checkpoint, p, **choice).embed(picture_folder)]
-        )
+        np.stack([e.features for e in predictor(tiny_checkpoint, p, **choice).embed(image_folder)])
         for p in ("fp32", "bf16")
     )
     assert 0 < np.abs(packed - exact).max() < 0.05 * np.abs(exact).max()
@@ -153,19 +151,17 @@ def test_a_cache_belongs_to_the_bytes_of_every_shard(tmp_path):
     assert len(set(names)) == 2
 
 
-def test_of_pictures_the_new_ones_are_computed(
-    tiny_checkpoint, picture_folder, tmp_path, monkeypatch
-):
+def test_of_images_the_new_ones_are_computed(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
     root = tmp_path / "data"
-    for name, picture in (("a", "a.png"), ("b", "b.png")):
+    for name, image in (("a", "a.png"), ("b", "b.png")):
         (root / name).mkdir(parents=True)
-        shutil.copy(picture_folder / picture, root / name / "x.png")
+        shutil.copy(image_folder / image, root / name / "x.png")
     computed = []
     embed = Predictor.embed
 
-    def counted(self, pictures, batch_size=None):
-        listed = list(pictures)
-        computed.append([Path(picture.name).name for picture in listed])
+    def counted(self, images, batch_size=None):
+        listed = list(images)
+        computed.append([Path(image.name).name for image in listed])
         return embed(self, listed, batch_size)
 
     monkeypatch.setattr(Predictor, "embed", counted)
@@ -176,21 +172,21 @@ def test_of_pictures_the_new_ones_are_computed(
 
     first = run()
     (root / "a" / "x.png").rename(root / "a" / "y.png")  # the same bytes
-    shutil.copy(picture_folder / "deep" / "cat.jpg", root / "b" / "z.jpg")
+    shutil.copy(image_folder / "deep" / "cat.jpg", root / "b" / "z.jpg")
     second = run()
     assert computed == [["x.png", "x.png"], ["z.jpg"]]
     np.testing.assert_array_equal(second[:2], first)
 
 
 def test_features_that_are_no_numbers_are_told_and_not_remembered(
-    tiny_checkpoint, picture_folder, tmp_path
+    tiny_checkpoint, image_folder, tmp_path
 ):
     bad = shutil.copytree(tiny_checkpoint, tmp_path / "bad")
     weights = load_file(bad / "model.safetensors")
     weights["norm.bias"][3] = float("nan")
     save_checkpoint(bad, weights, Predictor(bad).info)
     (tmp_path / "data" / "a").mkdir(parents=True)
-    shutil.copy(picture_folder / "a.png", tmp_path / "data" / "a")
+    shutil.copy(image_folder / "a.png", tmp_path / "data" / "a")
     made, source = predictor(bad), open_parts(DataConfig(str(tmp_path / "data"))).train
     for _ in range(2):
         cache = FeatureCache(cache_name(made), tmp_path / "cache")

@@ -15,8 +15,8 @@ LABELS = np.random.default_rng(0).integers(0, 5, 300)
 
 def source(labels: list[int], classes: int) -> Source:
     names = tuple(ClassLabel(name, name) for name in "abcdefgh"[:classes])
-    pictures = Names.pack(f"{i}.jpg" for i in range(len(labels)))
-    return new_source(names, np.array(labels, np.int64), pictures, None, Path())  # type: ignore[arg-type]
+    images = Names.pack(f"{i}.jpg" for i in range(len(labels)))
+    return new_source(names, np.array(labels, np.int64), images, None, Path())  # type: ignore[arg-type]
 
 
 def test_shots_are_nested_and_of_their_classes():
@@ -26,17 +26,17 @@ def test_shots_are_nested_and_of_their_classes():
     assert set(choose_shots(LABELS, 5, 5, seed=2)) != set(fewer)
 
 
-def test_a_class_with_too_few_pictures():
+def test_a_class_with_too_few_images():
     train = source([0] * 9 + [1] * 4 + [2] * 3, 3)
     check_shots(train, 3)
-    with pytest.raises(DataError, match="'c' has 3 training pictures, too few for 4 shots") as one:
+    with pytest.raises(DataError, match="'c' has 3 training images, too few for 4 shots") as one:
         check_shots(train, 4)
     assert one.value.hint == "take --shots up to 3"
-    with pytest.raises(DataError, match=r"'c' has 3 training pictures.* \(2 such classes\)"):
+    with pytest.raises(DataError, match=r"'c' has 3 training images.* \(2 such classes\)"):
         check_shots(train, 9)
 
 
-def test_a_class_without_any_picture_is_never_answered():
+def test_a_class_without_any_image_is_never_answered():
     train, test = source([0, 0, 2, 2], 4), source([0, 2], 4)
     check_shots(train, 2)
     features = np.array([[0.0, 1.0], [0.1, 1.2], [5.0, -1.0], [5.2, -1.1]], np.float32)

@@ -1,4 +1,4 @@
-"""ReaL labels: several classes may be right, or none; pictures are told by their names."""
+"""ReaL labels: several classes may be right, or none; images are told by their names."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitcli.checkpoints import registry
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
 from vitcli.data.records import FileReader, Names, Source, new_source
 from vitcli.errors import DataError
-from vitcli.imagenet import PICTURES, Reassessment, imagenet_classes, read_accepted
+from vitcli.hub import registry
+from vitcli.imagenet import IMAGES, Reassessment, imagenet_classes, read_accepted
 
 
-def pictures(*numbers: object) -> Source:
+def images(*numbers: object) -> Source:
     names = Names.pack(
         f"n0000/ILSVRC2012_val_{n:08}.JPEG" if isinstance(n, int) else str(n) for n in numbers
     )
@@ -31,17 +31,15 @@ def as_they_are(count: int) -> Alignment:
 
 
 def test_the_labels_that_ship_are_those_of_the_paper():
-    """3,163 pictures have none (google-research/reassessed-imagenet); picture 2 has two."""
+    """3,163 images have none (google-research/reassessed-imagenet); image 2 has two."""
     accepted = read_accepted()
-    assert accepted is registry.real_labels() and len(accepted) == PICTURES
+    assert accepted is registry.real_labels() and len(accepted) == IMAGES
     assert sum(not classes for classes in accepted) == 3163
     assert set(accepted[1]) == {970, 795}
 
 
-def test_any_class_that_is_right_counts_and_pictures_without_one_do_not():
-    real = Reassessment(
-        read_accepted(), pictures(2, 1, 3, 2), imagenet_classes(), as_they_are(1000)
-    )
+def test_any_class_that_is_right_counts_and_images_without_one_do_not():
+    real = Reassessment(read_accepted(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000))
     assert real.add(0, 970) is True
     assert real.add(1, 65) is None  # none is right
     assert real.add(2, 65) is False
@@ -50,21 +48,21 @@ def test_any_class_that_is_right_counts_and_pictures_without_one_do_not():
 
 
 def test_a_model_of_another_order_and_fewer_classes():
-    """By synset: class 970 alone of picture 2, and none of picture 4, which is left out."""
+    """By synset: class 970 alone of image 2, and none of image 4, which is left out."""
     alp, dog = imagenet_classes()[970], ClassLabel("dog", "dog")
     same = np.arange(2)
     aligned = Alignment((dog, alp), same, np.zeros(1, np.int64), same)
-    real = Reassessment(read_accepted(), pictures(2, 4, 2), (dog, alp), aligned)
+    real = Reassessment(read_accepted(), images(2, 4, 2), (dog, alp), aligned)
     assert [real.add(0, 1), real.add(1, 0), real.add(2, 0)] == [True, None, False]
     with pytest.raises(DataError, match="of which the model knows no class"):
-        Reassessment(read_accepted(), pictures(2), (dog,), as_they_are(1))
+        Reassessment(read_accepted(), images(2), (dog,), as_they_are(1))
 
 
 @pytest.mark.parametrize("name", ["n01/cat.jpg", "ILSVRC2012_val_00050001.JPEG", 0])
-def test_pictures_of_other_names(name):
+def test_images_of_other_names(name):
     with pytest.raises(DataError, match="is not named as one of ImageNet's") as caught:
-        Reassessment(read_accepted(), pictures(1, name), imagenet_classes(), as_they_are(1000))
-    assert caught.value.where == str(pictures(1, name).where(1))
+        Reassessment(read_accepted(), images(1, name), imagenet_classes(), as_they_are(1000))
+    assert caught.value.where == str(images(1, name).where(1))
 
 
 def test_a_file_of_labels(tmp_path):

@@ -1,4 +1,4 @@
-"""Accuracy, F1, calibration and confusion, against plain loops that count picture by picture."""
+"""Accuracy, F1, calibration and confusion, against plain loops that count image by image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def logits() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def labels() -> np.ndarray:
-    """Class 11 has no pictures."""
+    """Class 11 has no images."""
     return np.random.default_rng(1).integers(0, 11, 1000)
 
 
@@ -48,7 +48,7 @@ def test_figures_are_those_of_numpy(figures, logits, labels):
     assert all(wrong[label, prediction] == count for label, prediction, count in worst)
 
 
-def test_figures_of_each_class_are_counted_picture_by_picture(figures, logits, labels):
+def test_figures_of_each_class_are_counted_image_by_image(figures, logits, labels):
     answers = logits.argmax(axis=1)
     scores = []
     assert [row.index for row in figures.by_class] == list(range(12))
@@ -60,7 +60,7 @@ def test_figures_of_each_class_are_counted_picture_by_picture(figures, logits, l
             false += answer == row.index != label
         assert row.count == hits + misses
         assert row.precision == hits / (hits + false)
-        if row.index == 11:  # answered, and no picture is of it
+        if row.index == 11:  # answered, and no image is of it
             assert math.isnan(row.recall) and row.f1 == 0 and row.taken_for is None
         else:
             assert row.recall == hits / (hits + misses)

@@ -1,4 +1,4 @@
-"""Patch embeddings at another patch size, against the pictures they are meant for."""
+"""Patch embeddings at another patch size, against the images they are meant for."""
 
 import numpy as np
 import pytest
@@ -19,17 +19,17 @@ def test_area_matrix_averages_what_a_pixel_covers(old, new):
 
 def test_area_matrix_is_pillows_box_filter_for_whole_factors():
     line = RNG.random(16).astype(np.float32)
-    picture = Image.fromarray(np.repeat(line[None], 2, axis=0), mode="F")
-    reference = np.asarray(picture.resize((4, 2), Image.Resampling.BOX))[0]
+    image = Image.fromarray(np.repeat(line[None], 2, axis=0), mode="F")
+    reference = np.asarray(image.resize((4, 2), Image.Resampling.BOX))[0]
     assert np.allclose(area_matrix(16, 4) @ line, reference, atol=1e-6)
 
 
-def test_larger_patches_are_the_old_function_of_the_downsampled_picture():
+def test_larger_patches_are_the_old_function_of_the_downsampled_image():
     weight = RNG.normal(size=(6, 3, 4, 4))
     large = resize_patches(weight, (16, 16))
-    picture = RNG.random((3, 16, 16))
-    small = picture.reshape(3, 4, 4, 4, 4).mean(axis=(2, 4))
-    assert np.allclose((large * picture).sum((1, 2, 3)), (weight * small).sum((1, 2, 3)))
+    image = RNG.random((3, 16, 16))
+    small = image.reshape(3, 4, 4, 4, 4).mean(axis=(2, 4))
+    assert np.allclose((large * image).sum((1, 2, 3)), (weight * small).sum((1, 2, 3)))
 
 
 def test_there_and_back_is_exact_to_the_bit():

@@ -1,4 +1,4 @@
-"""Pictures of figures: that they are drawn, hold what they should, and are written whole."""
+"""Images of figures: that they are drawn, hold what they should, and are written whole."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_accuracy_by_shots_names_its_curves(tmp_path):
     accuracy_by_shots((1, 25), {"l2 10": ten}, tmp_path / "one.svg")
     two, one = words(tmp_path / "two.svg"), words(tmp_path / "one.svg")
     assert {"l2 10", "l2 1000"} <= two and "l2 10" not in one
-    assert {"training pictures of each class", "1", "25"} <= one
+    assert {"training images of each class", "1", "25"} <= one
 
 
 def test_a_sweep_marks_its_choice_and_what_diverged(tmp_path):

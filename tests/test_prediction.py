@@ -1,4 +1,4 @@
-"""Prediction from Python: timm's numbers, order, bounded memory, pictures of every kind."""
+"""Prediction from Python: timm's numbers, order, bounded memory, images of every kind."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ import vitcli
 from vitcli import prediction as module
 from vitcli.config import Preprocess
 from vitcli.data.decoder import Decoder
-from vitcli.data.inputs import Picture
-from vitcli.errors import ModelNotFoundError, PictureError
+from vitcli.data.inputs import ImageInput
+from vitcli.errors import ImageError, ModelNotFoundError
 from vitcli.prediction import Cores, Predictor
 
 FP32 = {"device": "cpu", "precision": "fp32"}
@@ -53,18 +53,18 @@ def scores(result: module.Result) -> list[float]:
     return [p.score for p in sorted(result.predictions, key=lambda p: p.index)]
 
 
-def test_pictures_of_every_kind_give_timms_numbers(tiny_checkpoint, picture_folder, timm_logits):
+def test_images_of_every_kind_give_timms_numbers(tiny_checkpoint, image_folder, timm_logits):
     expected = softmax(timm_logits.astype(float), axis=1)
-    path = picture_folder / "a.png"
-    image = Image.open(picture_folder / "b.png")
-    pictures = [path, str(path), path.read_bytes(), image.copy(), image]
-    results = list(vitcli.predict(tiny_checkpoint, pictures, top_k=99, **FP32))
+    path = image_folder / "a.png"
+    image = Image.open(image_folder / "b.png")
+    images = [path, str(path), path.read_bytes(), image.copy(), image]
+    results = list(vitcli.predict(tiny_checkpoint, images, top_k=99, **FP32))
     assert [r.file for r in results] == [
         str(path),
         str(path),
         "<bytes>",
         "<Image>",
-        str(picture_folder / "b.png"),
+        str(image_folder / "b.png"),
     ]
     for result, row in zip(results, [0, 0, 0, 1, 1], strict=True):
         assert scores(result) == pytest.approx(expected[row].tolist(), abs=1e-6)
@@ -73,42 +73,42 @@ def test_pictures_of_every_kind_give_timms_numbers(tiny_checkpoint, picture_fold
         assert scores(result) == pytest.approx(expected[0].tolist(), abs=1e-6)
 
 
-def test_a_folder_in_batches_of_any_size(predictor, picture_folder):
-    whole = list(predictor.predict(str(picture_folder), top_k=10))
+def test_a_folder_in_batches_of_any_size(predictor, image_folder):
+    whole = list(predictor.predict(str(image_folder), top_k=10))
     assert [Path(r.file).name for r in whole] == ["a.png", "b.png", "cat.jpg"]
     for size in (1, 2, 50):
-        parts = list(predictor.predict(str(picture_folder), top_k=10, batch_size=size))
+        parts = list(predictor.predict(str(image_folder), top_k=10, batch_size=size))
         for one, other in zip(whole, parts, strict=True):
             assert one.file == other.file
             assert scores(one) == pytest.approx(scores(other), abs=1e-6)
 
 
-def test_bf16_names_the_same_class(tiny_checkpoint, picture_folder, timm_logits):
+def test_bf16_names_the_same_class(tiny_checkpoint, image_folder, timm_logits):
     results = list(
-        vitcli.predict(tiny_checkpoint, picture_folder, device="cpu", precision="bf16", top_k=10)
+        vitcli.predict(tiny_checkpoint, image_folder, device="cpu", precision="bf16", top_k=10)
     )
     for result, row in zip(results, timm_logits, strict=False):
         assert result.predictions[0].index == row.argmax()
         assert scores(result) == pytest.approx(softmax(row).tolist(), abs=0.02)
 
 
-def test_embeddings(predictor, picture_folder):
+def test_embeddings(predictor, image_folder):
     path = Path(__file__).parent / "golden" / "timm_vit_default" / "io.npz"
-    found = list(predictor.embed([picture_folder / "a.png", "gone.jpg", picture_folder / "b.png"]))
+    found = list(predictor.embed([image_folder / "a.png", "gone.jpg", image_folder / "b.png"]))
     features = [e.features for e in found if e.features is not None]
     np.testing.assert_allclose(np.stack(features), np.load(path)["pre_logits"], atol=2e-5)
     assert found[1].features is None and found[1].error is not None
     assert found[1].error.what == "there is no such file"
 
 
-def test_errors_keep_their_places(predictor, picture_folder):
-    good, pictures = picture_folder / "a.png", ["x.jpg", "y.jpg", "z.jpg"]
-    results = list(predictor.predict([*pictures, good, "x.jpg"], batch_size=3))
+def test_errors_keep_their_places(predictor, image_folder):
+    good, images = image_folder / "a.png", ["x.jpg", "y.jpg", "z.jpg"]
+    results = list(predictor.predict([*images, good, "x.jpg"], batch_size=3))
     assert [r.error is None for r in results] == [False, False, False, True, False]
     assert all(bool(r.predictions) is (r.error is None) for r in results)
 
 
-def test_no_pictures_no_answers(predictor, tmp_path):
+def test_no_images_no_answers(predictor, tmp_path):
     assert list(predictor.predict([])) == []
 
 
@@ -128,8 +128,8 @@ def encoded() -> bytes:
     return buffer.getvalue()
 
 
-def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[Picture]:
-    """Pictures that note when they are asked for; every fifth is slow, every seventh broken."""
+def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInput]:
+    """Images that note when they are asked for; every fifth is slow, every seventh broken."""
 
     def read(i: int) -> bytes:
         time.sleep(0.005 if i % 5 == 0 else 0)
@@ -137,7 +137,7 @@ def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[Picture]:
 
     for i in range(count):
         drawn.append(i)
-        yield Picture(str(i), partial(read, i))
+        yield ImageInput(str(i), partial(read, i))
 
 
 def test_order_is_kept_and_what_waits_is_bounded(encoded):
@@ -151,12 +151,12 @@ def test_order_is_kept_and_what_waits_is_bounded(encoded):
     assert most <= 256
     for i, (_, got) in enumerate(seen):
         if i % 7 == 0:
-            assert isinstance(got, PictureError)
+            assert isinstance(got, ImageError)
         else:
             assert got.shape == (8, 8, 3) and tuple(got[0, 0]) == (255, 0, 0)
 
 
-def test_large_pictures_wait_in_bounded_memory(encoded):
+def test_large_images_wait_in_bounded_memory(encoded):
     drawn: list[int] = []
     size = (2048, 2048)
     with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1) as decoder:
@@ -174,15 +174,15 @@ def test_decoding_happens_in_threads(encoded):
         names.add(threading.current_thread().name.partition("_")[0])
         return encoded
 
-    with Decoder(iter([Picture("x", read)]), Preprocess(size=(8, 8)), 1) as decoder:
+    with Decoder(iter([ImageInput("x", read)]), Preprocess(size=(8, 8)), 1) as decoder:
         decoder.take(1)
     assert names == {"decode"}
 
 
-def test_a_list_in_a_pipe_is_answered_as_it_is_written(predictor, picture_folder):
+def test_a_list_in_a_pipe_is_answered_as_it_is_written(predictor, image_folder):
     """Whoever writes one name and waits for the answer gets it."""
     asked, answered = queue.Queue(), []
-    names = [str(picture_folder / name) for name in ("a.png", "b.png", "a.png")]
+    names = [str(image_folder / name) for name in ("a.png", "b.png", "a.png")]
     answers = predictor.predict(iter(asked.get, None))
     for name in names:
         asked.put(name)
@@ -191,30 +191,30 @@ def test_a_list_in_a_pipe_is_answered_as_it_is_written(predictor, picture_folder
     assert answered == names and list(answers) == []
 
 
-def test_what_an_iterator_raises_comes_after_its_pictures(predictor, picture_folder):
-    def pictures() -> Iterator[Path]:
-        yield from [picture_folder / "a.png"] * 5
+def test_what_an_iterator_raises_comes_after_its_images(predictor, image_folder):
+    def images() -> Iterator[Path]:
+        yield from [image_folder / "a.png"] * 5
         raise KeyError("the caller's")
 
-    answers = predictor.predict(pictures(), batch_size=4)
+    answers = predictor.predict(images(), batch_size=4)
     assert [next(answers).error for _ in range(5)] == [None] * 5
     with pytest.raises(KeyError, match="the caller's"):
         next(answers)
 
 
-def test_frames_of_one_picture_are_looked_at_one_by_one(predictor, picture_folder, tmp_path):
-    frames = [Image.open(picture_folder / f"{name}.png").convert("RGB") for name in "abab"]
+def test_frames_of_one_image_are_looked_at_one_by_one(predictor, image_folder, tmp_path):
+    frames = [Image.open(image_folder / f"{name}.png").convert("RGB") for name in "abab"]
     frames[0].save(tmp_path / "x.tiff", save_all=True, append_images=frames[1:])
     expected = [scores(r) for r in predictor.predict(frames, top_k=10)]
     moving = ImageSequence.Iterator(Image.open(tmp_path / "x.tiff"))
     assert [scores(r) for r in predictor.predict(moving, top_k=10)] == expected
-    same = [Image.open(picture_folder / "a.png")] * 16
+    same = [Image.open(image_folder / "a.png")] * 16
     assert {tuple(scores(r)) for r in predictor.predict(same, top_k=10)} == {tuple(expected[0])}
 
 
-def test_an_answer_comes_before_the_last_picture_is_asked_for(predictor, picture_folder):
+def test_an_answer_comes_before_the_last_image_is_asked_for(predictor, image_folder):
     drawn: list[int] = []
-    data = (picture_folder / "a.png").read_bytes()
+    data = (image_folder / "a.png").read_bytes()
     answers = predictor.predict(numbered(data, drawn, 5000))
     next(answers)
     assert len(drawn) < 1000
@@ -224,9 +224,9 @@ def test_an_answer_comes_before_the_last_picture_is_asked_for(predictor, picture
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("too much"), RuntimeError("MPS backend out of memory")]
 )
-def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_folder, error):
+def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, image_folder, error):
     predictor = Predictor(tiny_checkpoint, **FP32)
-    whole = [scores(r) for r in predictor.predict([picture_folder / "a.png"] * 10, top_k=10)]
+    whole = [scores(r) for r in predictor.predict([image_folder / "a.png"] * 10, top_k=10)]
     sizes: list[int] = []
 
     def small(model: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -235,9 +235,9 @@ def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, picture_fo
             raise error
 
     predictor.model.register_forward_pre_hook(small)
-    pictures = [picture_folder / "a.png"] * 10
+    images = [image_folder / "a.png"] * 10
     with threads(1):
-        halved = [scores(r) for r in predictor.predict(pictures, top_k=10, batch_size=8)]
+        halved = [scores(r) for r in predictor.predict(images, top_k=10, batch_size=8)]
     assert np.allclose(whole, halved, atol=1e-6)
     assert sizes == [8, 4, 2, 2, 4, 2, 2, 2]  # and the last two at the size that was found
 
@@ -276,7 +276,7 @@ def test_an_error_in_a_part_of_a_batch_is_raised(three_cores):
         three_cores.start(compute, [np.zeros(1)] * 6)()
 
 
-def test_a_core_goes_on_with_the_next_batch(tiny_checkpoint, picture_folder, monkeypatch):
+def test_a_core_goes_on_with_the_next_batch(tiny_checkpoint, image_folder, monkeypatch):
     predictor = Predictor(tiny_checkpoint, **FP32)
     monkeypatch.setattr(Decoder, "ready", lambda *_: True)
     parts, next_batch, in_time = itertools.count(), threading.Event(), []
@@ -289,11 +289,11 @@ def test_a_core_goes_on_with_the_next_batch(tiny_checkpoint, picture_folder, mon
             next_batch.set()
 
     predictor.model.register_forward_pre_hook(slow)
-    pictures = [picture_folder / name for name in ("a.png", "b.png", "b.png", "a.png")] * 2
+    images = [image_folder / name for name in ("a.png", "b.png", "b.png", "a.png")] * 2
     with threads(2):
-        results = list(predictor.predict(pictures, top_k=10, batch_size=4))
+        results = list(predictor.predict(images, top_k=10, batch_size=4))
     assert in_time == [True]
-    assert [r.file for r in results] == [str(p) for p in pictures]
+    assert [r.file for r in results] == [str(p) for p in images]
     first, second = scores(results[0]), scores(results[1])
     expected = [first, second, second, first] * 2
     assert np.allclose([scores(r) for r in results], expected, atol=1e-6)
@@ -306,18 +306,18 @@ def test_an_answer_does_not_wait_for_the_next_batch(predictor, encoded):
         in_time.append(answered.wait(20))
         return encoded
 
-    pictures = [*numbered(encoded, [], 4), *[Picture("late", read)] * 4]
+    images = [*numbered(encoded, [], 4), *[ImageInput("late", read)] * 4]
     with threads(2):
-        answers = predictor.predict(pictures, batch_size=4)
+        answers = predictor.predict(images, batch_size=4)
         next(answers)
         answered.set()
         assert len(list(answers)) == 7
     assert in_time == [True] * 4
 
 
-def test_cores_leave_the_number_of_threads_as_it_was(predictor, picture_folder):
+def test_cores_leave_the_number_of_threads_as_it_was(predictor, image_folder):
     with threads(2):
-        answers = predictor.predict([picture_folder / "a.png"] * 9, batch_size=4)
+        answers = predictor.predict([image_folder / "a.png"] * 9, batch_size=4)
         for _ in answers:
             assert torch.get_num_threads() == 2
             with ThreadPoolExecutor(1) as later:

@@ -1,7 +1,7 @@
 """The README tells the truth: its commands are run, and print what it says they print.
 
 A ```console block holds commands (`$ ...`), each followed by its output, standard error included.
-They are run in one folder, in order, with the photographs of tests/pictures in it. A line `...`
+They are run in one folder, in order, with the photographs of tests/images in it. A line `...`
 stands for any lines; numbers may differ a little, as the last digits do between processors. The
 comment `<!-- not run: why -->` before a block leaves it out.
 """
@@ -76,8 +76,8 @@ def test_lines_are_compared_as_told() -> None:
 
 
 def test_commands_print_what_the_readme_says(tmp_path: Path) -> None:
-    for picture in (ROOT / "tests" / "pictures").iterdir():
-        shutil.copy(picture, tmp_path)
+    for image in (ROOT / "tests" / "images").iterdir():
+        shutil.copy(image, tmp_path)
     environment = {
         **os.environ,
         "COLUMNS": "100",
@@ -101,7 +101,7 @@ def test_commands_print_what_the_readme_says(tmp_path: Path) -> None:
                 check=False,
             )
             # A machine so slow that progress is told prints lines that are no part of the answer.
-            told = re.sub(r"^pictures: \d.*/s.*\n", "", done.stdout, flags=re.MULTILINE)
+            told = re.sub(r"^images: \d.*/s.*\n", "", done.stdout, flags=re.MULTILINE)
             found = told.rstrip().splitlines()
             while expected and not expected[-1].strip():
                 expected.pop()

@@ -39,7 +39,7 @@ class ModelConfig:
     patch_size: Size = (16, 16)
     """Height and width in pixels of what one token stands for."""
     image_size: Size = (224, 224)
-    """Height and width of the pictures that the position embeddings are made for."""
+    """Height and width of the images that the position embeddings are made for."""
     num_classes: int = 0
     """Outputs of the head; 0 means no head, and `model(images)` gives features."""
     class_token: bool = True
@@ -77,7 +77,7 @@ class ModelConfig:
     norm_eps: float = 1e-6
     """Epsilon of every LayerNorm."""
     stem: ResNetConfig | None = None
-    """A hybrid's ResNet, between the picture and the patch embedding."""
+    """A hybrid's ResNet, between the image and the patch embedding."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -154,7 +154,7 @@ class ModelConfig:
         return self.pre_logits or self.width * (2 if self.pool == "token+gap" else 1)
 
     def at(self, image_size: Size) -> ModelConfig:
-        """The same model for pictures of another size.
+        """The same model for images of another size.
 
         Raises:
             ConfigError: the new size is not a multiple of the patch size.
@@ -167,7 +167,7 @@ class ModelConfig:
         return dataclasses.replace(self, num_classes=num_classes)
 
     def macs(self) -> int:
-        """Multiply-accumulates of one picture's forward pass: convolutions and matrix products,
+        """Multiply-accumulates of one image's forward pass: convolutions and matrix products,
         the head excluded (FLOPs = 2 x MACs; one training step = 3 x forward)."""
         n, d = self.num_tokens, self.width
         patches = self.grid[0] * self.grid[1]

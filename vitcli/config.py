@@ -65,7 +65,7 @@ Score = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a picture becomes a model's input. Comes from the checkpoint, never from a default."""
+    """How an image becomes a model's input. Comes from the checkpoint, never from a default."""
 
     size: Size = (224, 224)
     """Height and width of the model's input."""
@@ -76,18 +76,18 @@ class Preprocess:
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "lanczos"] = "bicubic"
     """Pillow's filter."""
     crop_pct: float = 1.0
-    """The part of the resized picture that the crop keeps: it is resized to size / crop_pct."""
+    """The part of the resized image that the crop keeps: it is resized to size / crop_pct."""
     crop_mode: Literal["center", "squash", "border"] = "center"
     """center: shorter side resized, centre cropped; squash: both sides resized; border: longer
     side resized, the rest filled with the mean (letterbox). timm's names."""
     antialias: bool = True
     """False, with bilinear: each pixel is interpolated from its four nearest alone, however much
-    the picture shrinks, as the authors' code does (tf.image.resize)."""
+    the image shrinks, as the authors' code does (tf.image.resize)."""
 
     def __post_init__(self) -> None:
         check_choices(self)
         if min(self.size) < 1:
-            raise ConfigError(f"a picture cannot have the size {self.size}")
+            raise ConfigError(f"an image cannot have the size {self.size}")
         if not self.antialias and self.interpolation != "bilinear":
             raise ConfigError(f"antialias=False is for bilinear, not {self.interpolation}")
         if not 0 < self.crop_pct <= 1:
@@ -112,7 +112,7 @@ class ClassLabel(NamedTuple):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where pictures and labels come from, and how they are split."""
+    """Where images and labels come from, and how they are split."""
 
     path: str
     """A folder of class folders, a CSV, a parquet file or folder, or tar shards."""
@@ -133,14 +133,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What happens to a training picture. Every draw depends on (seed, epoch, sample) alone."""
+    """What happens to a training image. Every draw depends on (seed, epoch, sample) alone."""
 
     crop_area: tuple[float, float] = (0.05, 1.0)
-    """Inception crop: the part of the picture's area that is kept; (1, 1) resizes only."""
+    """Inception crop: the part of the image's area that is kept; (1, 1) resizes only."""
     crop_ratio: tuple[float, float] = (0.75, 4 / 3)
     """Inception crop: aspect ratio, width over height."""
     flip: bool = True
-    """Mirror half of the pictures."""
+    """Mirror half of the images."""
     randaugment: tuple[int, int] | None = None
     """RandAugment (layers, magnitude), as in (2, 10)."""
     erasing: float = 0.0
@@ -197,13 +197,13 @@ class TrainConfig:
     preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of Preprocess that depart from the checkpoint's, as in {"crop_mode": "center"}."""
     augment: AugmentConfig = AugmentConfig()
-    """What happens to a training picture."""
+    """What happens to a training image."""
     loss: Score = "softmax"
     """softmax cross-entropy, or sigmoid (binary) cross-entropy."""
     class_weights: Literal["balanced"] | dict[str, float] | None = None
-    """How much pictures of a class count: {class: weight}, or inversely to how many there are."""
+    """How much images of a class count: {class: weight}, or inversely to how many there are."""
     balanced_sampling: bool = False
-    """Whether an epoch shows as many pictures of every class."""
+    """Whether an epoch shows as many images of every class."""
     label_smoothing: float = 0.0
     """The part of a label that is spread over all classes."""
     head_bias: float = 0.0
@@ -221,7 +221,7 @@ class TrainConfig:
     epochs: float | None = None
     """Passes over the training part; sets the steps."""
     batch_size: int | None = None
-    """Pictures in one optimizer step."""
+    """Images in one optimizer step."""
     accumulate: int | None = None
     """Micro-batches that one batch is split into; None: as many as memory asks for."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -257,7 +257,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of activations; weights and optimizer state stay float32."""
     workers: int | None = None
-    """Processes that decode pictures."""
+    """Processes that decode images."""
     eval_every: int | None = None
     """Steps between evaluations."""
     save_every: int | None = None
@@ -308,11 +308,11 @@ class FewshotConfig:
     (evaluators/fewshot_lsr.py), which is the paper's (section 4.1)."""
 
     data: DataConfig
-    """Where the pictures are. Tested on the test part, else on the validation part."""
+    """Where the images are. Tested on the test part, else on the validation part."""
     shots: tuple[int, ...] = (1, 5, 10, 25)
-    """Training pictures of each class."""
+    """Training images of each class."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Each draws other training pictures."""
+    """Each draws other training images."""
     l2: tuple[float, ...] = (2.0**10,)
     """Strengths of regularisation; empty: one chosen for each draw by its left-out errors."""
     pool: Literal["head", Pool] = "head"

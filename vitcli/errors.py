@@ -1,12 +1,12 @@
 """Every error that `vit` raises on purpose.
 
     VitError
-    ├── ConfigError         a value that no model, picture or run can have
+    ├── ConfigError         a value that no model, image or run can have
     ├── CheckpointError     a checkpoint that is damaged, incomplete or of an unknown kind
     ├── ModelNotFoundError  a name that is neither a path, a registry name nor a Hub repo
     ├── HubError            the Hub did not answer, or answered no
     ├── DataError           a data set that cannot be used
-    │   └── PictureError    one picture that cannot be read; the others may be fine
+    │   └── ImageError    one image that cannot be read; the others may be fine
     ├── RunError            a run folder that cannot be started, resumed or trusted
     │   └── DivergedError   a loss that is not finite any more
     ├── OutputError         something that cannot be written
@@ -32,11 +32,11 @@ class VitError(Exception):
 
 
 NOT_FINITE = "the weights hold NaN, or numbers too large for the precision: try --precision fp32"
-"""The hint where a model makes something else than numbers of a picture."""
+"""The hint where a model makes something else than numbers of an image."""
 
 
 class ConfigError(VitError):
-    """A value that no model, picture or run can have."""
+    """A value that no model, image or run can have."""
 
 
 class CheckpointError(VitError):
@@ -55,8 +55,8 @@ class DataError(VitError):
     """A data set that cannot be used."""
 
 
-class PictureError(DataError):
-    """One picture that cannot be read; the others may be fine."""
+class ImageError(DataError):
+    """One image that cannot be read; the others may be fine."""
 
 
 class RunError(VitError):

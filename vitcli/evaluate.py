@@ -1,4 +1,4 @@
-"""How good a model is on labelled pictures.
+"""How good a model is on labelled images.
 
 `evaluate` is the command's: any checkpoint on any data, decoded in threads as for `vit predict`.
 `evaluate_model` is the training loop's: a model as it stands, decoded in worker processes.
@@ -19,7 +19,7 @@ import numpy as np
 from vitcli.config import ClassLabel, DataConfig, Preprocess, Score, Size
 from vitcli.data.alignment import Alignment, MatchRules, align
 from vitcli.data.folder import open_unlabelled
-from vitcli.data.inputs import Picture
+from vitcli.data.inputs import ImageInput
 from vitcli.data.labels import listed
 from vitcli.data.records import Source
 from vitcli.data.sources import Part, open_part
@@ -44,27 +44,27 @@ class Report:
     model: str
     data: str
     part: str
-    """Which pictures of the data, in words."""
+    """Which images of the data, in words."""
     resolution: Size
     """Of the model's input, height and width."""
     classes: tuple[ClassLabel, ...]
     """Those that labels and answers are indices of: the model's, or those it might answer."""
     indices: tuple[int, ...]
     """The model's index of each; of several that stand for one, the first."""
-    pictures: int
+    images: int
     """That were read."""
     evaluation: Evaluation | None
-    """None where the pictures have no labels of their own."""
+    """None where the images have no labels of their own."""
     real: Reassessment | None
     """Under labels that accept several classes."""
     warnings: tuple[str, ...]
     errors: tuple[tuple[str, DataError], ...]
-    """Pictures that could not be read, which no figure counts."""
+    """Images that could not be read, which no figure counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said of one labelled picture, or what is wrong with it."""
+    """What a model said of one labelled image, or what is wrong with it."""
 
     file: str
     label: ClassLabel | None
@@ -96,13 +96,13 @@ def evaluate(
 
     Args:
         part: "auto" takes the test part, else the validation part (on the data that the model was
-            trained on: what its run held out), else all pictures.
+            trained on: what its run held out), else all images.
         rules: how classes are matched, and among which the model answers; None: the defaults.
         accepted: ReaL labels, to be counted beside the data's own (`imagenet.read_accepted`); a
-            folder of pictures without class folders has no other.
-        on_answer: called with what is said of each picture, in order.
-        on_progress: called with the pictures that are done and those there are.
-        report: told, in a line, of what takes time before the first picture.
+            folder of images without class folders has no other.
+        on_answer: called with what is said of each image, in order.
+        on_progress: called with the images that are done and those there are.
+        report: told, in a line, of what takes time before the first image.
 
     Raises:
         DataError: the data cannot be used, or has classes that are not the model's.
@@ -120,7 +120,7 @@ def evaluate(
         )
     real = Reassessment(accepted, source, model, aligned) if accepted is not None else None
     tally, errors, done = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]](), 0
-    for slots, logits in predictor.batches(_pictures(source), "logits", batch_size):
+    for slots, logits in predictor.batches(_images(source), "logits", batch_size):
         read = np.array([slot.error is None for slot in slots])
         labels = source.labels[done : done + len(slots)]
         best = tally.add(_among(logits, aligned), labels[read]) if read.any() else []
@@ -140,7 +140,7 @@ def evaluate(
     if not tally.count:
         name, error = errors[0]
         raise DataError(
-            f"none of its {len(source):,} pictures can be read",
+            f"none of its {len(source):,} images can be read",
             where=data.path,
             hint=f"the first, {name}: {error.what}",
         )
@@ -163,7 +163,7 @@ def evaluate(
 
 
 class _Opened(NamedTuple):
-    """Pictures as they are evaluated: their labels are indices of `aligned.classes`."""
+    """Images as they are evaluated: their labels are indices of `aligned.classes`."""
 
     source: Source
     aligned: Alignment
@@ -183,15 +183,15 @@ def _open(
     imagenet: bool,
     report: Callable[[str], None],
 ) -> _Opened:
-    """The pictures, and their classes beside the model's.
+    """The images, and their classes beside the model's.
 
     Args:
-        imagenet: whether these are ImageNet's validation pictures, with or without class folders.
+        imagenet: whether these are ImageNet's validation images, with or without class folders.
     """
     source = None
     if imagenet:
         source = open_unlabelled(Path(data.path).expanduser(), imagenet_classes())
-    labelled, words, warnings = source is None, "all pictures", tuple[str, ...]()
+    labelled, words, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent, data.path)
         source, words, warnings = open_part(data, part, None, record, report)
@@ -226,11 +226,11 @@ def _classes_of(
 
 
 def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
-    """The pictures whose class can be answered, labelled with it; and a line about the others."""
+    """The images whose class can be answered, labelled with it; and a line about the others."""
     labels, counts = aligned.of_data[source.labels], source.counts()
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
-        raise DataError("all its pictures are left out", where=source.root)
+        raise DataError("all its images are left out", where=source.root)
     lines = []
     if len(kept) < len(source):
         names = [
@@ -238,7 +238,7 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
             for label, count, place in zip(source.classes, counts, aligned.of_data, strict=True)
             if count and place < 0
         ]
-        lines = [f"left out: {len(source) - len(kept):,} pictures of {listed(names)}"]
+        lines = [f"left out: {len(source) - len(kept):,} images of {listed(names)}"]
     return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
 
 
@@ -255,9 +255,9 @@ def _among(logits: Tensor, aligned: Alignment) -> Tensor:
     return lowest.scatter_reduce(1, place, logits[:, allowed], "amax")
 
 
-def _pictures(source: Source) -> Iterator[Picture]:
+def _images(source: Source) -> Iterator[ImageInput]:
     for i in range(len(source)):
-        yield Picture(source.where(i), partial(source.read, i))
+        yield ImageInput(source.where(i), partial(source.read, i))
 
 
 def _split_record(folder: Path, data: str) -> dict[str, Any] | None:
@@ -291,10 +291,10 @@ def evaluate_model(
         model: (B, 3, H, W) -> logits (B, K); its classes are the source's, in the same order.
         dtype: of the computation (autocast); weights stay as they are.
         score: what makes a confidence of a logit.
-        on_progress: called with the number of pictures of each batch.
+        on_progress: called with the number of images of each batch.
 
     Raises:
-        PictureError: names a picture that cannot be decoded.
+        ImageError: names an image that cannot be decoded.
     """
     import torch
 

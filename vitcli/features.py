@@ -1,9 +1,9 @@
-"""Features of labelled pictures: which representation they are, and how they are remembered by
+"""Features of labelled images: which representation they are, and how they are remembered by
 content, so that a second run computes none.
 
 A cache is one SQLite file per model and way of computing (hash of the weights' bytes, architecture,
-pre-processing, device, precision). Its rows are keyed by the hash of a picture's bytes, so that of
-renamed, moved and added pictures only the new ones cost anything.
+pre-processing, device, precision). Its rows are keyed by the hash of an image's bytes, so that of
+renamed, moved and added images only the new ones cost anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vitcli import __version__
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.stores import files_of
 from vitcli.config import ModelConfig, Pool
-from vitcli.data.inputs import Picture
+from vitcli.data.inputs import ImageInput
 from vitcli.data.records import Source
 from vitcli.data.shards import cache_folder
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, DataError
@@ -86,7 +86,7 @@ def _reread(model: ModelConfig, pool: Literal["head", Pool], layer: int | None) 
 
 
 class FeatureCache:
-    """Feature vectors by picture hash. A cache that cannot be opened remembers nothing."""
+    """Feature vectors by image hash. A cache that cannot be opened remembers nothing."""
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         self.database: sqlite3.Connection | None = None
@@ -96,25 +96,25 @@ class FeatureCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.database = sqlite3.connect(path, timeout=10.0)
             self.database.execute(
-                "CREATE TABLE IF NOT EXISTS features (picture BLOB PRIMARY KEY, vector BLOB)"
+                "CREATE TABLE IF NOT EXISTS features (image BLOB PRIMARY KEY, vector BLOB)"
             )
 
-    def get(self, picture: bytes, width: int) -> npt.NDArray[np.float32] | None:
-        """The vector of a picture, or None."""
+    def get(self, image: bytes, width: int) -> npt.NDArray[np.float32] | None:
+        """The vector of an image, or None."""
         row = None
         if self.database is not None:
             with contextlib.suppress(sqlite3.Error):
-                query = "SELECT vector FROM features WHERE picture = ?"
-                row = self.database.execute(query, (picture,)).fetchone()
+                query = "SELECT vector FROM features WHERE image = ?"
+                row = self.database.execute(query, (image,)).fetchone()
         if row is None or len(row[0]) != 4 * width:
             return None
         return np.frombuffer(row[0], "<f4")
 
-    def put(self, picture: bytes, vector: npt.NDArray[np.float32]) -> None:
+    def put(self, image: bytes, vector: npt.NDArray[np.float32]) -> None:
         """Remembers a vector; on disk now and then, and once `close` is called."""
         if self.database is not None:
             with contextlib.suppress(sqlite3.Error):
-                row = (picture, vector.astype("<f4").tobytes())
+                row = (image, vector.astype("<f4").tobytes())
                 self.database.execute("INSERT OR REPLACE INTO features VALUES (?, ?)", row)
                 self.put_since_commit += 1
                 if self.put_since_commit >= COMMIT_EVERY:
@@ -131,7 +131,7 @@ class FeatureCache:
 
 
 def cache_name(predictor: Predictor) -> str:
-    """What decides a feature beside the picture, hashed."""
+    """What decides a feature beside the image, hashed."""
     digest = hashlib.sha256()
     for path in files_of(predictor.file):
         with open(path, "rb") as file:
@@ -149,11 +149,11 @@ def source_features(
     batch_size: int | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> npt.NDArray[np.float32]:
-    """The features (N, feature_dim) of a source's pictures, in its order.
+    """The features (N, feature_dim) of a source's images, in its order.
 
     Raises:
-        DataError: names a picture that cannot be read.
-        CheckpointError: the model makes something else than numbers of a picture.
+        DataError: names an image that cannot be read.
+        CheckpointError: the model makes something else than numbers of an image.
     """
     width = predictor.info.model.feature_dim
     features = np.empty((len(source), width), np.float32)
@@ -168,7 +168,7 @@ def source_features(
             features[i] = known
             on_progress(1)
     try:
-        embeddings = predictor.embed(_pictures(source, missing), batch_size) if missing else ()
+        embeddings = predictor.embed(_images(source, missing), batch_size) if missing else ()
         for i, embedding in zip(missing, embeddings, strict=True):
             if embedding.features is None:
                 error = embedding.error or DataError("cannot be read")
@@ -187,6 +187,6 @@ def source_features(
     return features
 
 
-def _pictures(source: Source, indices: list[int]) -> Iterator[Picture]:
+def _images(source: Source, indices: list[int]) -> Iterator[ImageInput]:
     for i in indices:
-        yield Picture(source.where(i), partial(source.read, i))
+        yield ImageInput(source.where(i), partial(source.read, i))

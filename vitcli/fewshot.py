@@ -1,5 +1,5 @@
 """Few-shot classification on frozen features, by big_vision's protocol (paper, section 4.1): some
-pictures of each class are drawn, least squares sends their features to their classes, and all of
+images of each class are drawn, least squares sends their features to their classes, and all of
 the test part is classified. (big_vision/evaluators/fewshot_lsr.py)
 """
 
@@ -18,16 +18,16 @@ from vitcli import __version__
 from vitcli.atomic import write_text
 from vitcli.checkpoints import native
 from vitcli.checkpoints.ancestry import ancestry
-from vitcli.checkpoints.card import model_card
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
 from vitcli.data.records import Source
 from vitcli.data.sources import Splits, open_data
 from vitcli.errors import ConfigError, DataError, OutputError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
+from vitcli.hub.card import model_card
+from vitcli.layouts.shapes import tensor_shapes
 from vitcli.prediction import Predictor
 from vitcli.ridge import Ints, LinearHead, RidgeSolver
 
@@ -63,7 +63,7 @@ class Report:
     trials: tuple[Trial, ...]
     """By shots, then seed, then l2, in the order they were asked for."""
     splits: Splits
-    pictures: int
+    images: int
     """Of the test part."""
     saved: Saved | None
     """Where a head was to be kept."""
@@ -85,17 +85,17 @@ def measure(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     keep_head: bool = False,
 ) -> Report:
-    """Measures a model by a few pictures of each class.
+    """Measures a model by a few images of each class.
 
     Args:
         predictor: gives from now on the features that were measured.
-        on_progress: called with the pictures whose features are there and all those needed.
+        on_progress: called with the images whose features are there and all those needed.
         keep_head: for `save_head`.
 
     Raises:
         ConfigError: the model cannot be read so, no checkpoint can hold the head that is to be
             kept, or the l2 cannot be used.
-        DataError: the data cannot be used, or a class has too few pictures.
+        DataError: the data cannot be used, or a class has too few images.
         CheckpointError: the model's features are not finite numbers.
     """
     predictor.info = representation(predictor.info, config.pool, config.layer, config.preprocess)
@@ -139,15 +139,15 @@ def measure(
 
 
 def check_shots(train: Source, shots: int, where: object = None) -> None:
-    """Raises DataError where a class has fewer training pictures than shots. Classes without any
-    picture, as a long list of classes may have, are left alone."""
+    """Raises DataError where a class has fewer training images than shots. Classes without any
+    image, as a long list of classes may have, are left alone."""
     counts = train.counts()
     short = np.flatnonzero((counts > 0) & (counts < shots))
     if len(short):
         worst = short[counts[short].argmin()]
         such = f" ({len(short):,} such classes)" if len(short) > 1 else ""
         raise DataError(
-            f"'{train.classes[worst].name}' has {counts[worst]} training pictures, too few for "
+            f"'{train.classes[worst].name}' has {counts[worst]} training images, too few for "
             f"{shots} shots{such}",
             where=where,
             hint=f"take --shots up to {counts[worst]}",
@@ -231,7 +231,7 @@ def save_head(
         "made_by": f"vit fewshot (vitcli {__version__})",
         "command": command,
         "data": Path(config.data.path).name,
-        "train_pictures": trial.shots * len(classes),
+        "train_images": trial.shots * len(classes),
         "seed": trial.seed,
         "note": f"{trial.shots} shots, least squares with l2 {trial.l2:g} on frozen features",
         "figures": {"test_top1": trial.accuracy},

@@ -1,4 +1,4 @@
-"""ImageNet's validation pictures under other labels: "Are we done with ImageNet?" (Beyer et al.
+"""ImageNet's validation images under other labels: "Are we done with ImageNet?" (Beyer et al.
 2020, arXiv 2006.07159) gave each of the 50,000 all the classes that are right, which may be none.
 """
 
@@ -10,19 +10,19 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitcli.checkpoints import registry
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
 from vitcli.data.labels import ClassIndex
 from vitcli.data.records import Source
 from vitcli.errors import DataError
+from vitcli.hub import registry
 
-PICTURES, CLASSES = 50_000, 1_000
+IMAGES, CLASSES = 50_000, 1_000
 """Of ImageNet's validation part."""
 _NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 
 Accepted = Sequence[Sequence[int]]
-"""For validation picture i, the indices of the classes of ImageNet-1k that are right."""
+"""For validation image i, the indices of the classes of ImageNet-1k that are right."""
 
 
 def imagenet_classes() -> tuple[ClassLabel, ...]:
@@ -44,10 +44,10 @@ def read_accepted(path: str | Path | None = None) -> Accepted:
         raise DataError(f"the labels cannot be read: {error.strerror}", where=path) from error
     except ValueError as error:
         raise DataError("the labels are not JSON", where=path) from error
-    expected = f"ImageNet's validation part has {PICTURES:,}"
-    if not isinstance(accepted, list) or len(accepted) != PICTURES:
+    expected = f"ImageNet's validation part has {IMAGES:,}"
+    if not isinstance(accepted, list) or len(accepted) != IMAGES:
         found = f"{len(accepted):,} entries" if isinstance(accepted, list) else "no list"
-        raise DataError(f"holds {found}, and {expected} pictures", where=path)
+        raise DataError(f"holds {found}, and {expected} images", where=path)
     for i, classes in enumerate(accepted):
         if not isinstance(classes, list) or not all(
             type(index) is int and 0 <= index < CLASSES for index in classes
@@ -57,15 +57,15 @@ def read_accepted(path: str | Path | None = None) -> Accepted:
 
 
 class Reassessment:
-    """Counts how often an answer is among the classes that are right for a picture.
+    """Counts how often an answer is among the classes that are right for an image.
 
-    Pictures without any such class are left out, as in the paper (section 3.4).
+    Images without any such class are left out, as in the paper (section 3.4).
 
     Args:
         model: the classes of a model, whose answers are indices of `alignment.classes`.
 
     Raises:
-        DataError: pictures do not carry the names of ImageNet's, or the model knows none of its
+        DataError: images do not carry the names of ImageNet's, or the model knows none of its
             classes.
     """
 
@@ -84,7 +84,7 @@ class Reassessment:
         self.accepted = [
             {place[index] for index in accepted[number]} for number in _numbers(source)
         ]
-        """For each picture; -1 stands for what the model may not answer."""
+        """For each image; -1 stands for what the model may not answer."""
         self.right = self.count = self.left_out = 0
 
     @property
@@ -92,9 +92,9 @@ class Reassessment:
         """The part of the answers that is right, in [0, 1]; NaN of no answers."""
         return self.right / self.count if self.count else math.nan
 
-    def add(self, picture: int, answer: int) -> bool | None:
+    def add(self, image: int, answer: int) -> bool | None:
         """Whether an answer is right; None where nothing is, or nothing that can be answered."""
-        accepted = self.accepted[picture]
+        accepted = self.accepted[image]
         if not accepted - {-1}:
             self.left_out += 1
             return None
@@ -104,13 +104,13 @@ class Reassessment:
 
 
 def _numbers(source: Source) -> list[int]:
-    """Which of ImageNet's validation pictures these are, from 0, by their names."""
+    """Which of ImageNet's validation images these are, from 0, by their names."""
     numbers = []
     for i, name in enumerate(source.names):
         match = _NAME.search(name)
-        if match is None or not 1 <= int(match[1]) <= PICTURES:
+        if match is None or not 1 <= int(match[1]) <= IMAGES:
             raise DataError(
-                "is not named as one of ImageNet's validation pictures, and these labels go by "
+                "is not named as one of ImageNet's validation images, and these labels go by "
                 "their names",
                 where=source.where(i),
                 hint="keep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG",

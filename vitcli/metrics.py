@@ -32,15 +32,15 @@ class ClassFigures:
 
     index: int
     count: int
-    """Pictures of the class: its support."""
+    """Images of the class: its support."""
     recall: float
-    """The part of them that is recognised: the class's own accuracy. NaN without pictures."""
+    """The part of them that is recognised: the class's own accuracy. NaN without images."""
     precision: float
-    """The part of the pictures taken for this class that are of it. NaN where none was."""
+    """The part of the images taken for this class that are of it. NaN where none was."""
     f1: float
     """The harmonic mean of both, 2 TP / (2 TP + FP + FN): 0 where either is 0 or NaN."""
     taken_for: int | None
-    """What its other pictures are most often taken for."""
+    """What its other images are most often taken for."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of one pass over labelled pictures; all but the loss in [0, 1]."""
+    """Figures of one pass over labelled images; all but the loss in [0, 1]."""
 
     num_classes: int
     labels: Ints
-    """(P,) with `predictions` and `counts`: how often pictures of a class are taken for another.
+    """(P,) with `predictions` and `counts`: how often images of a class are taken for another.
     Pairs that never occur are left out: 21,843 classes have 477 million."""
     predictions: Ints
     counts: Ints
     top5: float | None
-    """The part of the pictures whose label is among the five best classes; None where there are
+    """The part of the images whose label is among the five best classes; None where there are
     no more than five."""
     loss: float
     """Mean cross-entropy of the labels under a softmax."""
@@ -82,19 +82,19 @@ class Evaluation:
 
     @property
     def count(self) -> int:
-        """Pictures seen."""
+        """Images seen."""
         return int(self.counts.sum())
 
     @property
     def top1(self) -> float:
-        """The part of the pictures whose best class is their label."""
+        """The part of the images whose best class is their label."""
         right = self.counts[self.labels == self.predictions].sum()
         return float(right / max(self.count, 1))
 
     @property
     def macro_f1(self) -> float:
         """The mean F1 of the classes that occur, as a label or as an answer: scikit-learn's
-        `f1_score(average="macro")`. A class without pictures that is answered counts with 0."""
+        `f1_score(average="macro")`. A class without images that is answered counts with 0."""
         return float(np.mean([row.f1 for row in self.by_class] or [0.0]))
 
     @property
@@ -134,7 +134,7 @@ class Evaluation:
         def total(of: Ints, wanted: Any = True) -> Ints:
             return np.bincount(of, np.where(wanted, self.counts, 0), self.num_classes).astype(int)
 
-        pictures, taken = total(self.labels), total(self.predictions)
+        images, taken = total(self.labels), total(self.predictions)
         right = total(self.labels, self.labels == self.predictions)
         others = {label: taken_for for label, taken_for, _ in reversed(self.mistakes())}
 
@@ -143,21 +143,21 @@ class Evaluation:
 
         rows = []
         for i in self.seen:
-            hit, support, answers = int(right[i]), int(pictures[i]), int(taken[i])
+            hit, support, answers = int(right[i]), int(images[i]), int(taken[i])
             f1 = 2 * hit / (support + answers)  # support is TP + FN, answers are TP + FP
             recall, precision = part(hit, support), part(hit, answers)
             rows.append(ClassFigures(i, support, recall, precision, f1, others.get(i)))
         return rows
 
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
-        """(label, prediction, pictures) of the most frequent confusions, worst first."""
+        """(label, prediction, images) of the most frequent confusions, worst first."""
         wrong = np.flatnonzero(self.labels != self.predictions)
         order = wrong[np.argsort(-self.counts[wrong], kind="stable")][:most]
         return [(int(self.labels[i]), int(self.predictions[i]), int(self.counts[i])) for i in order]
 
 
 class Tally:
-    """Adds up logits batch by batch, in memory that the number of pictures does not change.
+    """Adds up logits batch by batch, in memory that the number of images does not change.
 
     Args:
         score: what makes a confidence of a logit.
@@ -178,7 +178,7 @@ class Tally:
             labels: (B,)
 
         Returns:
-            For each picture at most five classes with their scores, the best first.
+            For each image at most five classes with their scores, the best first.
         """
         import torch
         import torch.nn.functional as F
@@ -209,7 +209,7 @@ class Tally:
         pairs = np.array(sorted(self.pairs), np.int64)
         labels, predictions = np.divmod(pairs, max(self.num_classes, 1))
         counts = np.array([self.pairs[int(pair)] for pair in pairs], np.int64)
-        pictures = max(self.count, 1)
+        images = max(self.count, 1)
         answers, confidence, right = self.bins
         filled = np.maximum(answers, 1)
         return Evaluation(
@@ -217,7 +217,7 @@ class Tally:
             labels,
             predictions,
             counts,
-            self.among_five / pictures if self.num_classes > 5 else None,
-            self.loss / pictures,
+            self.among_five / images if self.num_classes > 5 else None,
+            self.loss / images,
             Calibration(answers.astype(np.int64), confidence / filled, right / filled),
         )

@@ -1,13 +1,13 @@
 """Patch embeddings at another patch size, in numpy alone.
 
 A patch embedding is a linear function of a patch's pixels. At another patch size the same function
-is wanted of the same picture at another resolution, related by area averaging R (one row a pixel of
-the smaller picture):
+is wanted of the same image at another resolution, related by area averaging R (one row a pixel of
+the smaller image):
 
 - larger patches: the new weights are R^T w, so that w'.x equals w.(R x), the old function of the
-  area-downsampled picture (16 pixels for one: each weight spread over 4 x 4 pixels, over 16);
+  area-downsampled image (16 pixels for one: each weight spread over 4 x 4 pixels, over 16);
 - smaller patches: the new weights are U^T w with U the area upsampling, which repeats pixels: the
-  old function of the enlarged picture. This undoes the former exactly for whole factors.
+  old function of the enlarged image. This undoes the former exactly for whole factors.
 """
 
 from __future__ import annotations

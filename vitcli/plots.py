@@ -1,4 +1,4 @@
-"""Pictures of figures: confusions, calibration, the curves of a run. Arrays in, a file out.
+"""Images of figures: confusions, calibration, the curves of a run. Arrays in, a file out.
 
 matplotlib is imported here and nowhere else, without pyplot: nothing opens a window. The ending of
 the file (.png, .pdf, .svg) decides its format.
@@ -70,7 +70,7 @@ def confusion_matrix(
         confusion: (K, K) counts: row is the label, column the prediction. Colours show each row's
             shares, so that classes of any size compare.
         names: of the K classes.
-        path: the picture, written whole or not at all.
+        path: the image, written whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -103,7 +103,7 @@ def confusion_matrix(
             _write_counts(axes, counts, shares)
         bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
-        bar.set_label("share of the label's pictures")
+        bar.set_label("share of the label's images")
         bar.outline.set_visible(False)
         _save(figure, path)
 
@@ -173,7 +173,7 @@ def training_curves(metrics: Iterable[Mapping[str, Any]], path: str | Path) -> N
     Args:
         metrics: lines of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
             {"step", "val_loss", "val_top1"} of evaluations; accuracies in [0, 1].
-        path: the picture, written whole or not at all.
+        path: the image, written whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -242,10 +242,10 @@ def accuracy_by_shots(
     """Draws few-shot accuracy: a dot for each seed, a line through the means.
 
     Args:
-        shots: training pictures of each class, drawn on a logarithmic axis.
+        shots: training images of each class, drawn on a logarithmic axis.
         curves: name -> for each number of shots the accuracies of the seeds, in [0, 1]. Names
             are shown where there are several curves.
-        path: the picture, written whole or not at all.
+        path: the image, written whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -269,7 +269,7 @@ def accuracy_by_shots(
         axes.set_xticks(shots, [str(count) for count in shots])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set(xlabel="training pictures of each class", ylabel="accuracy on the test part")
+        axes.set(xlabel="training images of each class", ylabel="accuracy on the test part")
         _save(figure, path)
 
 
@@ -278,12 +278,12 @@ def accuracy_by_resolution(
     trained: tuple[int, int],
     path: str | Path,
 ) -> None:
-    """Draws accuracy against the resolution of the pictures, a line for each data set.
+    """Draws accuracy against the resolution of the images, a line for each data set.
 
     Args:
         lines: by the data's name, ((height, width), accuracy in [0, 1]) of each resolution.
         trained: the model's own resolution, which is marked.
-        path: the picture, written whole or not at all.
+        path: the image, written whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -327,7 +327,7 @@ def accuracy_by_rate(
         trials: (learning rate, drawn on a logarithmic axis; accuracy in [0, 1], or None where the
             loss diverged, which is told below the axis).
         best: the rate that was chosen.
-        path: the picture, written whole or not at all.
+        path: the image, written whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -393,7 +393,7 @@ def _save(figure: Figure, path: str | Path) -> None:
     stamps = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Producer")}
     nothing = dict.fromkeys(stamps.get(kind, ()))
     with warnings.catch_warnings():
-        # Names may be in any script; who looks at the picture sees what the font lacks.
+        # Names may be in any script; who looks at the image sees what the font lacks.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
         figure.savefig(drawn, format=kind, dpi=200, metadata=nothing)
     with whole_file(path) as file:

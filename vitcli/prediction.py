@@ -1,7 +1,7 @@
-"""What is in pictures: a model's answers, in order, as they come.
+"""What is in images: a model's answers, in order, as they come.
 
-Threads find and decode pictures beside the model (see data/decoder.py). They start first of all: by
-the time torch is imported and the weights are there, the first pictures are too. Importing this
+Threads find and decode images beside the model (see data/decoder.py). They start first of all: by
+the time torch is imported and the weights are there, the first images are too. Importing this
 module therefore imports nothing heavy.
 """
 
@@ -18,12 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from vitcli.checkpoints import read, registry
-from vitcli.checkpoints.timm_config import unique_names
+from vitcli.checkpoints import read
 from vitcli.config import ClassLabel, PosembMethod, Size
 from vitcli.data.decoder import Decoder
-from vitcli.data.inputs import Picture, find_pictures
+from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import ConfigError, DataError
+from vitcli.hub import registry
+from vitcli.layouts.timm_config import unique_names
 from vitcli.machine import cpu_cores
 
 if TYPE_CHECKING:
@@ -33,23 +34,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from vitcli.checkpoints.hub import Progress
     from vitcli.checkpoints.load import LoadedModel
     from vitcli.data.decoder import Pixels
+    from vitcli.hub.fetch import Progress
 
-    AnyPicture = str | Path | bytes | Image | Picture
+    AnyImage = str | Path | bytes | Image | ImageInput
 
 TOP_K = 5
-"""Classes that are named for each picture."""
+"""Classes that are named for each image."""
 THRESHOLD = 0.0
 """Score below which a class is not named."""
 CORE_BATCH = 4
-"""Pictures that a CPU computes at once, by core: with more, they outgrow its caches."""
+"""Images that a CPU computes at once, by core: with more, they outgrow its caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A class that a picture may show."""
+    """A class that an image may show."""
 
     index: int
     id: str
@@ -60,7 +61,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer for one picture: its classes, best first, or what is wrong with it."""
+    """The answer for one image: its classes, best first, or what is wrong with it."""
 
     file: str
     model: str
@@ -70,7 +71,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The head's input for one picture, float32 (feature_dim,), or what is wrong with it."""
+    """The head's input for one image, float32 (feature_dim,), or what is wrong with it."""
 
     file: str
     model: str
@@ -80,7 +81,7 @@ class Embedding:
 
 def predict(
     spec: str | Path,
-    pictures: AnyPicture | Iterable[AnyPicture],
+    images: AnyImage | Iterable[AnyImage],
     *,
     top_k: int = TOP_K,
     threshold: float = THRESHOLD,
@@ -91,15 +92,15 @@ def predict(
     on_progress: Progress | None = None,
     allow_pickle: bool = False,
 ) -> Iterator[Result]:
-    """Classifies pictures, in order, as they come; one that cannot be read has an `error` instead.
+    """Classifies images, in order, as they come; one that cannot be read has an `error` instead.
 
     Args:
         spec: a file, a folder, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
-        pictures: names as on the command line (files, folders, patterns, URLs), encoded bytes, or
+        images: names as on the command line (files, folders, patterns, URLs), encoded bytes, or
             Pillow's images; one, or any number. An iterator is advanced in a thread of its own.
-        top_k: classes for each picture.
+        top_k: classes for each image.
         threshold: leave out classes with a lower score.
-        batch_size: pictures that the model sees at once; None: by device.
+        batch_size: images that the model sees at once; None: by device.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto (bf16 where the hardware has it), fp32, bf16 or fp16.
         offline: never touch the network.
@@ -110,23 +111,23 @@ def predict(
         VitError: the model cannot be had, or has no classes.
     """
     predictor = Predictor(spec, device, precision, offline, on_progress, allow_pickle=allow_pickle)
-    return predictor.predict(pictures, top_k, threshold, batch_size)
+    return predictor.predict(images, top_k, threshold, batch_size)
 
 
 class Slot(NamedTuple):
-    """A picture of a batch; with an error it has no row in the batch's tensor."""
+    """An image of a batch; with an error it has no row in the batch's tensor."""
 
     name: str
     error: DataError | None
 
 
 class Predictor:
-    """A checkpoint that is asked about pictures. Its header is read at once; its weights, and
-    torch, when the first pictures are on their way. Until then `info` may be replaced by that of a
+    """A checkpoint that is asked about images. Its header is read at once; its weights, and
+    torch, when the first images are on their way. Until then `info` may be replaced by that of a
     model whose tensors are among the file's: without a head, or with fewer blocks.
 
     Args:
-        resolution: of its pictures, where that is not the checkpoint's: the position embeddings
+        resolution: of its images, where that is not the checkpoint's: the position embeddings
             are resized by `posemb_method`.
     """
 
@@ -157,7 +158,7 @@ class Predictor:
 
     def predict(
         self,
-        pictures: AnyPicture | Iterable[AnyPicture],
+        images: AnyImage | Iterable[AnyImage],
         top_k: int = TOP_K,
         threshold: float = THRESHOLD,
         batch_size: int | None = None,
@@ -170,7 +171,7 @@ class Predictor:
                 hint="save them with --features FILE.npy",
             )
         names, k = unique_names(self.classes), min(top_k, len(self.classes))
-        for slots, logits in self.batches(pictures, "logits", batch_size):
+        for slots, logits in self.batches(images, "logits", batch_size):
             rows = iter(logits)
             for name, error in slots:
                 answers = () if error is not None else self._best(next(rows), names, k, threshold)
@@ -179,7 +180,7 @@ class Predictor:
     def _best(
         self, logits: Tensor, names: Sequence[str], k: int, threshold: float
     ) -> Iterator[Prediction]:
-        """The best classes of one picture. Of many at once, torch would ask for the other cores,
+        """The best classes of one image. Of many at once, torch would ask for the other cores,
         and wait for them to be done with the next."""
         scores = logits.sigmoid() if self.info.score == "sigmoid" else logits.softmax(-1)
         best = scores.topk(min(k, len(scores)))
@@ -188,23 +189,23 @@ class Predictor:
                 yield Prediction(i, self.classes[i].id, names[i], score)
 
     def embed(
-        self, pictures: AnyPicture | Iterable[AnyPicture], batch_size: int | None = None
+        self, images: AnyImage | Iterable[AnyImage], batch_size: int | None = None
     ) -> Iterator[Embedding]:
-        """The head's input for each picture, in order."""
-        for slots, features in self.batches(pictures, "features", batch_size):
+        """The head's input for each image, in order."""
+        for slots, features in self.batches(images, "features", batch_size):
             rows = iter(features.numpy())
             for name, error in slots:
                 yield Embedding(name, self.name, None if error else next(rows), error)
 
     def batches(
         self,
-        pictures: AnyPicture | Iterable[AnyPicture],
+        images: AnyImage | Iterable[AnyImage],
         output: Literal["logits", "features"],
         batch_size: int | None = None,
     ) -> Iterator[tuple[list[Slot], Tensor]]:
         """The slots of each batch, in order, and the model's output for those without an error:
         float32 (n, num_classes or feature_dim) on the CPU."""
-        found = as_pictures(pictures, self.offline)
+        found = as_images(images, self.offline)
         with Decoder(found, self.info.preprocess, batch_size or 0) as decoder:
             _expect(self.file)
             model = self.model
@@ -236,13 +237,13 @@ class Predictor:
         if self._model is None:
             from vitcli.checkpoints.adapt import adapt
             from vitcli.checkpoints.load import build, load_weights
-            from vitcli.checkpoints.shapes import tensor_shapes
             from vitcli.devices import (
                 PRECISIONS,
                 choose_device,
                 choose_precision,
                 multiplies_bf16,
             )
+            from vitcli.layouts.shapes import tensor_shapes
             from vitcli.models.packed import can_pack, pack
             from vitcli.models.vit import ViT
 
@@ -334,21 +335,19 @@ def _expect(file: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def as_pictures(
-    pictures: AnyPicture | Iterable[AnyPicture], offline: bool = False
-) -> Iterator[Picture]:
-    """Whatever names or is a picture, one by one; strings and paths as on the command line."""
-    if isinstance(pictures, (str, Path, bytes, Picture)) or not isinstance(pictures, Iterable):
-        pictures = [pictures]
-    for picture in pictures:
-        if isinstance(picture, Picture):
-            yield picture
-        elif isinstance(picture, (str, Path)):
-            yield from find_pictures([str(picture)], offline)
+def as_images(images: AnyImage | Iterable[AnyImage], offline: bool = False) -> Iterator[ImageInput]:
+    """Whatever names or is an image, one by one; strings and paths as on the command line."""
+    if isinstance(images, (str, Path, bytes, ImageInput)) or not isinstance(images, Iterable):
+        images = [images]
+    for image in images:
+        if isinstance(image, ImageInput):
+            yield image
+        elif isinstance(image, (str, Path)):
+            yield from find_images([str(image)], offline)
         else:
-            name = getattr(picture, "filename", "") or f"<{type(picture).__name__}>"
-            yield Picture(name, partial(_given, picture), shared=not isinstance(picture, bytes))
+            name = getattr(image, "filename", "") or f"<{type(image).__name__}>"
+            yield ImageInput(name, partial(_given, image), shared=not isinstance(image, bytes))
 
 
-def _given(picture: Any) -> Any:
-    return picture
+def _given(image: Any) -> Any:
+    return image

@@ -1,6 +1,6 @@
 """The paper's fine-tuning recipes, as `--preset`: what departs from the defaults of TrainConfig,
 which are the paper's too (SGD with momentum 0.9, no weight decay, gradients clipped at norm 1,
-cosine decay, softmax cross-entropy, inception crops and flips, evaluation on squashed pictures).
+cosine decay, softmax cross-entropy, inception crops and flips, evaluation on squashed images).
 
 Standard library only.
 """
@@ -48,7 +48,7 @@ PRESETS = {
     "cifar100": Preset(10_000, (0.001, 0.003, 0.01, 0.03), val_fraction=0.02),
     "pets": Preset(500, (0.001, 0.003, 0.01, 0.03), val_fraction=0.1, warmup=100),
     "flowers": Preset(500, (0.001, 0.003, 0.01, 0.03), val_fraction=0.1, warmup=100),
-    # Each of the 19 tasks has 1,000 pictures: 800 to train on and 200 to choose by. The paper's
+    # Each of the 19 tasks has 1,000 images: 800 to train on and 200 to choose by. The paper's
     # figures are of models trained on all 1,000 (`--val-fraction 0`).
     "vtab": Preset(2_500, (0.01,), val_fraction=0.2),
 }

@@ -133,7 +133,7 @@ class ResNetConfig:
             yield layer("norm", before, stride=stride)
 
     def macs(self, image_size: Size) -> int:
-        """Multiply-accumulates of its convolutions for one picture."""
+        """Multiply-accumulates of its convolutions for one image."""
         convolutions = (layer for layer in self.layers(image_size) if layer.kind == "conv")
         return sum(math.prod(layer.shape) * layer.positions for layer in convolutions)
 
@@ -151,7 +151,7 @@ class BiTConfig:
     resnet: ResNetConfig
     """Its convolutions; pre-activation."""
     image_size: Size = (224, 224)
-    """Height and width of the pictures it is meant for; it takes others as they are."""
+    """Height and width of the images it is meant for; it takes others as they are."""
     num_classes: int = 0
     """Outputs of the head; 0 means no head, and `model(images)` gives features."""
 
@@ -159,7 +159,7 @@ class BiTConfig:
         if not self.resnet.preact:
             raise ConfigError("a BiT ResNet is pre-activation")
         if min(self.image_size) < 1:
-            raise ConfigError(f"a picture cannot have the size {self.image_size}")
+            raise ConfigError(f"an image cannot have the size {self.image_size}")
         if self.num_classes < 0:
             raise ConfigError("num_classes cannot be negative")
 
@@ -199,7 +199,7 @@ class BiTConfig:
         return self.resnet.channels
 
     def at(self, image_size: Size) -> BiTConfig:
-        """The same model for pictures of another size; any will do."""
+        """The same model for images of another size; any will do."""
         return dataclasses.replace(self, image_size=image_size)
 
     def with_classes(self, num_classes: int) -> BiTConfig:
@@ -207,7 +207,7 @@ class BiTConfig:
         return dataclasses.replace(self, num_classes=num_classes)
 
     def macs(self) -> int:
-        """Multiply-accumulates of one picture's forward pass, the head excluded."""
+        """Multiply-accumulates of one image's forward pass, the head excluded."""
         return self.resnet.macs(self.image_size)
 
     def num_params(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-PICTURES = Path(__file__).parents[1] / "pictures"
+IMAGES = Path(__file__).parents[1] / "images"
 PHOTOGRAPHS = ["astronaut.jpg", "cat.jpg", "coffee.jpg", "rocket.jpg"]
 COUNT = 199
 SIZE = (500, 400)
@@ -22,7 +22,7 @@ SIZE = (500, 400)
 def write_photographs(folder: Path) -> None:
     """COUNT different JPEGs of 500x400: crops of a half to all of a photograph's sides."""
     folder.mkdir(parents=True)
-    originals = [Image.open(PICTURES / name).convert("RGB") for name in PHOTOGRAPHS]
+    originals = [Image.open(IMAGES / name).convert("RGB") for name in PHOTOGRAPHS]
     rng = np.random.default_rng(0)
     for number in range(COUNT):
         photograph = originals[number % len(originals)]

@@ -1,6 +1,6 @@
 """Classifies with timm, as its documentation and its inference script do.
 
-`python peer_timm.py MODEL_FOLDER PICTURES`: one file goes the way of the quick start, a folder the
+`python peer_timm.py MODEL_FOLDER IMAGES`: one file goes the way of the quick start, a folder the
 way of `inference.py`: timm's data set, loader with worker processes, inference mode.
 """
 
@@ -21,16 +21,16 @@ from PIL import Image
 from timm.data import create_dataset, create_loader, create_transform, resolve_data_config
 
 
-def classify_file(model: torch.nn.Module, picture: Path) -> torch.Tensor:
-    """Logits (1, K) of one picture."""
+def classify_file(model: torch.nn.Module, image: Path) -> torch.Tensor:
+    """Logits (1, K) of one image."""
     transform = create_transform(**resolve_data_config({}, model=model))
-    return model(transform(Image.open(picture).convert("RGB")).unsqueeze(0))
+    return model(transform(Image.open(image).convert("RGB")).unsqueeze(0))
 
 
 def classify_folder(
     model: torch.nn.Module, folder: Path, dtype: torch.dtype, batch_size: int, workers: int
 ) -> Iterator[torch.Tensor]:
-    """Logits (B, K) of each batch of a folder's pictures."""
+    """Logits (B, K) of each batch of a folder's images."""
     loader = create_loader(
         create_dataset(root=str(folder), name=""),
         batch_size=batch_size,
@@ -47,7 +47,7 @@ def classify_folder(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("pictures", type=Path)
+    parser.add_argument("images", type=Path)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
@@ -57,11 +57,11 @@ def main() -> None:
     model = timm.create_model(f"local-dir:{arguments.model}", pretrained=True)
     model = model.eval().to(dtype)
     with torch.inference_mode():
-        if arguments.pictures.is_file():
-            batches = iter([classify_file(model, arguments.pictures)])
+        if arguments.images.is_file():
+            batches = iter([classify_file(model, arguments.images)])
         else:
             batches = classify_folder(
-                model, arguments.pictures, dtype, arguments.batch_size, arguments.workers
+                model, arguments.images, dtype, arguments.batch_size, arguments.workers
             )
         for logits in batches:
             scores, classes = logits.float().softmax(-1).topk(5)

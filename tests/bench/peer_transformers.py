@@ -1,6 +1,6 @@
 """Classifies with transformers' pipeline, as its documentation does.
 
-`python peer_transformers.py MODEL_FOLDER PICTURES`, a file or a folder.
+`python peer_transformers.py MODEL_FOLDER IMAGES`, a file or a folder.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from transformers import pipeline
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("pictures", type=Path)
+    parser.add_argument("images", type=Path)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batch-size", type=int, default=8)
     arguments = parser.parse_args()
 
-    one = arguments.pictures.is_file()
-    pictures = [arguments.pictures] if one else sorted(arguments.pictures.iterdir())
+    one = arguments.images.is_file()
+    images = [arguments.images] if one else sorted(arguments.images.iterdir())
     classify = pipeline("image-classification", model=str(arguments.model), dtype=arguments.dtype)
     batch_size = 1 if one else arguments.batch_size
-    for answer in classify([str(p) for p in pictures], batch_size=batch_size, top_k=5):
+    for answer in classify([str(p) for p in images], batch_size=batch_size, top_k=5):
         print(json.dumps(answer))
 
 

@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="SUITE", help=names)
     parser.add_argument("--python", default=sys.executable, help="Python that has vitcli")
     parser.add_argument("--peers", default=sys.executable, help="Python that has the peers")
-    parser.add_argument("--material", type=Path, help="keep pictures and models in this folder")
+    parser.add_argument("--material", type=Path, help="keep images and models in this folder")
     arguments = parser.parse_args()
 
     print(describe_machine(arguments.peers), flush=True)

@@ -15,15 +15,16 @@ from safetensors.numpy import load_file
 
 import vitcli
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import native, npz, stores, targets
+from vitcli.checkpoints import native, npz, stores
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.shapes import tensor_shapes
-from vitcli.checkpoints.targets import not_in
 from vitcli.config import BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError, OutputError
+from vitcli.layouts import targets
+from vitcli.layouts.shapes import tensor_shapes
+from vitcli.layouts.targets import not_in
 
 SOURCES = {
     "vit_jax_token/checkpoint.npz": "vit-npz",
@@ -187,7 +188,7 @@ def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
         convert(tmp_path / "a.safetensors", tmp_path / "c", changes=Changes(arch="S/16"))
 
 
-def test_larger_patches_see_a_larger_picture_alike(tmp_path: Path) -> None:
+def test_larger_patches_see_a_larger_image_alike(tmp_path: Path) -> None:
     source = GOLDEN / "timm_vit_default"
     out = convert(source, tmp_path / "out", changes=Changes(patch_size=32))
     old, new = load(source), load(out)
@@ -204,7 +205,7 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
         (Changes(preprocess={"colour": 1}), "pre-processing has no colour"),
         (Changes(preprocess={"mean": "x"}), "pre-processing cannot be so"),
         (Changes(preprocess={"crop_pct": 0}), "crop_pct must be above 0"),
-        (Changes(preprocess={"size": [48, 48]}), "position embeddings are for pictures of 64 x 64"),
+        (Changes(preprocess={"size": [48, 48]}), "position embeddings are for images of 64 x 64"),
         (Changes(labels=(ClassLabel("a", "a"),) * 2), "2 labels for 10 classes"),
         (Changes(num_heads=4), "the file says that it has 3 heads, not 4"),
         (Changes(arch="R50x1"), "another kind of model"),

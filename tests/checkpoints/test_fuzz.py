@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import keymaps, native
-from vitcli.checkpoints.keymaps import Op
+from vitcli.checkpoints import native
 from vitcli.checkpoints.native import read_header
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.errors import VitError
+from vitcli.layouts import keymaps
+from vitcli.layouts.keymaps import Op
 
 SOURCE = GOLDEN / "timm_vit_default" / "model.safetensors"
 NUMBERS = [

@@ -41,13 +41,13 @@ def test_the_public_door_is_the_same() -> None:
         _ = vitcli.nothing_such
 
 
-def test_transform_takes_a_picture_or_its_path(tmp_path: Path) -> None:
+def test_transform_takes_a_image_or_its_path(tmp_path: Path) -> None:
     grey = Image.new("RGB", (100, 80), (255, 0, 127))
     grey.save(tmp_path / "grey.png")
     model = load(DEFAULT)
     expected = torch.tensor([1.0, -1.0, 127 / 255 * 2 - 1]).view(3, 1, 1).expand(3, 64, 64)
-    for picture in (grey, tmp_path / "grey.png", str(tmp_path / "grey.png")):
-        torch.testing.assert_close(model.transform(picture), expected)
+    for image in (grey, tmp_path / "grey.png", str(tmp_path / "grey.png")):
+        torch.testing.assert_close(model.transform(image), expected)
 
 
 def test_nothing_is_copied_that_needs_no_conversion() -> None:
@@ -127,7 +127,7 @@ def test_the_same_resolution_changes_nothing() -> None:
     assert at_resolution(weights, (64, 64), "bilinear") is weights
 
 
-def test_a_picture_of_another_shape_than_square_has_its_own_grid() -> None:
+def test_a_image_of_another_shape_than_square_has_its_own_grid() -> None:
     model = load(DEFAULT, resolution=(32, 96))
     assert model.config.grid == (2, 6)
     with torch.inference_mode():

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from checkpoints.golden_cases import CASES, GOLDEN
-from vitcli.checkpoints import read, registry
+from vitcli.checkpoints import read
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor, read_header, write
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.errors import CheckpointError, ModelNotFoundError, VitError
+from vitcli.hub import registry
+from vitcli.layouts.shapes import tensor_shapes
 
 DEFAULT = GOLDEN / "timm_vit_default"
 

@@ -17,9 +17,9 @@ from scipy.ndimage import zoom
 from vitcli.checkpoints import native, read
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.resize import plan_resize, resize_posemb, similarity
-from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.config import ModelConfig, Preprocess, Size, model_config
 from vitcli.errors import CheckpointError, ConfigError, OutputError
+from vitcli.layouts.shapes import tensor_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), num_classes=3)
@@ -125,7 +125,7 @@ def test_a_folder_goes_beside_with_its_files_and_its_config(tmp_path: Path) -> N
     file = resize(folder, grid=(3, 5))
     assert file == tmp_path / "model-3x5" / "model.safetensors"
     told = (file.parent / "README.md").read_text()
-    assert told.endswith("# A card\n") and "pictures of 48 x 80 pixels, and nothing" in told
+    assert told.endswith("# A card\n") and "images of 48 x 80 pixels, and nothing" in told
     old = json.loads((folder / "config.json").read_text())
     new = json.loads((file.parent / "config.json").read_text())
     assert new["pretrained_cfg"].pop("input_size") == [3, 48, 80]

@@ -22,9 +22,9 @@ from vitcli import atomic
 from vitcli.checkpoints import native
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
-from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.cli.main import app
 from vitcli.config import ModelConfig
+from vitcli.layouts.shapes import tensor_shapes
 
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"

@@ -13,7 +13,7 @@ import torch
 from scipy.ndimage import zoom
 
 from checkpoints.golden_cases import GOLDEN
-from checkpoints.released_names import open_clip
+from layouts.released_names import open_clip
 from vitcli.checkpoints import native, read
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -75,7 +75,7 @@ def test_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
     assert info.provenance["posemb_resize"] == {"method": "bilinear", "from": grid, "to": [6, 6]}
 
 
-def test_pictures_are_prepared_at_the_new_size(tmp_path: Path) -> None:
+def test_images_are_prepared_at_the_new_size(tmp_path: Path) -> None:
     source = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "model")
     processor = source / "preprocessor_config.json"
     for before, after in [
@@ -100,7 +100,7 @@ def test_pictures_are_prepared_at_the_new_size(tmp_path: Path) -> None:
 
 def test_what_transformers_cannot_load_is_refused() -> None:
     for name in ("hf_dinov2", "hf_clip_vision"):
-        with pytest.raises(ConfigError, match="takes square pictures only") as error:
+        with pytest.raises(ConfigError, match="takes square images only") as error:
             plan_resize(GOLDEN / name, grid=(6, 3))
         assert "vit convert" in str(error.value.hint)
 

@@ -55,8 +55,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.StringIO]:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of eight pictures."""
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of eight images."""
     root = tmp_path_factory.mktemp("data") / "pets"
     rng = np.random.default_rng(0)
     for name, level in (("cats", 60), ("dogs", 190)):
@@ -68,10 +68,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def parent(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def parent(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pre-trained model of 16 px."""
     folder = tmp_path_factory.mktemp("runs") / "parent"
     options = [*training_runs.TINY, *training_runs.SHORT]
-    result = training_runs.vit("pretrain", "--data", pictures, *options, "-o", folder)
+    result = training_runs.vit("pretrain", "--data", images, *options, "-o", folder)
     assert result.exit_code == 0, result.stderr
     return folder

@@ -146,7 +146,7 @@ def test_no_position_embeddings_at_all(vit: Vit, tmp_path: Path) -> None:
     assert_refused(vit, tmp_path, *resizes, said="has no position embeddings to resize")
     result = vit(*converts)
     assert result.exit_code == 0 and "assumed: " in result.stderr
-    assert "no position embeddings, pictures of about 224 pixels" in result.stderr
+    assert "no position embeddings, images of about 224 pixels" in result.stderr
 
 
 def test_what_exists_and_a_disk_that_is_full(

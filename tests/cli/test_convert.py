@@ -25,7 +25,7 @@ def test_an_npz_becomes_a_folder(vit: Vit, tmp_path: Path) -> None:
     assert result.stdout.startswith(
         f"{tmp_path / 'm'} is {NPZ} (vit-npz) as vit: 32 tensors, 76,282"
     )
-    assert "assumed: pictures prepared as usual for vit-npz" in result.stderr
+    assert "assumed: images prepared as usual for vit-npz" in result.stderr
     found = load_file(tmp_path / "m" / "model.safetensors")
     assert np.array_equal(found["head.weight"], np.load(NPZ)["head/kernel"].T)
     again = vit("convert", NPZ, tmp_path / "m")
@@ -86,7 +86,7 @@ WRONG = {
     "--preprocess colour=1": "pre-processing has no colour\nit has size, mean",
     "--preprocess interpolation=wild": "interpolation: 'wild' is not one of nearest, bilinear",
     "--preprocess mean=1,2": "mean: [1, 2] is not 3 values",
-    "--preprocess size=48": "position embeddings are for pictures of 64 x 64 pixels\n`vit resize",
+    "--preprocess size=48": "position embeddings are for images of 64 x 64 pixels\n`vit resize",
     "--preprocess crop_pct=0": "crop_pct must be above 0",
     "--arch B/16": "B/16 has width 768, the file has 48",
     "--arch nonsense": "there is no variant 'nonsense'",

@@ -20,15 +20,15 @@ FP32 = ("--device", "cpu", "--precision", "fp32")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, picture_folder, timm_logits):
-    """timm's two pictures: a.png under its own best class, b.png under the name "dog"."""
+def data(tmp_path_factory, image_folder, timm_logits):
+    """timm's two images: a.png under its own best class, b.png under the name "dog"."""
     from conftest import CLASSES
 
     root = tmp_path_factory.mktemp("labelled")
     best = CLASSES[timm_logits[0].argmax()]
     for label, name in ((best.id, "a.png"), ("dog", "b.png")):
         (root / label).mkdir(exist_ok=True)
-        shutil.copy(picture_folder / name, root / label)
+        shutil.copy(image_folder / name, root / label)
     return root
 
 
@@ -49,9 +49,9 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     assert told == {
         "model": str(tiny_checkpoint),
         "data": str(data),
-        "part": "all pictures",
+        "part": "all images",
         "resolution": [64, 64],
-        "pictures": 2,
+        "images": 2,
         "unreadable": 0,
         "among": 10,
         "top1": right,
@@ -60,14 +60,14 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     scores = timm_logits.astype(float)
     expected = np.log(np.exp(scores).sum(axis=1)) - [scores[0, first], scores[1, 3]]
     assert loss == pytest.approx(expected.mean(), abs=1e-5)
-    assert {(p["label"], p["prediction"], p["pictures"]) for p in pairs} == {
+    assert {(p["label"], p["prediction"], p["images"]) for p in pairs} == {
         (first, first, 1),
         (3, second, 1),
     }
     exact = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     gaps = exact.max(axis=1) - [True, second == 3]  # of two answers that share a bin
     assert ece == pytest.approx(abs(gaps.mean()), abs=1e-5)
-    assert set(rows[0]) == {"index", "id", "label", "pictures", "recall", "precision", "f1"}
+    assert set(rows[0]) == {"index", "id", "label", "images", "recall", "precision", "f1"}
     assert {row["index"] for row in rows} == {first, second, 3}
     assert macro_f1 == sum(row["f1"] for row in rows) / len(rows)
     # A class that nothing was taken for has no precision, and JSON has no NaN.
@@ -86,11 +86,11 @@ def test_tables_for_people(evaluate, tiny_checkpoint, data):
     result = evaluate()
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == f"{tiny_checkpoint} on {data}: all pictures, 2 pictures"
+    assert lines[0] == f"{tiny_checkpoint} on {data}: all images, 2 images"
     assert re.fullmatch(
         r"top-1 \S+%   top-5 \S+%   macro F1 \S+%   ECE \S+%   loss \d\.\d{4}", lines[1]
     )
-    assert lines[3].split() == ["class", "pictures", "recall", "precision", "F1"]
+    assert lines[3].split() == ["class", "images", "recall", "precision", "F1"]
     assert any(line.split()[:3] == ["dog", "1", "0.0%"] for line in lines[4:6])
     assert lines[7].startswith("label \\ prediction")
 
@@ -100,11 +100,11 @@ def test_many_classes_are_summed_up_by_their_mistakes(evaluate, monkeypatch):
 
     monkeypatch.setattr(command, "TABLE", 1)
     lines = evaluate().stdout.splitlines()
-    assert lines[7].split() == ["label", "taken", "for", "pictures"]
+    assert lines[7].split() == ["label", "taken", "for", "images"]
     assert lines[8].startswith("dog ") and lines[8].endswith(" 1") and len(lines) == 9
 
 
-def test_the_picture(evaluate, tmp_path):
+def test_the_image(evaluate, tmp_path):
     file = tmp_path / "confusion.png"
     result = evaluate("--plot", file, "--json")
     assert result.exit_code == 0 and len(result.stdout.splitlines()) == 1
@@ -139,13 +139,13 @@ def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
     assert result.exit_code == 0
     lines = [re.split(r"  +", line) for line in result.stdout.splitlines()]
     assert lines[0] == [str(tiny_checkpoint)]
-    assert lines[1] == ["data", "part", "pictures", "top-1", "top-5", "macro F1", "ECE"]
+    assert lines[1] == ["data", "part", "images", "top-1", "top-5", "macro F1", "ECE"]
     assert [line[:3] for line in lines[2:]] == [
-        [str(data), "all pictures", "2"],
-        [str(other), "all pictures", "3"],
+        [str(data), "all images", "2"],
+        [str(other), "all images", "3"],
     ]
     told = [json.loads(line) for line in evaluate("--data", other, "--json").stdout.splitlines()]
-    assert [(one["data"], one["pictures"]) for one in told] == [(str(data), 2), (str(other), 3)]
+    assert [(one["data"], one["images"]) for one in told] == [(str(data), 2), (str(other), 3)]
 
 
 def test_several_resolutions(evaluate, data, tmp_path):
@@ -154,7 +154,7 @@ def test_several_resolutions(evaluate, data, tmp_path):
     assert result.exit_code == 0
     assert result.stderr == f"accuracy against resolution is in {file}\n"
     lines = [re.split(r"  +", line) for line in result.stdout.splitlines()]
-    assert lines[1][:4] == ["data", "part", "resolution", "pictures"]
+    assert lines[1][:4] == ["data", "part", "resolution", "images"]
     assert [line[2] for line in lines[2:5]] == ["48", "64 *", "64x96"]
     assert result.stdout.splitlines()[-1].startswith("* the resolution of the checkpoint")
     assert min(Image.open(file).size) > 300
@@ -191,43 +191,43 @@ def test_predictions(evaluate, data, tmp_path, timm_logits):
         assert row["correct"] == str(int(named[0] == label)) and row["error"] == ""
 
 
-def test_predictions_by_real_labels_and_of_an_unreadable_picture(
+def test_predictions_by_real_labels_and_of_an_unreadable_image(
     data, tmp_path, vit, tiny_checkpoint
 ):
     root = shutil.copytree(data, tmp_path / "data")
     (root / "dog" / "b.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")  # none is right
-    (picture,) = root.glob("*/a.png")
-    picture.rename(picture.with_name("ILSVRC2012_val_00000002.JPEG"))
-    (root / "dog" / "ILSVRC2012_val_00000003.JPEG").write_text("no picture")
+    (image,) = root.glob("*/a.png")
+    image.rename(image.with_name("ILSVRC2012_val_00000002.JPEG"))
+    (root / "dog" / "ILSVRC2012_val_00000003.JPEG").write_text("no image")
     labels, file = tmp_path / "labels.json", tmp_path / "predictions.csv"
     labels.write_text(json.dumps([[], [134], *[[]] * 49_998]))
     words = ["evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--labels", labels]
     result = vit(*words, "--predictions", file, "--json")
     assert result.exit_code == 1
     told = json.loads(result.stdout)["real"]
-    assert told == {"top1": told["top1"], "pictures": 1, "left_out": 1}
+    assert told == {"top1": told["top1"], "images": 1, "left_out": 1}
     with file.open(newline="") as opened:
         rows = {Path(row["file"]).name[-10:-5]: row for row in csv.DictReader(opened)}
     assert rows["00001"]["real"] == "" and rows["00002"]["real"] == str(int(told["top1"]))
-    assert rows["00003"]["error"].startswith("is not a picture")
+    assert rows["00003"]["error"].startswith("is not an image")
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
     text = vit(*words).stdout.splitlines()[2]
-    assert re.fullmatch(r"ReaL \S+% of 1 pictures \(1 without a class that is right\)", text)
+    assert re.fullmatch(r"ReaL \S+% of 1 images \(1 without a class that is right\)", text)
 
 
 @pytest.fixture
-def unlabelled(picture_folder, tmp_path) -> Path:
-    """ImageNet's validation pictures 1 and 2 as their archive unpacks, in one folder; 3 is cut."""
+def unlabelled(image_folder, tmp_path) -> Path:
+    """ImageNet's validation images 1 and 2 as their archive unpacks, in one folder; 3 is cut."""
     root = tmp_path / "val"
     root.mkdir()
     for number, name in enumerate(("a.png", "b.png"), 1):
-        shutil.copy(picture_folder / name, root / f"ILSVRC2012_val_0000000{number}.JPEG")
-    (root / "ILSVRC2012_val_00000003.JPEG").write_text("no picture")
-    (root / "notes.txt").write_text("no picture either")
+        shutil.copy(image_folder / name, root / f"ILSVRC2012_val_0000000{number}.JPEG")
+    (root / "ILSVRC2012_val_00000003.JPEG").write_text("no image")
+    (root / "notes.txt").write_text("no image either")
     return root
 
 
-def test_pictures_without_labels_of_their_own_by_real_labels(
+def test_images_without_labels_of_their_own_by_real_labels(
     vit, unlabelled, tiny_checkpoint, tmp_path, timm_logits
 ):
     """Their truth goes by their names; of ImageNet's classes the model knows both cranes."""
@@ -237,49 +237,49 @@ def test_pictures_without_labels_of_their_own_by_real_labels(
     result = vit(*words, "--json", "--predictions", file, "--plot", tmp_path / "plot.png")
     assert result.exit_code == 1
     told = json.loads(result.stdout)
-    assert told["real"] == {"top1": float(right), "pictures": 1, "left_out": 1}
-    assert (told["pictures"], told["unreadable"], told["part"]) == (2, 1, "all pictures")
+    assert told["real"] == {"top1": float(right), "images": 1, "left_out": 1}
+    assert (told["images"], told["unreadable"], told["part"]) == (2, 1, "all images")
     assert {told[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
     assert told["classes"] == told["confusion"] == []
-    assert "nothing is drawn: these pictures have no labels of their own" in result.stderr
+    assert "nothing is drawn: these images have no labels of their own" in result.stderr
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
     assert [row["label"] + row["correct"] for row in rows] == ["", "", ""]
     assert [row["real"] for row in rows] == [str(int(right)), "", ""]
-    assert rows[0]["prediction"] and rows[2]["error"].startswith("is not a picture")
+    assert rows[0]["prediction"] and rows[2]["error"].startswith("is not an image")
     text = vit(*words).stdout.splitlines()
     assert text == [
-        f"{tiny_checkpoint} on {unlabelled}: all pictures, 2 pictures",
-        f"ReaL {right:.2%} of 1 pictures (1 without a class that is right)",
+        f"{tiny_checkpoint} on {unlabelled}: all images, 2 images",
+        f"ReaL {right:.2%} of 1 images (1 without a class that is right)",
     ]
     labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer
-    assert vit(*words).stdout.splitlines()[1].startswith("ReaL - of 0 pictures (2 without")
+    assert vit(*words).stdout.splitlines()[1].startswith("ReaL - of 0 images (2 without")
     assert json.loads(vit(*words, "--json").stdout)["real"]["top1"] is None
     result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
 
 
-def test_pictures_without_labels_that_are_not_imagenets(vit, unlabelled, tiny_checkpoint):
+def test_images_without_labels_that_are_not_imagenets(vit, unlabelled, tiny_checkpoint):
     words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32]
     result = vit(*words)
     assert result.exit_code == 1
-    assert f"error: {unlabelled}: pictures in it (3), but no class folders\n" in result.stderr
+    assert f"error: {unlabelled}: images in it (3), but no class folders\n" in result.stderr
     (unlabelled / "ILSVRC2012_val_00000002.JPEG").rename(unlabelled / "cat.JPEG")
     result = vit(*words, "--labels", "real")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        f"error: {unlabelled / 'cat.JPEG'}: is not named as one of ImageNet's validation pictures, "
+        f"error: {unlabelled / 'cat.JPEG'}: is not named as one of ImageNet's validation images, "
         "and these labels go by their names\n"
         "keep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG\n"
     )
 
 
-def test_pictures_that_the_model_was_trained_on_are_warned_of(vit, data, tiny_checkpoint, tmp_path):
+def test_images_that_the_model_was_trained_on_are_warned_of(vit, data, tiny_checkpoint, tmp_path):
     """As after a sweep, which trains on everything in the end."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
-    said = "warning: the model was trained on these pictures: its figures here are no measure\n"
+    said = "warning: the model was trained on these images: its figures here are no measure\n"
     result = vit("evaluate", "--data", data, "-m", run, *FP32)
     assert (result.exit_code, result.stderr) == (0, said)
     other = shutil.copytree(data, tmp_path / "other")
@@ -301,11 +301,11 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
         (("--classes", twice), f"error: {twice}: 'dog' stands for more than one class\n"),
         (
             ("--labels", short),
-            f"error: {short}: holds 2 entries, and ImageNet's validation part has 50,000 pictures",
+            f"error: {short}: holds 2 entries, and ImageNet's validation part has 50,000 images",
         ),
         (
             ("--labels", "real"),
-            "is not named as one of ImageNet's validation pictures, and these labels go by their "
+            "is not named as one of ImageNet's validation images, and these labels go by their "
             "names\nkeep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG\n",
         ),
         (("--labels", "reel"), "error: reel: the labels cannot be read: No such file"),
@@ -313,7 +313,7 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
             ("--mapping", mapping),
             f"error: {data}: 'wolf' is not among the 10 classes of the model\n"
             "the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' and 2 "
-            "more; --mapping FILE says which class is which, --skip-unknown leaves pictures out\n",
+            "more; --mapping FILE says which class is which, --skip-unknown leaves images out\n",
         ),
         (
             ("--resolutions", "64,100"),
@@ -346,7 +346,7 @@ def test_data_that_the_model_knows_nothing_of(vit, tiny_checkpoint, data, tmp_pa
     assert result.stderr == (
         f"error: {root}: none of 'daisy' and 'rose' is among the 10 classes of the model\n"
         "the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' and 2 "
-        "more; --mapping FILE says which class is which, --skip-unknown leaves pictures out\n"
+        "more; --mapping FILE says which class is which, --skip-unknown leaves images out\n"
     )
 
 
@@ -356,7 +356,7 @@ def test_a_class_of_the_validation_part_alone(vit, tiny_checkpoint, data, tmp_pa
         shutil.copytree(data / "dog", tmp_path / part / name)
     result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert json.loads(result.stdout)["pictures"] == 2
+    assert json.loads(result.stdout)["images"] == 2
 
 
 def test_a_model_that_gives_no_numbers_is_warned_of(vit, data, tiny_checkpoint, tmp_path):
@@ -372,28 +372,28 @@ def test_a_model_that_gives_no_numbers_is_warned_of(vit, data, tiny_checkpoint, 
     )
 
 
-def test_an_unreadable_picture(vit, tiny_checkpoint, data, tmp_path):
+def test_an_unreadable_image(vit, tiny_checkpoint, data, tmp_path):
     root = shutil.copytree(data, tmp_path / "data")
-    (root / "dog" / "c.jpg").write_text("no picture")
+    (root / "dog" / "c.jpg").write_text("no image")
     result = vit("evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--json")
     assert result.exit_code == 1
     told = json.loads(result.stdout)
-    assert told["unreadable"] == 1 and told["pictures"] == 2
+    assert told["unreadable"] == 1 and told["images"] == 2
     errors = result.stderr.splitlines()
-    assert errors[0].startswith(f"error: {root / 'dog' / 'c.jpg'}: is not a picture")
+    assert errors[0].startswith(f"error: {root / 'dog' / 'c.jpg'}: is not an image")
     assert errors[1] == "not counted, as they could not be read: 1"
 
 
 def test_data_of_which_nothing_can_be_read(vit, tiny_checkpoint, tmp_path):
     (tmp_path / "dog").mkdir()
     for name in ("a.png", "b.png"):
-        (tmp_path / "dog" / name).write_text("no picture")
+        (tmp_path / "dog" / name).write_text("no image")
     result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32)
     assert (result.exit_code, result.stdout) == (1, "")
     first = tmp_path / "dog" / "a.png"
     assert result.stderr == (
-        f"error: {tmp_path}: none of its 2 pictures can be read\n"
-        f"the first, {first}: is not a picture, or of a kind that is not known\n"
+        f"error: {tmp_path}: none of its 2 images can be read\n"
+        f"the first, {first}: is not an image, or of a kind that is not known\n"
     )
 
 

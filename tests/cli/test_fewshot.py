@@ -1,4 +1,4 @@
-"""`vit fewshot`: a table, JSON, a picture, a checkpoint; features are computed once."""
+"""`vit fewshot`: a table, JSON, an image, a checkpoint; features are computed once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(folder: Path, level: int, count: int, seed: int, noise: float = 15) ->
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory) -> Path:
-    """Two classes of ten pictures that any features tell apart."""
+    """Two classes of ten images that any features tell apart."""
     root = tmp_path_factory.mktemp("fewshot")
     for seed, (name, level) in enumerate((("dark", 40), ("light", 210))):
         write(root / name, level, 10, seed)
@@ -88,9 +88,9 @@ def test_of_the_training_part_what_is_drawn_is_looked_at(greys, tiny_checkpoint,
     asked: list[str] = []
     embed = Predictor.embed
 
-    def counted(self, pictures, batch_size=None):
-        listed = list(pictures)
-        asked.extend(picture.name for picture in listed)
+    def counted(self, images, batch_size=None):
+        listed = list(images)
+        asked.extend(image.name for image in listed)
         return embed(self, listed, batch_size)
 
     monkeypatch.setattr(Predictor, "embed", counted)
@@ -114,7 +114,7 @@ def test_several_l2_and_the_one_of_leave_one_out(greys, tiny_checkpoint, tmp_pat
     said = vit(*words[:-5], "--shots", "6", *CPU[:-1], "--l2", "auto")
     assert said.stdout.splitlines()[0].endswith("std  l2 by seed")
     assert said.stdout.splitlines()[1].endswith(", ".join(f"{l2:g}" for l2 in auto["l2"]))
-    assert said.stderr == "tested on the test part, 36 pictures\n"
+    assert said.stderr == "tested on the test part, 36 images\n"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_is_saved_decides_as_it_was_measured(choice, greys, tiny_checkpoint
     assert info.model.depth == (1 if "--layer" in choice else 2)
     assert info.preprocess.antialias == ("checkpoint" in choice)
     (measured,) = rows(vit("evaluate", "--data", greys, "--model", saved, "--json", *CPU))
-    assert measured["top1"] == five["accuracies"][0] and measured["pictures"] == 36
+    assert measured["top1"] == five["accuracies"][0] and measured["images"] == 36
     card = (saved / "README.md").read_text()
     assert "5 shots, least squares" in card and "test part" in card
 
@@ -154,9 +154,9 @@ def test_what_is_saved_can_be_pushed(greys, tiny_checkpoint, tmp_path, hub):
     assert result.exit_code == 0, result.stderr
     files = hub.files("me/greys")
     assert {"model.safetensors", "config.json", "README.md"} <= set(files)
-    picture = greys / "test" / "one" / "0.png"
+    image = greys / "test" / "one" / "0.png"
     mine, theirs = (
-        rows(vit("predict", picture, "--model", model, "--json", *CPU))[0]["predictions"]
+        rows(vit("predict", image, "--model", model, "--json", *CPU))[0]["predictions"]
         for model in (tmp_path / "greys", "me/greys")
     )
     assert mine == theirs
@@ -167,7 +167,7 @@ def test_a_head_in_one_file(colours, tiny_checkpoint, tmp_path):
     words = ("fewshot", "--data", colours, "--model", tiny_checkpoint, "--shots", "4")
     result = vit(*words, "--save", file, *CPU[:-1])
     assert result.exit_code == 0, result.stderr
-    assert f"next: vit predict PICTURE --model {file}" in result.stderr
+    assert f"next: vit predict IMAGE --model {file}" in result.stderr
     assert "4 shots, seed 0, l2 1024: 100.00%" in result.stderr
     assert [path.name for path in file.parent.iterdir()] == ["head.safetensors"]
     (answer,) = rows(vit("predict", colours / "light" / "0.png", "--model", file, "--json", *CPU))
@@ -193,9 +193,9 @@ def failure(*words: object) -> str:
     return result.stderr
 
 
-def test_fewer_pictures_than_shots(colours, tiny_checkpoint):
+def test_fewer_images_than_shots(colours, tiny_checkpoint):
     told = failure("fewshot", "--data", colours, "--model", tiny_checkpoint, "--shots", "5,9", *CPU)
-    assert "'dark' has 8 training pictures, too few for 9 shots (2 such classes)" in told
+    assert "'dark' has 8 training images, too few for 9 shots (2 such classes)" in told
     assert "take --shots up to 8" in told
 
 
@@ -203,7 +203,7 @@ def test_a_class_of_the_test_part_alone(greys, tiny_checkpoint, tmp_path):
     root = shutil.copytree(greys, tmp_path / "data")
     shutil.rmtree(root / "train" / "two")
     told = failure("fewshot", "--data", root, "--model", tiny_checkpoint, "--shots", "1", *CPU)
-    assert "'two' has no pictures in the training part" in told
+    assert "'two' has no images in the training part" in told
 
 
 def test_classes_are_named_by_a_file(colours, tiny_checkpoint, tmp_path):
@@ -221,13 +221,13 @@ def test_classes_are_named_by_a_file(colours, tiny_checkpoint, tmp_path):
 def test_one_class(colours, tiny_checkpoint, tmp_path):
     shutil.copytree(colours / "dark", tmp_path / "data" / "dark")
     told = failure("fewshot", "--data", tmp_path / "data", "--model", tiny_checkpoint, *CPU)
-    assert "all pictures are of one class, 'dark'" in told
+    assert "all images are of one class, 'dark'" in told
 
 
 def test_l2_0_on_a_singular_system(colours, tiny_checkpoint, tmp_path):
     for name in ("dark", "light"):
         (tmp_path / "data" / name).mkdir(parents=True)
-        for i in range(6):  # one picture, six times
+        for i in range(6):  # one image, six times
             shutil.copy(colours / name / "0.png", tmp_path / "data" / name / f"{i}.png")
     words = ("fewshot", "--data", tmp_path / "data", "--model", tiny_checkpoint, "--shots", "3")
     told = failure(*words, "--l2", "0", *CPU)
@@ -258,8 +258,8 @@ def test_a_head_that_no_checkpoint_holds(colours, tmp_path):
     assert vit(*words, "--pool", "gap").exit_code == 0
     (row,) = rows(vit(*words, "--save", tmp_path / "yes", "--json"))
     (found,) = rows(vit("evaluate", "--data", colours, "--model", tmp_path / "yes", "--json", *CPU))
-    # The split goes along: what is measured again are the pictures that were held out.
-    assert (found["pictures"], found["top1"]) == (row["test"], row["accuracies"][0])
+    # The split goes along: what is measured again are the images that were held out.
+    assert (found["images"], found["top1"]) == (row["test"], row["accuracies"][0])
 
 
 @pytest.mark.parametrize(

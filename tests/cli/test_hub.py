@@ -14,12 +14,12 @@ from typer.testing import Result
 
 import vitcli
 from hub_server import LoopbackHub
-from vitcli.checkpoints import registry
-from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.config import model_config
+from vitcli.hub import registry
+from vitcli.layouts.shapes import tensor_shapes
 
 ROOT = Path(__file__).parents[1]
-CAT = ROOT / "pictures" / "cat.jpg"
+CAT = ROOT / "images" / "cat.jpg"
 GOLDEN = ROOT / "golden"
 I21K = "timm/vit_base_patch16_224.augreg_in21k"
 Vit = Callable[..., Result]

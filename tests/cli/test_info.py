@@ -20,8 +20,8 @@ def test_lines_for_people(vit, tiny_checkpoint):
         "file": f"{file} ({size:,.1f} MB, float32)",
         "architecture": "width 48, depth 2, patch 16: 2 blocks, width 48, 3 heads, MLP 192",
         "parameters": "94,906",
-        "pictures": "64 x 64 px, patches of 16 x 16: a grid of 4 x 4, 17 tokens",
-        "forward": "pass        0.00 GFLOPs a picture",
+        "images": "64 x 64 px, patches of 16 x 16: a grid of 4 x 4, 17 tokens",
+        "forward": "pass        0.00 GFLOPs an image",
         "pre-processing": "64 x 64, bicubic, centre crop, mean (0.5, 0.5, 0.5), "
         "std (0.5, 0.5, 0.5)",
         "classes": "10 (softmax): crane (n02012849); crane (n03126707); cat; dog; ship; jay; "
@@ -43,7 +43,7 @@ def test_json(vit, tiny_checkpoint):
     assert told["dtypes"] == ["float32"]
 
 
-# exaFLOPs of the paper's pre-training runs (Table 6; 303 million pictures an epoch), which it
+# exaFLOPs of the paper's pre-training runs (Table 6; 303 million images an epoch), which it
 # gives as whole numbers.
 PAPER = [
     ("B/32", 7, 55),
@@ -85,7 +85,7 @@ def test_costs_of_the_papers_runs(vit, variant, epochs, exaflops):
     assert (told["images"], told["epochs"]) == (303e6, epochs)
     line = vit(*words).stdout.splitlines()[-1]
     assert line.startswith("training ")
-    assert line.endswith(f" exaFLOPs for {epochs} epochs of 303,000,000 pictures")
+    assert line.endswith(f" exaFLOPs for {epochs} epochs of 303,000,000 images")
 
 
 def test_another_resolution(vit):

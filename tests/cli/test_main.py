@@ -178,9 +178,9 @@ def test_results_that_cannot_be_printed():
 # Processes
 
 
-def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, picture_folder, tmp_path):
+def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, image_folder, tmp_path):
     listed = tmp_path / "list.txt"
-    listed.write_text(f"{picture_folder / 'a.png'}\n" * 3000)
+    listed.write_text(f"{image_folder / 'a.png'}\n" * 3000)
     done = subprocess.Popen(
         [*VIT, "predict", f"@{listed}", "-m", str(tiny_checkpoint), "--json"],
         stdout=subprocess.PIPE,
@@ -206,7 +206,7 @@ def test_streams_may_be_closed(tiny_checkpoint):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_leave_no_half_file(tiny_checkpoint, picture_folder, tmp_path, number, code):
+def test_signals_leave_no_half_file(tiny_checkpoint, image_folder, tmp_path, number, code):
     """The first lines of a long list, then a silence: the command waits, and is stopped."""
     command = [*VIT, "predict", "@-", "-m", str(tiny_checkpoint), "-o", str(tmp_path / "out.txt")]
     with subprocess.Popen(
@@ -218,7 +218,7 @@ def test_signals_leave_no_half_file(tiny_checkpoint, picture_folder, tmp_path, n
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdin and process.stderr
-        process.stdin.write(f"{picture_folder}/a.png\n".encode())
+        process.stdin.write(f"{image_folder}/a.png\n".encode())
         process.stdin.flush()
         until = time.monotonic() + 60
         while not list(tmp_path.iterdir()) and time.monotonic() < until:

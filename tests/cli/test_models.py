@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.hub_cache import keep
-from vitcli.checkpoints import registry
+from hub.hub_cache import keep
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.cli import models
+from vitcli.hub import registry
+from vitcli.layouts.shapes import tensor_shapes
 
 REPO = "timm/vit_base_patch16_224.augreg_in21k"
 FILES = {"model.safetensors": b"x" * 2_000_000, "config.json": b"{}"}

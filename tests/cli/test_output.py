@@ -119,21 +119,21 @@ def test_sizes(count, text):
 
 
 def test_a_meter_says_a_line_now_and_then(capsys, clock):
-    with output.Meter("pictures", 100) as meter:
+    with output.Meter("images", 100) as meter:
         for _ in range(6):
             clock[0] += 4
             meter.advance(5)
     assert capsys.readouterr().err.splitlines() == [
-        "pictures: 15 of 100, 1.25/s, 1 min 8 s left",
-        "pictures: 30 of 100, 1.25/s, 56 s left",
+        "images: 15 of 100, 1.25/s, 1 min 8 s left",
+        "images: 30 of 100, 1.25/s, 56 s left",
     ]
 
 
 def test_a_meter_without_an_end_counts(capsys, clock):
-    with output.Meter("pictures") as meter:
+    with output.Meter("images") as meter:
         clock[0] += 10
         meter.advance(5000)
-    assert capsys.readouterr().err == "pictures: 5,000, 500/s\n"
+    assert capsys.readouterr().err == "images: 5,000, 500/s\n"
 
 
 def test_a_line_of_progress_is_one(capsys, clock, terminal):
@@ -150,10 +150,10 @@ def test_a_line_of_progress_is_one(capsys, clock, terminal):
 
 
 def test_quiet_meters_and_short_jobs_say_nothing(capsys, clock):
-    with output.Meter("pictures", 10, quiet=True) as meter:
+    with output.Meter("images", 10, quiet=True) as meter:
         clock[0] += 60
         meter.advance(5)
-    with output.Meter("pictures", 10) as meter:
+    with output.Meter("images", 10) as meter:
         clock[0] += 0.5
         meter.advance(10)
     assert capsys.readouterr().err == ""
@@ -167,11 +167,11 @@ def drawn(screen: io.StringIO) -> str:
 
 def test_a_meter_draws_a_bar_on_a_terminal(terminal, clock, capsys):
     screen = terminal("stderr")
-    with output.Meter("pictures", 100) as meter:
+    with output.Meter("images", 100) as meter:
         clock[0] += 10
         meter.advance(50)
         output.line("a result")
-    assert "pictures" in screen.getvalue() and "50 of 100, 5/s, 10 s left" in screen.getvalue()
+    assert "images" in screen.getvalue() and "50 of 100, 5/s, 10 s left" in screen.getvalue()
     assert capsys.readouterr().out == "a result\n"  # not swallowed by the display
 
 
@@ -234,10 +234,10 @@ def test_narrow_terminals_show_how_far_training_is(terminal, monkeypatch, width,
 def test_narrow_terminals_show_how_far_other_work_is(terminal, clock, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     screen = terminal("stderr")
-    with output.Meter("pictures at 384 x 384", 50_000) as meter:
+    with output.Meter("images at 384 x 384", 50_000) as meter:
         clock[0] += 10
         meter.advance(1234)
-    assert drawn(screen).startswith("pictures at 384 x 384 ")
+    assert drawn(screen).startswith("images at 384 x 384 ")
     assert " 1,234 of 50,000, " in drawn(screen) and drawn(screen).endswith(", 6 min 35 s left")
     screen = terminal("stderr")
     with output.FetchDisplay() as fetching:

@@ -1,4 +1,4 @@
-"""`vit predict` as it is typed: every form of output, and every input that is no picture."""
+"""`vit predict` as it is typed: every form of output, and every input that is no image."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import pytest
 from safetensors import safe_open
 from scipy.special import expit, softmax
 
-from vitcli.checkpoints import registry
 from vitcli.checkpoints.native import CheckpointInfo, read_header
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.cli.predict import as_text
+from vitcli.hub import registry
 from vitcli.prediction import Prediction, Result
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
@@ -45,7 +45,7 @@ def expected(timm_logits):
 
 
 def png(path: Path, width: int, height: int) -> Path:
-    """A PNG whose header promises a picture of that size and whose data is a few bytes."""
+    """A PNG whose header promises an image of that size and whose data is a few bytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         checksum = struct.pack(">I", zlib.crc32(kind + data))
@@ -61,11 +61,11 @@ def png(path: Path, width: int, height: int) -> Path:
 # What is printed
 
 
-def test_json_holds_what_timm_computes(predict, picture_folder, tiny_checkpoint, expected):
-    result = predict(picture_folder, "--json", "--top-k", 3)
+def test_json_holds_what_timm_computes(predict, image_folder, tiny_checkpoint, expected):
+    result = predict(image_folder, "--json", "--top-k", 3)
     assert result.exit_code == 0 and result.stderr == ""
     lines = [json.loads(line) for line in result.stdout.splitlines()]
-    names = [os.path.join(picture_folder, name) for name in ("a.png", "b.png", "deep/cat.jpg")]
+    names = [os.path.join(image_folder, name) for name in ("a.png", "b.png", "deep/cat.jpg")]
     assert [line["file"] for line in lines] == names
     for line, best in zip(lines, expected, strict=False):
         assert set(line) == {"file", "model", "predictions"}
@@ -76,8 +76,8 @@ def test_json_holds_what_timm_computes(predict, picture_folder, tiny_checkpoint,
         assert scores == pytest.approx([score for _, score in best[:3]], abs=1e-6)
 
 
-def test_repeated_names_are_shown_with_their_ids(predict, picture_folder):
-    result = predict(picture_folder / "a.png", "--json", "--top-k", 10)
+def test_repeated_names_are_shown_with_their_ids(predict, image_folder):
+    result = predict(image_folder / "a.png", "--json", "--top-k", 10)
     labels = {p["index"]: (p["id"], p["label"]) for p in json.loads(result.stdout)["predictions"]}
     assert labels[0] == ("n02012849", "crane (n02012849)")
     assert labels[1] == ("n03126707", "crane (n03126707)")
@@ -85,13 +85,13 @@ def test_repeated_names_are_shown_with_their_ids(predict, picture_folder):
     assert labels[9] == ("Grüne Mamba", "Grüne Mamba")
 
 
-def test_lines_for_people(predict, picture_folder, tiny_checkpoint, expected):
-    result = predict(picture_folder / "b.png", picture_folder / "a.png", "-k", 2)
+def test_lines_for_people(predict, image_folder, tiny_checkpoint, expected):
+    result = predict(image_folder / "b.png", image_folder / "a.png", "-k", 2)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [
-        str(picture_folder / "b.png"),
-        str(picture_folder / "a.png"),
+        str(image_folder / "b.png"),
+        str(image_folder / "a.png"),
     ]
     scores = re.findall(r"(\d+\.\d)%", lines[1])
     assert [float(s) for s in scores] == pytest.approx(
@@ -99,9 +99,9 @@ def test_lines_for_people(predict, picture_folder, tiny_checkpoint, expected):
     )
 
 
-def test_names_with_newlines_stay_on_their_line(predict, picture_folder, tmp_path, terminal):
-    shutil.copy(picture_folder / "a.png", tmp_path / "a\nb.png")
-    (tmp_path / "c\nd.png").write_text("no picture")
+def test_names_with_newlines_stay_on_their_line(predict, image_folder, tmp_path, terminal):
+    shutil.copy(image_folder / "a.png", tmp_path / "a\nb.png")
+    (tmp_path / "c\nd.png").write_text("no image")
     result = predict(tmp_path)
     (line,) = result.stdout.splitlines()
     assert line.startswith(f"{tmp_path}/a\\x0ab.png: ")
@@ -117,9 +117,9 @@ def test_names_with_newlines_stay_on_their_line(predict, picture_folder, tmp_pat
     ]
 
 
-def test_csv(predict, picture_folder, expected, tmp_path):
+def test_csv(predict, image_folder, expected, tmp_path):
     missing = tmp_path / "missing.jpg"
-    result = predict(picture_folder / "a.png", missing, "--csv", "--top-k", 2)
+    result = predict(image_folder / "a.png", missing, "--csv", "--top-k", 2)
     assert result.exit_code == 1
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert list(rows[0]) == ["file", "rank", "index", "id", "label", "score", "error"]
@@ -132,51 +132,51 @@ def test_csv(predict, picture_folder, expected, tmp_path):
     assert rows[2]["file"] == str(missing) and rows[2]["error"] == "there is no such file"
 
 
-def test_csv_has_a_line_for_a_picture_without_an_answer(predict, picture_folder):
-    result = predict(picture_folder / "a.png", "--csv", "--threshold", 1)
-    assert result.stdout.splitlines()[1:] == [f"{picture_folder}/a.png,,,,,,"]
+def test_csv_has_a_line_for_a_image_without_an_answer(predict, image_folder):
+    result = predict(image_folder / "a.png", "--csv", "--threshold", 1)
+    assert result.stdout.splitlines()[1:] == [f"{image_folder}/a.png,,,,,,"]
 
 
-def test_json_and_csv_together_are_a_wrong_call(predict, picture_folder):
-    result = predict(picture_folder, "--json", "--csv")
+def test_json_and_csv_together_are_a_wrong_call(predict, image_folder):
+    result = predict(image_folder, "--json", "--csv")
     assert result.exit_code == 2 and "choose one of --json and --csv" in result.stderr
 
 
-def test_threshold(predict, picture_folder, expected):
+def test_threshold(predict, image_folder, expected):
     threshold = (expected[0][1][1] + expected[0][2][1]) / 2
-    result = predict(picture_folder / "a.png", "--json", "--threshold", threshold)
+    result = predict(image_folder / "a.png", "--json", "--threshold", threshold)
     assert len(json.loads(result.stdout)["predictions"]) == 2
-    result = predict(picture_folder / "a.png", "--threshold", 0.999)
+    result = predict(image_folder / "a.png", "--threshold", 0.999)
     assert result.exit_code == 0 and result.stdout.endswith(": nothing above the threshold\n")
 
 
-def test_sigmoid_scores(vit, tiny_checkpoint, picture_folder, timm_logits, tmp_path):
+def test_sigmoid_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path):
     folder = tmp_path / "sigmoid"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes((tiny_checkpoint / "model.safetensors").read_bytes())
     info = CheckpointInfo.from_metadata(read_header(folder / "model.safetensors").metadata)
     rewrite_info(folder, CheckpointInfo(info.model, info.preprocess, info.classes, "sigmoid"))
-    result = vit("predict", picture_folder / "a.png", "--json", "-m", folder, "-k", 10, *FP32)
+    result = vit("predict", image_folder / "a.png", "--json", "-m", folder, "-k", 10, *FP32)
     got = {p["index"]: p["score"] for p in json.loads(result.stdout)["predictions"]}
     assert [got[i] for i in range(10)] == pytest.approx(expit(timm_logits[0]).tolist(), abs=1e-6)
 
 
-def test_output_file_gets_it_all(predict, picture_folder, tmp_path):
-    printed = predict(picture_folder, "--json").stdout
-    result = predict(picture_folder, "--json", "--output", tmp_path / "out.jsonl")
+def test_output_file_gets_it_all(predict, image_folder, tmp_path):
+    printed = predict(image_folder, "--json").stdout
+    result = predict(image_folder, "--json", "--output", tmp_path / "out.jsonl")
     assert result.exit_code == 0 and result.stdout == ""
     assert (tmp_path / "out.jsonl").read_text("utf-8") == printed
     assert os.listdir(tmp_path) == ["out.jsonl"]
 
 
-def test_quiet_prints_results_and_errors_alone(predict, picture_folder):
-    result = predict(picture_folder, "nothing.jpg", "--json", "--quiet")
+def test_quiet_prints_results_and_errors_alone(predict, image_folder):
+    result = predict(image_folder, "nothing.jpg", "--json", "--quiet")
     assert len(result.stdout.splitlines()) == 4
     assert result.stderr.splitlines()[0] == "error: nothing.jpg: there is no such file"
 
 
-def test_a_terminal_gets_bars_and_colours_unless_no_color(tiny_checkpoint, picture_folder):
-    command = [sys.executable, "-m", "vitcli", "predict", str(picture_folder / "a.png"), "-k", "1"]
+def test_a_terminal_gets_bars_and_colours_unless_no_color(tiny_checkpoint, image_folder):
+    command = [sys.executable, "-m", "vitcli", "predict", str(image_folder / "a.png"), "-k", "1"]
     for settings, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         ours, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", **settings}
@@ -207,9 +207,9 @@ def timm_features():
     ]
 
 
-def test_features_npy(predict, picture_folder, timm_features, tmp_path):
+def test_features_npy(predict, image_folder, timm_features, tmp_path):
     file = tmp_path / "features.npy"
-    result = predict(picture_folder, "--features", file)
+    result = predict(image_folder, "--features", file)
     assert result.exit_code == 0 and result.stdout == ""
     assert result.stderr == f"3 x 48 features are in {file}\n"
     saved = np.load(file)
@@ -218,10 +218,10 @@ def test_features_npy(predict, picture_folder, timm_features, tmp_path):
 
 
 def test_features_safetensors_with_a_row_for_what_cannot_be_read(
-    predict, picture_folder, timm_features, tiny_checkpoint, tmp_path
+    predict, image_folder, timm_features, tiny_checkpoint, tmp_path
 ):
     file = tmp_path / "features.safetensors"
-    a, b = (picture_folder / name for name in ("a.png", "b.png"))
+    a, b = (image_folder / name for name in ("a.png", "b.png"))
     result = predict(a, tmp_path / "missing.jpg", b, "--features", file, "--json")
     assert result.exit_code == 1
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
@@ -236,23 +236,23 @@ def test_features_safetensors_with_a_row_for_what_cannot_be_read(
     assert np.isnan(saved[1]).all()
 
 
-def test_features_of_another_kind_are_refused(predict, picture_folder, tmp_path):
-    result = predict(picture_folder, "--features", tmp_path / "features.txt")
+def test_features_of_another_kind_are_refused(predict, image_folder, tmp_path):
+    result = predict(image_folder, "--features", tmp_path / "features.txt")
     assert result.exit_code == 1
     where = tmp_path / "features.txt"
     assert result.stderr == f"error: {where}: features are saved as .npy or .safetensors\n"
 
 
 # ---------------------------------------------------------------------------------------------
-# What is no picture
+# What is no image
 
 
-def test_bad_pictures_among_good_ones(predict, picture_folder, tmp_path):
-    cat = (picture_folder / "deep" / "cat.jpg").read_bytes()
+def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
+    cat = (image_folder / "deep" / "cat.jpg").read_bytes()
     (tmp_path / "1-empty.jpg").touch()
-    (tmp_path / "2-text.jpg").write_text("this is not a picture, whatever its name says\n")
+    (tmp_path / "2-text.jpg").write_text("this is not an image, whatever its name says\n")
     (tmp_path / "3-short.jpg").write_bytes(cat[: len(cat) // 2])
-    (tmp_path / "4-good.png").write_bytes((picture_folder / "a.png").read_bytes())
+    (tmp_path / "4-good.png").write_bytes((image_folder / "a.png").read_bytes())
     png(tmp_path / "5-bomb.png", 60_000, 60_000)
     result = predict(tmp_path, "--json")
     assert result.exit_code == 1
@@ -261,10 +261,10 @@ def test_bad_pictures_among_good_ones(predict, picture_folder, tmp_path):
     errors = [re.escape(str(tmp_path / f)) for f in sorted(os.listdir(tmp_path))]
     told = result.stderr.splitlines()
     assert re.fullmatch(rf"error: {errors[0]}: the file is empty", told[0])
-    assert re.fullmatch(rf"error: {errors[1]}: is not a picture.*", told[1])
-    assert re.fullmatch(rf"error: {errors[2]}: the picture is cut short", told[2])
+    assert re.fullmatch(rf"error: {errors[1]}: is not an image.*", told[1])
+    assert re.fullmatch(rf"error: {errors[2]}: the image is cut short", told[2])
     assert re.match(rf"error: {errors[4]}: has too many pixels", told[3])
-    assert told[-1] == "4 of 5 pictures could not be read"
+    assert told[-1] == "4 of 5 images could not be read"
     assert [line["error"] for line in lines[:3]] == [
         line.partition(".jpg: ")[2] for line in told[:3]
     ]
@@ -274,10 +274,10 @@ def test_bad_pictures_among_good_ones(predict, picture_folder, tmp_path):
     ("argument", "complaint"),
     [
         ("missing.jpg", "there is no such file"),
-        ("empty", "holds no pictures"),
-        ("*.jpeg", "matches no pictures"),
+        ("empty", "holds no images"),
+        ("*.jpeg", "matches no images"),
         ("@list.txt", "the list cannot be read: No such file or directory"),
-        ("@blank.txt", "names no pictures"),
+        ("@blank.txt", "names no images"),
         ("https://example.org/cat.jpg", "is on the network, which --offline forbids"),
     ],
 )
@@ -291,31 +291,31 @@ def test_nothing_to_look_at(predict, tmp_path, monkeypatch, argument, complaint)
     assert (result.stdout, result.stderr) == ("", f"error: {argument}: {complaint}\n")
 
 
-def test_lists_and_patterns_and_standard_input(predict, picture_folder, tmp_path, monkeypatch):
+def test_lists_and_patterns_and_standard_input(predict, image_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "list.txt").write_text(f"{picture_folder}/b.png\r\n\n{picture_folder}/*.png\n")
-    result = predict("@list.txt", "-", "--json", input=(picture_folder / "a.png").read_bytes())
+    (tmp_path / "list.txt").write_text(f"{image_folder}/b.png\r\n\n{image_folder}/*.png\n")
+    result = predict("@list.txt", "-", "--json", input=(image_folder / "a.png").read_bytes())
     lines = [json.loads(line) for line in result.stdout.splitlines()]
-    names = [line["file"].removeprefix(str(picture_folder)) for line in lines]
+    names = [line["file"].removeprefix(str(image_folder)) for line in lines]
     assert names == ["/b.png", "/a.png", "/b.png", "-"]
     assert lines[3]["predictions"] == lines[1]["predictions"]
 
 
-def test_what_is_read_is_not_written_over(predict, picture_folder, tmp_path):
-    picture, listed, both = (tmp_path / name for name in ("a.png", "list.txt", "x.npy"))
-    shutil.copy(picture_folder / "a.png", picture)
-    listed.write_text(f"{picture}\n")
-    before = picture.read_bytes()
+def test_what_is_read_is_not_written_over(predict, image_folder, tmp_path):
+    image, listed, both = (tmp_path / name for name in ("a.png", "list.txt", "x.npy"))
+    shutil.copy(image_folder / "a.png", image)
+    listed.write_text(f"{image}\n")
+    before = image.read_bytes()
     for words, why in (
-        ((picture, "-o", picture), "is read"),
+        ((image, "-o", image), "is read"),
         ((f"@{listed}", "-o", listed), "is read"),
-        ((tmp_path, "-o", picture), "is a picture"),
+        ((tmp_path, "-o", image), "is an image"),
     ):
         result = predict(*words)
         assert result.exit_code == 2
         assert f"'{words[2]}' {why}, and would be lost" in result.stderr
-    assert picture.read_bytes() == before and listed.read_text() == f"{picture}\n"
-    result = predict(picture, "--features", both, "-o", both)
+    assert image.read_bytes() == before and listed.read_text() == f"{image}\n"
+    result = predict(image, "--features", both, "-o", both)
     assert result.exit_code == 2 and "--output and --features name one file" in result.stderr
     assert not both.exists()
 
@@ -325,24 +325,24 @@ def test_what_is_read_is_not_written_over(predict, picture_folder, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--output", "--features"])
-def test_unwritable_output(predict, picture_folder, tmp_path, option):
+def test_unwritable_output(predict, image_folder, tmp_path, option):
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "out.npy"
-    result = predict(picture_folder, option, place)
+    result = predict(image_folder, option, place)
     assert result.exit_code == 1 and result.stdout == ""
     assert result.stderr == f"error: {place}: cannot be written: Not a directory\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk_is_told(predict, picture_folder):
-    result = predict(picture_folder, "--output", "/dev/full")
+def test_a_full_disk_is_told(predict, image_folder):
+    result = predict(image_folder, "--output", "/dev/full")
     assert result.exit_code == 1
     assert result.stderr == "error: /dev/full: cannot be written: No space left on device\n"
     assert os.path.exists("/dev/full") and not os.path.isfile("/dev/full")
 
 
-def test_no_such_model(vit, picture_folder):
-    result = vit("predict", picture_folder, "--model", "vit-b16-i21kk", "--offline")
+def test_no_such_model(vit, image_folder):
+    result = vit("predict", image_folder, "--model", "vit-b16-i21kk", "--offline")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: vit-b16-i21kk: there is no file, folder or model")
     assert "did you mean vit-b16-i21k" in result.stderr
@@ -355,33 +355,31 @@ def damaged(tiny_checkpoint: Path, folder: Path, change) -> Path:
     return file
 
 
-def test_a_checkpoint_cut_by_one_byte(vit, picture_folder, tiny_checkpoint, tmp_path):
+def test_a_checkpoint_cut_by_one_byte(vit, image_folder, tiny_checkpoint, tmp_path):
     file = damaged(tiny_checkpoint, tmp_path, lambda data: data[:-1])
-    result = vit("predict", picture_folder, "--model", file)
+    result = vit("predict", image_folder, "--model", file)
     assert result.exit_code == 1 and result.stdout == ""
     first, second = result.stderr.splitlines()
     assert first.startswith(f"error: {file}: ") and "bytes" in first
     assert second == "fetch or copy the file again"
 
 
-def test_a_header_that_claims_ten_gigabytes(vit, picture_folder, tiny_checkpoint, tmp_path):
+def test_a_header_that_claims_ten_gigabytes(vit, image_folder, tiny_checkpoint, tmp_path):
     claim = (10 * 10**9).to_bytes(8, "little")
     file = damaged(tiny_checkpoint, tmp_path, lambda data: claim + data[8:])
-    result = vit("predict", picture_folder, "--model", file)
+    result = vit("predict", image_folder, "--model", file)
     assert result.exit_code == 1
     assert f"error: {file}: claims a header of 10,000,000,000 bytes" in result.stderr
 
 
-def test_shapes_that_disagree_with_the_configuration(
-    vit, picture_folder, tiny_checkpoint, tmp_path
-):
+def test_shapes_that_disagree_with_the_configuration(vit, image_folder, tiny_checkpoint, tmp_path):
     def wider(data: bytes) -> bytes:
         return data.replace(rb"\"mlp_dim\": 192", rb"\"mlp_dim\": 196").replace(
             rb"\"mlp_dim\":192", rb"\"mlp_dim\":196"
         )
 
     file = damaged(tiny_checkpoint, tmp_path, wider)
-    result = vit("predict", picture_folder, "--model", file)
+    result = vit("predict", image_folder, "--model", file)
     assert result.exit_code == 1
     assert f"error: {file}: its tensors are not those of the model it describes" in result.stderr
     assert "blocks.0.mlp.fc1.weight is (192, 48), not (196, 48)" in result.stderr
@@ -389,7 +387,7 @@ def test_shapes_that_disagree_with_the_configuration(
 
 
 def test_a_model_without_classes_gives_features(
-    vit, picture_folder, tiny_checkpoint, timm_features, tmp_path
+    vit, image_folder, tiny_checkpoint, timm_features, tmp_path
 ):
     from safetensors.numpy import load_file
 
@@ -400,31 +398,31 @@ def test_a_model_without_classes_gives_features(
     bare = {name: array for name, array in tensors.items() if not name.startswith("head")}
     model = info.model.with_classes(0)
     folder = save_checkpoint(tmp_path / "bare", bare, CheckpointInfo(model, info.preprocess))
-    result = vit("predict", picture_folder, "--model", folder)
+    result = vit("predict", image_folder, "--model", folder)
     assert result.exit_code == 1
     told = f"error: {folder}: the model has no classes: it gives features\n"
     assert result.stderr == told + "save them with --features FILE.npy\n"
     file = tmp_path / "features.npy"
-    assert vit("predict", picture_folder, "-m", folder, "--features", file, *FP32).exit_code == 0
+    assert vit("predict", image_folder, "-m", folder, "--features", file, *FP32).exit_code == 0
     np.testing.assert_allclose(np.load(file)[:2], timm_features, atol=2e-5)
 
 
-def test_no_such_device(vit, picture_folder, tiny_checkpoint):
-    result = vit("predict", picture_folder, "-m", tiny_checkpoint, "--device", "cuda:77")
+def test_no_such_device(vit, image_folder, tiny_checkpoint):
+    result = vit("predict", image_folder, "-m", tiny_checkpoint, "--device", "cuda:77")
     assert result.exit_code == 1
     assert "error: this machine has no device 'cuda:77'" in result.stderr
 
 
 def test_the_model_inside_says_once_what_it_knows(
-    vit, picture_folder, tiny_checkpoint, tmp_path, monkeypatch
+    vit, image_folder, tiny_checkpoint, tmp_path, monkeypatch
 ):
     shutil.copytree(tiny_checkpoint, tmp_path / "vit-small")
     (tmp_path / "shipped.toml").write_text('[aliases]\ndefault = "vit-small"\n')
     monkeypatch.setattr(registry, "weights_root", lambda: tmp_path)
     registry.aliases.cache_clear()
     try:
-        result = vit("predict", picture_folder, "--json", *FP32)
-        quiet = vit("predict", picture_folder, "--json", "--quiet", *FP32)
+        result = vit("predict", image_folder, "--json", *FP32)
+        quiet = vit("predict", image_folder, "--json", "--quiet", *FP32)
     finally:
         registry.aliases.cache_clear()
     assert result.exit_code == 0

@@ -45,30 +45,27 @@ def fine_tuned(tiny_checkpoint, tmp_path_factory):
 
 
 def test_pushed_and_fetched_it_answers_the_same(
-    vit, hub, fine_tuned, tmp_path, monkeypatch, picture_folder
+    vit, hub, fine_tuned, tmp_path, monkeypatch, image_folder
 ):
     import vitcli
 
     result = vit("push", fine_tuned, REPO, "--license", "mit")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith(f"{hub.url}/{REPO}/commit/")
-    assert f"next: vit predict PICTURE --model {REPO}" in result.stderr
+    assert f"next: vit predict IMAGE --model {REPO}" in result.stderr
     for name, content in hub.files(REPO).items():
         assert b"tell-tale-jo" not in content, name
     assert not {"state.safetensors", "metrics.jsonl", "split.json"} & set(hub.files(REPO))
 
     use_hub(monkeypatch, hub.environment, tmp_path / "another home")
-    pictures = [str(picture_folder)]
+    images = [str(image_folder)]
     options = {"top_k": 3, "device": "cpu", "precision": "fp32"}
     mine, theirs = (
-        [
-            [(p.label, p.score) for p in r.predictions]
-            for r in vitcli.predict(m, pictures, **options)
-        ]
+        [[(p.label, p.score) for p in r.predictions] for r in vitcli.predict(m, images, **options)]
         for m in (fine_tuned, REPO)
     )
     assert mine == theirs and len(mine) == 3 and len({score for _, score in mine[0]}) == 3
-    shown = [vit("predict", picture_folder, "--model", m, "-q").stdout for m in (fine_tuned, REPO)]
+    shown = [vit("predict", image_folder, "--model", m, "-q").stdout for m in (fine_tuned, REPO)]
     assert shown[0] == shown[1]
 
 

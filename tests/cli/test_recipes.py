@@ -19,16 +19,16 @@ from vitcli.cli import output
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-    """Pictures take longer than these runs."""
+    """Images take longer than these runs."""
     for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
         monkeypatch.setattr(plots, name, lambda *arguments: None)
 
 
-def finetune(pictures, parent, folder, *words: object):
+def finetune(images, parent, folder, *words: object):
     return vit(
         "finetune",
         "--data",
-        pictures,
+        images,
         "--model",
         parent,
         *SHORT,
@@ -40,9 +40,9 @@ def finetune(pictures, parent, folder, *words: object):
     )
 
 
-def test_a_preset_is_printed_and_each_value_can_be_overridden(pictures, parent, tmp_path):
+def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tmp_path):
     words = ("--preset", "flowers", "--lr", "0.003", "--resolution", "16", "--val-fraction", "0.1")
-    result = finetune(pictures, parent, tmp_path / "run", *words)
+    result = finetune(images, parent, tmp_path / "run", *words)
     assert result.exit_code == 0, result.stderr
     assert result.stderr.splitlines()[:2] == [
         "preset     flowers: 4 steps of 8, 16 x 16 px, learning rate 0.003, warm-up by the auto "
@@ -52,7 +52,7 @@ def test_a_preset_is_printed_and_each_value_can_be_overridden(pictures, parent, 
     assert "4 steps of 8 (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps" in result.stderr
 
 
-def test_a_preset_sweeps_and_its_numbers_reach_the_run(pictures, parent, tmp_path, monkeypatch):
+def test_a_preset_sweeps_and_its_numbers_reach_the_run(images, parent, tmp_path, monkeypatch):
     from vitcli.train import sweep
 
     seen = []
@@ -65,7 +65,7 @@ def test_a_preset_sweeps_and_its_numbers_reach_the_run(pictures, parent, tmp_pat
         raise Seen
 
     monkeypatch.setattr(sweep, "run_sweep", stop)
-    words = ("finetune", "--data", pictures, "--model", parent, "--preset", "imagenet", "--json")
+    words = ("finetune", "--data", images, "--model", parent, "--preset", "imagenet", "--json")
     result = vit(*words, "--clip-norm", "1", "--val-fraction", "0.1")
     (config,) = seen
     assert config.sweep == (0.003, 0.01, 0.03, 0.06) and config.steps == 20_000
@@ -78,8 +78,8 @@ def test_a_preset_sweeps_and_its_numbers_reach_the_run(pictures, parent, tmp_pat
     assert seen[0].steps is None and seen[0].warmup is None and seen[0].epochs == 2
 
 
-def test_a_sweep_prints_its_table_and_the_model(pictures, parent, tmp_path):
-    result = finetune(pictures, parent, tmp_path / "run", "--lr", "0.03,0.001,1e30")
+def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
+    result = finetune(images, parent, tmp_path / "run", "--lr", "0.03,0.001,1e30")
     assert result.exit_code == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == ["learning", "rate", "val", "top1", "val", "loss", "best", "step"]
@@ -90,7 +90,7 @@ def test_a_sweep_prints_its_table_and_the_model(pictures, parent, tmp_path):
     assert "learning rates 0.03, 0.001 and 1e+30, warm-up 0 steps" in result.stderr
     assert "for 3 runs, then the best on everything" in result.stderr
     assert "learning rate 0.001, 2 of 3" in result.stderr
-    again = vit("predict", pictures / "cats" / "0.png", "--model", tmp_path / "run", "--json")
+    again = vit("predict", images / "cats" / "0.png", "--model", tmp_path / "run", "--json")
     assert again.exit_code == 0
     # Its record sweeps again, its configuration trains the chosen rate again.
     for name, kinds in (("sweep", {"trial", "choice"}), ("config", set())):
@@ -103,18 +103,18 @@ def test_a_sweep_prints_its_table_and_the_model(pictures, parent, tmp_path):
         assert all(np.array_equal(first[key], second[key]) for key in first)
 
 
-def test_a_sweep_on_a_terminal_is_a_table(pictures, parent, tmp_path, monkeypatch):
+def test_a_sweep_on_a_terminal_is_a_table(images, parent, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(output, "table", lambda *arguments: drawn.append(arguments))
-    finetune(pictures, parent, tmp_path / "run", "--lr", "0.03,0.01", "--no-retrain")
+    finetune(images, parent, tmp_path / "run", "--lr", "0.03,0.01", "--no-retrain")
     ((columns, rows, numbers),) = drawn
     assert columns == ["learning rate", "val top1", "val loss", "best step", ""]
     assert [row[0] for row in rows] == ["0.03", "0.01"] and all(len(row) == 5 for row in rows)
 
 
-def test_json_of_a_sweep(pictures, parent, tmp_path):
+def test_json_of_a_sweep(images, parent, tmp_path):
     words = ("--lr", "0.03,0.01", "--no-retrain", "--json", "--quiet")
-    result = finetune(pictures, parent, tmp_path / "run", *words)
+    result = finetune(images, parent, tmp_path / "run", *words)
     events = [json.loads(line) for line in result.stdout.splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds.count("trial") == kinds.count("trial_result") == 2 and kinds.count("plan") == 1
@@ -142,8 +142,8 @@ def test_json_of_a_sweep(pictures, parent, tmp_path):
         (["--preset", "vtab", "--no-retrain"], 2, "give --lr several rates"),
     ],
 )
-def test_what_cannot_be_asked_for(pictures, parent, tmp_path, words, code, said):
-    result = finetune(pictures, parent, tmp_path / "run", *words)
+def test_what_cannot_be_asked_for(images, parent, tmp_path, words, code, said):
+    result = finetune(images, parent, tmp_path / "run", *words)
     assert result.exit_code == code and said in result.stderr, result.stderr
     said = result.stderr[result.stderr.lower().index("error: ") :]
     assert len(said.splitlines()) <= 2 and "Traceback" not in said
@@ -157,7 +157,7 @@ def test_a_preset_is_no_change_to_a_run_that_is_written_down(parent, tmp_path):
     assert result.exit_code == 2 and "--config and --preset both say how" in result.stderr
 
 
-def test_resume_names_the_sweep(pictures, parent, tmp_path):
+def test_resume_names_the_sweep(images, parent, tmp_path):
     """A sweep that was stopped is told apart from one that is not there."""
     result = vit("finetune", "--resume", tmp_path)
     assert result.exit_code == 1 and "cannot be read" in result.stderr
@@ -168,9 +168,9 @@ def test_resume_names_the_sweep(pictures, parent, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_stopped_in_its_third_rate_goes_on(pictures, parent, tmp_path, number):
+def test_a_sweep_stopped_in_its_third_rate_goes_on(images, parent, tmp_path, number):
     """The bar of the issue, through the command line."""
-    words = [sys.executable, "-m", "vitcli", "finetune", "--data", str(pictures), "--steps", "60"]
+    words = [sys.executable, "-m", "vitcli", "finetune", "--data", str(images), "--steps", "60"]
     words += ["--model", str(parent), "--batch-size", "8", "--lr", "0.001,0.003,0.01,0.03"]
     words += ["--device", "cpu", "--workers", "0", "--eval-every", "30"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -41,7 +41,7 @@ def test_json_and_a_dry_run(vit: Vit, file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_picture_of_both(vit: Vit, file: Path) -> None:
+def test_a_image_of_both(vit: Vit, file: Path) -> None:
     plot = file.with_name("posemb.png")
     assert vit("resize-posemb", file, "--grid", "6x3", "--plot", plot).exit_code == 0
     assert plot.read_bytes().startswith(b"\x89PNG")

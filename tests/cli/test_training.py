@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from cli.training_runs import SHORT, TINY, vit
-from vitcli.checkpoints import hub
 from vitcli.cli.training import build_config
 from vitcli.errors import OutputError
+from vitcli.hub import fetch as hub
 from vitcli.train import inputs
 from vitcli.train.folder import RunFolder
 
@@ -22,22 +22,22 @@ def failure(result) -> str:
     return result.stderr[result.stderr.index("error: ") :]
 
 
-def test_finetune_prints_the_plan_the_result_and_what_to_type_next(pictures, parent, tmp_path):
+def test_finetune_prints_the_plan_the_result_and_what_to_type_next(images, parent, tmp_path):
     folder = tmp_path / "run"
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu")
     result = vit(*words, "--resolution", "24", "-o", folder)
     assert result.exit_code == 0, result.stderr
-    assert "24 x 24 px in patches of 8: 10 tokens a picture" in result.stderr
+    assert "24 x 24 px in patches of 8: 10 tokens an image" in result.stderr
     assert "4 steps of 8" in result.stderr and "sgd, learning rate 0.01" in result.stderr
     assert result.stdout.splitlines()[0].startswith("val: top-1 ")
-    assert f"next: vit predict PICTURE --model {folder}" in result.stderr
-    again = vit("predict", pictures / "cats" / "0.png", "--model", folder, "--json")
+    assert f"next: vit predict IMAGE --model {folder}" in result.stderr
+    again = vit("predict", images / "cats" / "0.png", "--model", folder, "--json")
     (line,) = again.stdout.splitlines()
     assert {p["label"] for p in json.loads(line)["predictions"]} == {"cats", "dogs"}
 
 
-def test_json_is_one_object_a_line(pictures, parent, tmp_path):
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+def test_json_is_one_object_a_line(images, parent, tmp_path):
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu")
     result = vit(*words, "-o", tmp_path / "run", "--json", "--quiet")
     events = [json.loads(line) for line in result.stdout.splitlines()]
     kinds = [event["event"] for event in events]
@@ -46,8 +46,8 @@ def test_json_is_one_object_a_line(pictures, parent, tmp_path):
     assert result.stderr == ""
 
 
-def test_a_run_can_be_run_again_from_its_config(pictures, tmp_path):
-    words = ("pretrain", "--data", pictures, *TINY, *SHORT, "--crop-area", "0.4,1", "--seed", "3")
+def test_a_run_can_be_run_again_from_its_config(images, tmp_path):
+    words = ("pretrain", "--data", images, *TINY, *SHORT, "--crop-area", "0.4,1", "--seed", "3")
     assert vit(*words, "-o", tmp_path / "a").exit_code == 0
     result = vit("pretrain", "--config", tmp_path / "a" / "config.json", "-o", tmp_path / "b")
     assert result.exit_code == 0, result.stderr
@@ -60,10 +60,10 @@ def test_a_run_can_be_run_again_from_its_config(pictures, tmp_path):
     assert weights[0][-500:] == weights[1][-500:]
 
 
-def test_the_best_model_is_replaced_by_ours_where_there_is_no_network(pictures, monkeypatch):
+def test_the_best_model_is_replaced_by_ours_where_there_is_no_network(images, monkeypatch):
     monkeypatch.setattr(hub, "cached", lambda repo, revision=None: None)
     monkeypatch.setattr(hub, "reachable", lambda timeout, repo: timeout > 3)
-    result = vit("finetune", "--data", pictures, "--resolution", "225", "-o", "never-made")
+    result = vit("finetune", "--data", images, "--resolution", "225", "-o", "never-made")
     lines = result.stderr.splitlines()
     assert "cannot be reached: starting from" in lines[0] and "vit-b16-i21k" in lines[0]
     text = failure(result)
@@ -71,8 +71,8 @@ def test_the_best_model_is_replaced_by_ours_where_there_is_no_network(pictures, 
     assert "take a resolution of 224 or 240" in text
 
 
-def test_resolution_between_patches(pictures, parent):
-    text = failure(vit("finetune", "--data", pictures, "--model", parent, "--resolution", "25"))
+def test_resolution_between_patches(images, parent):
+    text = failure(vit("finetune", "--data", images, "--model", parent, "--resolution", "25"))
     assert text == (
         "error: height 25 is not a multiple of the patch size 8\ntake a resolution of 24 or 32\n"
     )
@@ -82,13 +82,13 @@ def test_resolution_between_patches(pictures, parent):
     "make, said",
     [
         (lambda root: None, "there is no such file or folder"),
-        (lambda root: root.mkdir(), "no pictures"),
+        (lambda root: root.mkdir(), "no images"),
         (lambda root: shutil.copytree(root.parent / "pets" / "cats", root / "cats"), "one class"),
     ],
     ids=["missing", "empty", "one class"],
 )
-def test_data_that_cannot_be_learnt(pictures, parent, tmp_path, make, said):
-    shutil.copytree(pictures, tmp_path / "pets")
+def test_data_that_cannot_be_learnt(images, parent, tmp_path, make, said):
+    shutil.copytree(images, tmp_path / "pets")
     make(tmp_path / "odd")
     words = ("finetune", "--data", tmp_path / "odd", "--model", parent, "-o", tmp_path / "run")
     for rates in ("0.1", "0.1,0.01"):
@@ -98,38 +98,38 @@ def test_data_that_cannot_be_learnt(pictures, parent, tmp_path, make, said):
         assert not (tmp_path / "run").exists()
 
 
-def test_a_class_with_one_picture_is_trained_on(pictures, parent, tmp_path):
-    shutil.copytree(pictures, tmp_path / "pets")
+def test_a_class_with_one_image_is_trained_on(images, parent, tmp_path):
+    shutil.copytree(images, tmp_path / "pets")
     (tmp_path / "pets" / "birds").mkdir()
-    shutil.copy(pictures / "cats" / "0.png", tmp_path / "pets" / "birds" / "only.png")
+    shutil.copy(images / "cats" / "0.png", tmp_path / "pets" / "birds" / "only.png")
     words = ("finetune", "--data", tmp_path / "pets", "--model", parent, *SHORT, "--device", "cpu")
     result = vit(*words, "-o", tmp_path / "run")
     assert result.exit_code == 0
-    assert "only one picture of 'birds': trained on, not validated" in result.stderr
+    assert "only one image of 'birds': trained on, not validated" in result.stderr
 
 
-def test_an_output_that_cannot_be_written(pictures, parent, tmp_path):
+def test_an_output_that_cannot_be_written(images, parent, tmp_path):
     (tmp_path / "file").write_text("mine")
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu")
     text = failure(vit(*words, "-o", tmp_path / "file" / "run"))
     assert f"error: {tmp_path}/file/run: cannot be used as a run's folder" in text
 
 
-def test_a_picture_that_cannot_be_decoded_is_named(pictures, parent, tmp_path):
-    shutil.copytree(pictures, tmp_path / "pets")
-    (tmp_path / "pets" / "cats" / "3.png").write_bytes(b"no picture")
+def test_a_image_that_cannot_be_decoded_is_named(images, parent, tmp_path):
+    shutil.copytree(images, tmp_path / "pets")
+    (tmp_path / "pets" / "cats" / "3.png").write_bytes(b"no image")
     words = ("finetune", "--data", tmp_path / "pets", "--model", parent, *SHORT, "--device", "cpu")
     text = failure(vit(*words, "--val-fraction", "0", "-o", tmp_path / "run"))
     assert "cats/3.png" in text
 
 
-def test_a_linear_probe_says_what_it_trains_and_stores(pictures, parent, tmp_path):
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+def test_a_linear_probe_says_what_it_trains_and_stores(images, parent, tmp_path):
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu")
     still = ("--freeze", "backbone", "--crop-area", "1,1", "--no-flip", "--ema", "0.5")
     result = vit(*words, *still, "-o", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
     assert "(50 trained), 16 x 16 px" in result.stderr  # 2 x 24 weights, 2 biases
-    assert "the features of 16 pictures are computed once: nothing changes them" in result.stderr
+    assert "the features of 16 images are computed once: nothing changes them" in result.stderr
     assert "step 4: validation accuracy " in result.stderr and "of the average" in result.stderr
     assert "step 1 of 4: loss 0.6931" in result.stderr
     assert "stored: the" in result.stderr and ", the best on validation\n" in result.stderr
@@ -137,13 +137,13 @@ def test_a_linear_probe_says_what_it_trains_and_stores(pictures, parent, tmp_pat
 
 @pytest.mark.parametrize("rates", ["0.1", "0.1,0.2"])
 def test_a_stop_before_the_first_step_says_how_to_go_on(
-    pictures, parent, tmp_path, monkeypatch, rates
+    images, parent, tmp_path, monkeypatch, rates
 ):
     def stop(*arguments):
         raise KeyboardInterrupt
 
     folder = tmp_path / "run"
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "-o", folder, "--lr", rates)
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "-o", folder, "--lr", rates)
     with monkeypatch.context() as patch:
         patch.setattr(inputs.Features, "_compute", stop)
         result = vit(*words, "--freeze", "backbone", "--crop-area", "1,1", "--no-flip")
@@ -152,14 +152,14 @@ def test_a_stop_before_the_first_step_says_how_to_go_on(
     assert vit("finetune", "--resume", folder).exit_code == 0
 
 
-def test_a_full_disk_says_how_to_go_on(pictures, parent, tmp_path, monkeypatch):
+def test_a_full_disk_says_how_to_go_on(images, parent, tmp_path, monkeypatch):
     folder = tmp_path / "run"
 
     def full(*arguments):
         raise OutputError("cannot be written: No space left on device", where="metrics.jsonl")
 
     monkeypatch.setattr(RunFolder, "append_metrics", full)
-    result = vit("finetune", "--data", pictures, "--model", parent, *SHORT, "-o", folder)
+    result = vit("finetune", "--data", images, "--model", parent, *SHORT, "-o", folder)
     assert result.exit_code == 1
     assert result.stderr.endswith(
         "error: metrics.jsonl: cannot be written: No space left on device\n"
@@ -167,9 +167,9 @@ def test_a_full_disk_says_how_to_go_on(pictures, parent, tmp_path, monkeypatch):
     )
 
 
-def test_a_picture_that_cannot_be_read_says_how_to_go_on(pictures, parent, tmp_path):
+def test_a_image_that_cannot_be_read_says_how_to_go_on(images, parent, tmp_path):
     data, folder = tmp_path / "data", tmp_path / "run"
-    shutil.copytree(pictures, data)
+    shutil.copytree(images, data)
     broken = data / "cats" / "gone.png"
     broken.symlink_to("nowhere")
     words = ("finetune", "--data", data, "--model", parent, *SHORT, "-o", folder)
@@ -184,20 +184,20 @@ def test_a_picture_that_cannot_be_read_says_how_to_go_on(pictures, parent, tmp_p
     assert vit("finetune", "--resume", folder).exit_code == 0
 
 
-def test_a_kept_head_is_measured_before_step_1(pictures, parent, tmp_path):
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+def test_a_kept_head_is_measured_before_step_1(images, parent, tmp_path):
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu")
     result = vit(*words, "--keep-head", "-o", tmp_path / "run", "--patience", "1")
     assert result.exit_code == 0, result.stderr
     assert "head: the rows of 2 of 2 classes are kept" in result.stderr
     assert "before step 1: validation accuracy " in result.stderr
-    shutil.copytree(pictures / "cats", tmp_path / "other" / "lions")
-    shutil.copytree(pictures / "dogs", tmp_path / "other" / "wolves")
+    shutil.copytree(images / "cats", tmp_path / "other" / "lions")
+    shutil.copytree(images / "dogs", tmp_path / "other" / "wolves")
     text = failure(vit("finetune", "--data", tmp_path / "other", "--model", parent, "--keep-head"))
     assert "knows none of 'lions' and 'wolves'" in text and "'cats' and 'dogs'" in text
 
 
-def test_json_tells_what_was_stored(pictures, parent, tmp_path):
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "--device", "cpu")
+def test_json_tells_what_was_stored(images, parent, tmp_path):
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu")
     result = vit(*words, "--ema", "0.5", "-o", tmp_path / "run", "--json", "--quiet")
     events = [json.loads(line) for line in result.stdout.splitlines()]
     (evaluation,) = [event for event in events if event["event"] == "evaluation"]
@@ -220,21 +220,21 @@ def test_json_tells_what_was_stored(pictures, parent, tmp_path):
         (("--val-fraction", "1"), "val_fraction must be in [0, 1), not 1"),
     ],
 )
-def test_options_that_no_run_can_have(pictures, parent, tmp_path, options, said):
+def test_options_that_no_run_can_have(images, parent, tmp_path, options, said):
     (tmp_path / "weights.csv").write_text("lions,3\n")
     options = [word.replace("WEIGHTS", str(tmp_path / "weights.csv")) for word in options]
-    words = ("finetune", "--data", pictures, "--model", parent, *SHORT, "-o", tmp_path / "run")
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "-o", tmp_path / "run")
     text = failure(vit(*words, *options))
     assert said in text and len(text.splitlines()) <= 2
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("lr", ["0.1", "0.1,0.01"])
-def test_a_class_that_is_only_validated_is_named(pictures, parent, tmp_path, lr):
+def test_a_class_that_is_only_validated_is_named(images, parent, tmp_path, lr):
     """Whatever form the data has; in a sweep too, before anything is written."""
     for part in ("train", "val"):
-        shutil.copytree(pictures, tmp_path / "pets" / part)
-    shutil.copytree(pictures / "cats", tmp_path / "pets" / "val" / "lynx")
+        shutil.copytree(images, tmp_path / "pets" / part)
+    shutil.copytree(images / "cats", tmp_path / "pets" / "val" / "lynx")
     listed, rows = tmp_path / "pets.csv", ["path,label,split"]
     for path in sorted((tmp_path / "pets").rglob("*.*")):
         rows.append(f"{path},{path.parent.name},{path.parents[1].name}")
@@ -242,23 +242,23 @@ def test_a_class_that_is_only_validated_is_named(pictures, parent, tmp_path, lr)
     for data in (tmp_path / "pets", listed):
         words = ("finetune", "--data", data, "--model", parent, *SHORT, "-o", tmp_path / "run")
         assert failure(vit(*words, "--lr", lr)) == (
-            f"error: {data}: 'lynx' has no pictures in the training part\n"
+            f"error: {data}: 'lynx' has no images in the training part\n"
             "add some there, or take it out of the validation part\n"
         )
         assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_call_is_typers(pictures):
+def test_a_wrong_call_is_typers(images):
     for words, said in [
         (("finetune",), "--data"),
-        (("finetune", "--data", pictures, "--resolution", "a"), "is not a size such as"),
-        (("finetune", "--data", pictures, "--preprocess", "x=1"), "is not KEY=VALUE"),
-        (("pretrain", "--data", pictures, "--set", "depth=six"), "is not a value of depth"),
-        (("finetune", "--data", pictures, "--freeze", "some"), "is not backbone or a number"),
-        (("finetune", "--data", pictures, "--patience", "0"), "--patience"),
-        (("finetune", "--data", pictures, "--optimizer", "lion"), "lion"),
-        (("finetune", "--data", pictures, "--steps", "3", "--epochs", "1"), "not both"),
-        (("pretrain", "--data", pictures, "--model", "x", "--variant", "B/16"), "--variant"),
+        (("finetune", "--data", images, "--resolution", "a"), "is not a size such as"),
+        (("finetune", "--data", images, "--preprocess", "x=1"), "is not KEY=VALUE"),
+        (("pretrain", "--data", images, "--set", "depth=six"), "is not a value of depth"),
+        (("finetune", "--data", images, "--freeze", "some"), "is not backbone or a number"),
+        (("finetune", "--data", images, "--patience", "0"), "--patience"),
+        (("finetune", "--data", images, "--optimizer", "lion"), "lion"),
+        (("finetune", "--data", images, "--steps", "3", "--epochs", "1"), "not both"),
+        (("pretrain", "--data", images, "--model", "x", "--variant", "B/16"), "--variant"),
     ]:
         result = vit(*words)
         assert result.exit_code == 2 and said in result.stderr
@@ -274,8 +274,8 @@ def test_resume_of_nothing(tmp_path):
     assert "config.json: cannot be read" in text
 
 
-def test_more_than_4096_tokens_are_warned_of(pictures, parent, tmp_path):
-    words = ("finetune", "--data", pictures, "--model", parent, "--resolution", "520")
+def test_more_than_4096_tokens_are_warned_of(images, parent, tmp_path):
+    words = ("finetune", "--data", images, "--model", parent, "--resolution", "520")
     words += ("--steps", "1", "--batch-size", "2", "--device", "cpu", "-o", tmp_path / "run")
     result = vit(*words)
-    assert "4,226 tokens a picture: attention's time and memory grow" in result.stderr
+    assert "4,226 tokens an image: attention's time and memory grow" in result.stderr

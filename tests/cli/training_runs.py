@@ -1,4 +1,4 @@
-"""`vit` on runs of a moment; their pictures and the model they start from are in `conftest.py`."""
+"""`vit` on runs of a moment; their images and the model they start from are in `conftest.py`."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ def jpeg(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> MakeFolder:
-    """Makes class folders: {"train/cat": 3} are three pictures."""
+    """Makes class folders: {"train/cat": 3} are three images."""
 
     def make(counts: dict[str, int]) -> Path:
-        root = tmp_path / "pictures"
+        root = tmp_path / "images"
         root.mkdir(exist_ok=True)
         for number, (folder, count) in enumerate(counts.items()):
             (root / folder).mkdir(parents=True)

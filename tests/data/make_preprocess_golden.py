@@ -10,11 +10,11 @@ import transformers
 from PIL import Image
 
 import peers.torchvision_operators  # noqa: F401
-from data.preprocess_cases import GOLDEN, NAMES, PICTURES, TIMM, TRANSFORMERS, Array, parts
+from data.preprocess_cases import GOLDEN, IMAGES, NAMES, TIMM, TRANSFORMERS, Array, parts
 from vitcli.config import Preprocess
 
 
-def timm_pixels(picture: Image.Image, preprocess: Preprocess) -> Array:
+def timm_pixels(image: Image.Image, preprocess: Preprocess) -> Array:
     transform = timm.data.create_transform(
         (3, *preprocess.size),
         interpolation=preprocess.interpolation,
@@ -24,14 +24,14 @@ def timm_pixels(picture: Image.Image, preprocess: Preprocess) -> Array:
         crop_mode=preprocess.crop_mode,
         normalize=False,
     )
-    return np.asarray(transform(picture), np.float64)
+    return np.asarray(transform(image), np.float64)
 
 
-def transformers_pixels(picture: Image.Image, preprocess: Preprocess) -> Array:
+def transformers_pixels(image: Image.Image, preprocess: Preprocess) -> Array:
     processor = transformers.ViTImageProcessor(
         size={"height": preprocess.size[0], "width": preprocess.size[1]}
     )
-    normalised = processor(picture, return_tensors="pt")["pixel_values"][0].double()
+    normalised = processor(image, return_tensors="pt")["pixel_values"][0].double()
     return np.asarray((normalised * 0.5 + 0.5) * 255)
 
 
@@ -39,13 +39,13 @@ def main() -> None:
     torch.set_num_threads(1)
     arrays = {}
     for name in NAMES:
-        picture = Image.open(PICTURES / name).convert("RGB")
+        image = Image.open(IMAGES / name).convert("RGB")
         for kind, cases, pixels_of in (
             ("timm", TIMM, timm_pixels),
             ("transformers", TRANSFORMERS, transformers_pixels),
         ):
             for case, preprocess in cases.items():
-                for part, values in parts(pixels_of(picture, preprocess)).items():
+                for part, values in parts(pixels_of(image, preprocess)).items():
                     kept = values.astype(np.float32)
                     if part != "mean" and kind == "timm":
                         kept = values.astype(np.uint8)

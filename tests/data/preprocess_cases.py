@@ -1,4 +1,4 @@
-"""Evaluation transforms and pictures that the real timm, transformers and TensorFlow were asked
+"""Evaluation transforms and images that the real timm, transformers and TensorFlow were asked
 about."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vitcli.config import Preprocess
 
-PICTURES = Path(__file__).parents[1] / "pictures"
+IMAGES = Path(__file__).parents[1] / "images"
 GOLDEN = Path(__file__).parents[1] / "golden" / "preprocess" / "preprocess.npz"
 BIG_VISION_GOLDEN = GOLDEN.with_name("big_vision.npz")
 
@@ -52,7 +52,7 @@ BIG_VISION = {
     "resize(585)|central_crop(512)": (585, _squashed(512)),
     "resize(36)|central_crop(32)": (36, _squashed(32)),
 }
-"""To what size the picture is squashed before the crop, and ours."""
+"""To what size the image is squashed before the crop, and ours."""
 
 Array = npt.NDArray[np.float64]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.checkpoints import registry
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment, MatchRules, align, read_mapping
 from vitcli.errors import DataError
+from vitcli.hub import registry
 
 MODEL = (
     ClassLabel("n02123045", "tabby, tabby cat"),
@@ -57,7 +57,7 @@ def test_answers_among_the_datas_classes_only():
     assert found.of_model.tolist() == [-1, -1, 0, -1, 1]
 
 
-def test_classes_without_pictures_need_not_be_known():
+def test_classes_without_images_need_not_be_known():
     data = labels("zebra", "dog")
     found = align(data, [1], MODEL, MatchRules(), (), "pets")
     assert found.of_data.tolist() == [-1, 4]
@@ -109,7 +109,7 @@ def imagenet_21k():
 
 
 def test_a_model_of_21k_answers_among_1k(imagenet, imagenet_21k):
-    """By synset; the model does not have one of them, the teddy, whose pictures are left out."""
+    """By synset; the model does not have one of them, the teddy, whose images are left out."""
     folders = [ClassLabel(label.id, label.id) for label in sorted(imagenet)]
     found = align(folders, range(1000), imagenet_21k, MatchRules(), imagenet, "val")
     assert len(found.classes) == 999

@@ -11,8 +11,8 @@ from data.preprocess_cases import (
     BIG_VISION,
     BIG_VISION_GOLDEN,
     GOLDEN,
+    IMAGES,
     NAMES,
-    PICTURES,
     TIMM,
     TRANSFORMERS,
     parts,
@@ -23,8 +23,8 @@ from vitcli.data.transforms import eval_transform, to_float
 
 
 def pixels(name: str, preprocess: Preprocess) -> np.ndarray:
-    # An open picture: bytes of a JPEG would be decoded at reduced scale for the small sizes.
-    with Image.open(PICTURES / name) as image:
+    # An open image: bytes of a JPEG would be decoded at reduced scale for the small sizes.
+    with Image.open(IMAGES / name) as image:
         return np.asarray(Fit(preprocess)(image)).transpose(2, 0, 1).astype(float)
 
 
@@ -57,37 +57,37 @@ def test_tensorflows_pixels_to_the_bit(name: str, case: str) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (37, 41), (300, 200)])
 def test_without_antialiasing_as_torch_interpolates(size: tuple[int, int]) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     preprocess = Preprocess(
         (32, 48), interpolation="bilinear", antialias=False, crop_mode="squash", crop_pct=0.5
     )
-    planes = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     whole = torch.nn.functional.interpolate(planes, (64, 96), mode="bilinear", antialias=False)
     theirs = whole[0, :, 16:48, 24:72].permute(1, 2, 0).numpy()
-    ours = np.asarray(Fit(preprocess)(Image.fromarray(picture))).astype(float)
+    ours = np.asarray(Fit(preprocess)(Image.fromarray(image))).astype(float)
     assert ((ours <= theirs + 1e-3) & (ours > theirs - 1.001)).all()  # cut off, not rounded
 
 
 def test_a_jpeg_is_decoded_whole_where_single_pixels_are_looked_at() -> None:
     fit = Fit(BIG_VISION["resize(36)|central_crop(32)"][1])
-    with Image.open(PICTURES / "cat.jpg") as image:
+    with Image.open(IMAGES / "cat.jpg") as image:
         opened = np.asarray(fit(image))
-    assert np.array_equal(opened, np.asarray(fit((PICTURES / "cat.jpg").read_bytes())))
+    assert np.array_equal(opened, np.asarray(fit((IMAGES / "cat.jpg").read_bytes())))
 
 
 def test_bytes_give_the_same_pixels_where_nothing_is_gained_by_reduced_scale() -> None:
     fit = Fit(Preprocess((224, 224), crop_pct=0.9))
-    with Image.open(PICTURES / "cat.jpg") as image:
+    with Image.open(IMAGES / "cat.jpg") as image:
         opened = np.asarray(fit(image))
-    assert np.array_equal(opened, np.asarray(fit((PICTURES / "cat.jpg").read_bytes())))
+    assert np.array_equal(opened, np.asarray(fit((IMAGES / "cat.jpg").read_bytes())))
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3), (1, 2000), (37, 41)])
 def test_any_shape_fits(mode: str, size: tuple[int, int]) -> None:
     preprocess = Preprocess((32, 48), crop_mode=mode, crop_pct=0.875)  # type: ignore[arg-type]
-    picture = Image.new("RGB", size, (10, 20, 30))
-    assert Fit(preprocess)(picture).size == (48, 32)
+    image = Image.new("RGB", size, (10, 20, 30))
+    assert Fit(preprocess)(image).size == (48, 32)
 
 
 def test_a_line_of_pixels_takes_no_memory() -> None:

@@ -10,13 +10,13 @@ import pytest
 from data.conftest import MakeFolder, jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.sources import open_data, open_part
-from vitcli.errors import DataError, PictureError
+from vitcli.errors import DataError, ImageError
 
 
 def test_class_folders(make_folder: MakeFolder) -> None:
     root = make_folder({"dog": 10, "cat": 20})
-    (root / "dog" / "notes.txt").write_text("not a picture")
-    (root / "dog" / ".hidden.jpg").write_text("not a picture")
+    (root / "dog" / "notes.txt").write_text("not an image")
+    (root / "dog" / ".hidden.jpg").write_text("not an image")
     (root / ".cache").mkdir()
     splits = open_data(DataConfig(str(root)))
     assert splits.classes == (ClassLabel("cat", "cat"), ClassLabel("dog", "dog"))
@@ -32,7 +32,7 @@ def test_class_folders(make_folder: MakeFolder) -> None:
             assert source.where(i) == str(root / name)
 
 
-def test_pictures_in_folders_below_a_class_folder_belong_to_it(make_folder: MakeFolder) -> None:
+def test_images_in_folders_below_a_class_folder_belong_to_it(make_folder: MakeFolder) -> None:
     root = make_folder({"cat/indoors": 2, "cat/outdoors": 3, "dog": 4})
     source, _, _ = open_part(DataConfig(str(root)))
     assert list(source.counts()) == [5, 4]
@@ -86,7 +86,7 @@ def test_a_class_called_train_is_a_class(make_folder: MakeFolder) -> None:
 
 def test_an_archive_beside_the_parts_is_not_the_data(make_folder: MakeFolder) -> None:
     root = make_folder({"train/cat": 4, "train/dog": 4, "val/cat": 2, "val/dog": 2})
-    (root / "pictures.tar.gz").write_bytes(b"what these came out of")
+    (root / "images.tar.gz").write_bytes(b"what these came out of")
     assert len(open_data(DataConfig(str(root))).train) == 8
 
 
@@ -131,7 +131,7 @@ def test_labels_are_aligned_to_a_model(make_folder: MakeFolder) -> None:
         ClassLabel("n00000003", "Tabby cat"),
     )
     source, words, _ = open_part(DataConfig(str(root)), classes=model)
-    assert words == "all pictures"
+    assert words == "all images"
     assert source.classes == model
     assert list(source.counts()) == [1, 2, 3]
 
@@ -158,7 +158,7 @@ def test_ambiguous_and_unknown_classes_are_listed(make_folder: MakeFolder) -> No
 
 def test_an_archive_beside_the_class_folders_is_not_the_data(make_folder: MakeFolder) -> None:
     root = make_folder({"cat": 3, "dog": 3})
-    (root / "pictures.tgz").write_bytes(b"the download")
+    (root / "images.tgz").write_bytes(b"the download")
     assert len(open_part(DataConfig(str(root)))[0]) == 6
 
 
@@ -203,24 +203,24 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    fails(tmp_path, "no pictures in it", "DATA/cat/1.jpg")
+    fails(tmp_path, "no images in it", "DATA/cat/1.jpg")
 
 
 def test_a_folder_without_images(make_folder: MakeFolder) -> None:
     root = make_folder({"cat": 0, "dog": 0})
     (root / "cat" / "notes.txt").write_text("nothing")
-    fails(root, "no pictures in it", "DATA/cat/1.jpg")
+    fails(root, "no images in it", "DATA/cat/1.jpg")
 
 
-def test_pictures_without_class_folders(make_folder: MakeFolder) -> None:
+def test_images_without_class_folders(make_folder: MakeFolder) -> None:
     root = make_folder({})
     for i in range(3):
         (root / f"{i}.jpg").write_bytes(jpeg(i))
-    fails(root, r"pictures in it \(3\), but no class folders", "a folder of its own")
+    fails(root, r"images in it \(3\), but no class folders", "a folder of its own")
 
 
 def test_one_class(make_folder: MakeFolder) -> None:
-    fails(make_folder({"cat": 5}), "all pictures are of one class, 'cat'", "two")
+    fails(make_folder({"cat": 5}), "all images are of one class, 'cat'", "two")
 
 
 def test_one_class_can_be_evaluated(make_folder: MakeFolder) -> None:
@@ -230,18 +230,18 @@ def test_one_class_can_be_evaluated(make_folder: MakeFolder) -> None:
     assert set(source.labels) == {1}
 
 
-def test_a_class_with_one_picture_is_trained_on(make_folder: MakeFolder) -> None:
+def test_a_class_with_one_image_is_trained_on(make_folder: MakeFolder) -> None:
     splits = open_data(DataConfig(str(make_folder({"cat": 10, "dog": 1}))))
     assert splits.val is not None
     assert list(splits.train.counts()) == [9, 1]
     assert list(splits.val.counts()) == [1, 0]
-    assert any("only one picture of 'dog'" in warning for warning in splits.warnings)
+    assert any("only one image of 'dog'" in warning for warning in splits.warnings)
 
 
-def test_no_class_has_two_pictures(make_folder: MakeFolder) -> None:
+def test_no_class_has_two_images(make_folder: MakeFolder) -> None:
     splits = open_data(DataConfig(str(make_folder({"cat": 1, "dog": 1}))))
     assert splits.val is None
-    assert splits.split_note == "validation: none, as no class has two pictures"
+    assert splits.split_note == "validation: none, as no class has two images"
 
 
 def test_an_empty_class_folder_is_left_out_and_said(make_folder: MakeFolder) -> None:
@@ -249,13 +249,13 @@ def test_an_empty_class_folder_is_left_out_and_said(make_folder: MakeFolder) -> 
     (root / "loose.jpg").write_bytes(jpeg(0))
     splits = open_data(DataConfig(str(root)))
     assert len(splits.classes) == 2
-    assert any("no pictures in 'empty'" in warning for warning in splits.warnings)
+    assert any("no images in 'empty'" in warning for warning in splits.warnings)
     assert any("left out, as they are outside the class folders: 1" in w for w in splits.warnings)
 
 
-def test_a_class_without_training_pictures(make_folder: MakeFolder) -> None:
+def test_a_class_without_training_images(make_folder: MakeFolder) -> None:
     root = make_folder({"train/cat": 3, "train/dog": 3, "val/bird": 1})
-    with pytest.raises(DataError, match="'bird' has no pictures in the training part") as caught:
+    with pytest.raises(DataError, match="'bird' has no images in the training part") as caught:
         open_data(DataConfig(str(root)))
     assert caught.value.hint == "add some there, or take it out of the validation part"
     assert open_data(DataConfig(str(root), merge_val=True)).train.counts().tolist() == [1, 3, 3]
@@ -284,11 +284,11 @@ def test_a_class_that_the_list_does_not_have(make_folder: MakeFolder) -> None:
         open_data(DataConfig(str(root)))
 
 
-def test_a_picture_that_went_away(make_folder: MakeFolder) -> None:
+def test_a_image_that_went_away(make_folder: MakeFolder) -> None:
     root = make_folder({"cat": 2, "dog": 2})
     source, _, _ = open_part(DataConfig(str(root)))
     (root / source.names[0]).unlink()
-    with pytest.raises(PictureError, match="No such file"):
+    with pytest.raises(ImageError, match="No such file"):
         source.read(0)
 
 
@@ -347,13 +347,13 @@ def test_csv_of_indices(make_folder: MakeFolder, tmp_path: Path) -> None:
         ("", "no column 'path'; its first line is empty"),
         ("a/000.jpg,cat\n", "no column 'path'; its first line names 'a/000.jpg' and 'cat'"),
         ("path\na/000.jpg\n", "no column 'label'"),
-        ("path,label\n", "lists no pictures"),
+        ("path,label\n", "lists no images"),
         ("path,label\na/000.jpg\n", "the row is cut short"),
         ("path,label\na/000.jpg,\n", "lacks its path or its label"),
-        ("path,label\na/000.jpg,cat\nb.jpg,cat\n", "1 of its pictures are not there: 'b.jpg'"),
+        ("path,label\na/000.jpg,cat\nb.jpg,cat\n", "1 of its images are not there: 'b.jpg'"),
         ("path,label,split\na/000.jpg,cat,night\n", "'night' is not a part"),
         ("path,label\na/000.jpg,-1\n", "the label -1, but the classes are 0 and up"),
-        ("path,label\na/000.jpg,123456789\n", "far more than there are pictures"),
+        ("path,label\na/000.jpg,123456789\n", "far more than there are images"),
         ("path,label\na/000.jpg,\xff\n", "UTF-8"),
     ],
 )
@@ -368,7 +368,7 @@ def test_bad_csv(make_folder: MakeFolder, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("listing", "message"),
     [
-        ("cat\n", "a picture has the label 1, but the classes are 0 to 0"),
+        ("cat\n", "an image has the label 1, but the classes are 0 to 0"),
         ("", "the list of classes is empty"),
         ("cat\n\ndog\n", "line 2 names no class"),
         ("cat\tone\ncat\tother\n", "'cat' stands for more than one class"),

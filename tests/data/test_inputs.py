@@ -1,4 +1,4 @@
-"""Which pictures a command line names, and how they are fetched."""
+"""Which images a command line names, and how they are fetched."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from vitcli.data import inputs
-from vitcli.data.inputs import Picture, find_pictures, read_file
-from vitcli.errors import PictureError
+from vitcli.data.inputs import ImageInput, find_images, read_file
+from vitcli.errors import ImageError
 
 
 def names(*arguments: str) -> list[str]:
-    return [picture.name for picture in find_pictures(arguments)]
+    return [image.name for image in find_images(arguments)]
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_lists_may_name_anything_but_lists(tree):
 
 
 def test_what_is_not_there_is_told_when_it_is_read(tree):
-    (picture,) = find_pictures(["gone.jpg"])
-    with pytest.raises(PictureError, match="there is no such file") as caught:
-        picture.read()
+    (image,) = find_images(["gone.jpg"])
+    with pytest.raises(ImageError, match="there is no such file") as caught:
+        image.read()
     assert caught.value.where == "gone.jpg"
 
 
@@ -75,12 +75,12 @@ def test_finding_is_lazy(tree):
         while True:
             yield "a.png"
 
-    assert len(list(islice(find_pictures(endless()), 5))) == 5
+    assert len(list(islice(find_images(endless()), 5))) == 5
 
 
 def test_a_pipe_in_the_place_of_a_file_has_a_limit(tree, monkeypatch):
     monkeypatch.setattr(inputs, "MAX_BYTES", 1 << 20)
-    with pytest.raises(PictureError, match="has more than 1 MB"):
+    with pytest.raises(ImageError, match="has more than 1 MB"):
         read_file("/dev/zero")
 
 
@@ -89,7 +89,7 @@ def test_a_pipe_in_the_place_of_a_file_has_a_limit(tree, monkeypatch):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers by path: a picture, an error, a redirect, too much, silence, drop by drop."""
+    """Answers by path: an image, an error, a redirect, too much, silence, drop by drop."""
 
     def do_GET(self) -> None:
         if self.path == "/missing":
@@ -131,9 +131,9 @@ def server() -> Iterator[str]:
 
 
 def read(url: str, **settings: bool) -> bytes:
-    (picture,) = find_pictures([url], **settings)
-    assert isinstance(picture, Picture) and picture.name == url
-    data: bytes = picture.read()
+    (image,) = find_images([url], **settings)
+    assert isinstance(image, ImageInput) and image.name == url
+    data: bytes = image.read()
     return data
 
 
@@ -155,18 +155,18 @@ def test_servers_that_do_not_deliver(server, monkeypatch, path, limits, complain
     for name, seconds in limits.items():  # the others stay long: machines are slow at times
         monkeypatch.setattr(inputs, name, seconds)
     monkeypatch.setattr(inputs, "MAX_BYTES", 1 << 20)
-    with pytest.raises(PictureError, match=complaint) as caught:
+    with pytest.raises(ImageError, match=complaint) as caught:
         read(server + path)
     assert caught.value.where == server + path
 
 
 def test_no_server_at_all(server):
-    with pytest.raises(PictureError, match="cannot be fetched: .*refused"):
+    with pytest.raises(ImageError, match="cannot be fetched: .*refused"):
         read("http://127.0.0.1:9/cat.jpg")
-    with pytest.raises(PictureError, match="cannot be fetched"):
+    with pytest.raises(ImageError, match="cannot be fetched"):
         read("http://[half/cat.jpg")
 
 
 def test_offline_asks_no_one(server):
-    with pytest.raises(PictureError, match="on the network, which --offline forbids"):
+    with pytest.raises(ImageError, match="on the network, which --offline forbids"):
         read(f"{server}/cat.jpg", offline=True)

@@ -18,12 +18,12 @@ import torch
 from data.conftest import MakeFolder
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
 from vitcli.data import loader
+from vitcli.data.images import decode
 from vitcli.data.loader import batch_orders, eval_batches, train_batches
-from vitcli.data.pictures import decode
 from vitcli.data.records import Source
 from vitcli.data.sources import open_part
 from vitcli.data.transforms import EvalTransform, TrainTransform, sample_rng, to_tensor
-from vitcli.errors import DataError, PictureError
+from vitcli.errors import DataError, ImageError
 
 AUGMENT = AugmentConfig(randaugment=(2, 10), erasing=0.3)
 TRAIN = TrainTransform((8, 10), "bilinear", AUGMENT)
@@ -106,7 +106,7 @@ def test_ranks_share_the_batch(source: Source, world: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_sees_every_picture_once_in_order(source: Source, workers: int) -> None:
+def test_evaluation_sees_every_image_once_in_order(source: Source, workers: int) -> None:
     batches = list(eval_batches(source, EVAL, 4, workers))
     assert [len(images) for images, _, _ in batches] == [4, 4, 3]
     assert torch.cat([indices for _, _, indices in batches]).tolist() == list(range(11))
@@ -146,22 +146,22 @@ def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source: Sour
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_picture_that_cannot_be_decoded_is_named(source: Source, workers: int) -> None:
+def test_a_image_that_cannot_be_decoded_is_named(source: Source, workers: int) -> None:
     bad = Path(source.where(3))
     bad.write_text("a text file named .jpg")
     for batches in (
         train_batches(source, TRAIN, 11, 0, 0, 1, workers),
         eval_batches(source, EVAL, 11, workers),
     ):
-        with pytest.raises(PictureError, match="is not a picture") as caught:
+        with pytest.raises(ImageError, match="is not an image") as caught:
             list(batches)
         assert caught.value.where == str(bad)
         assert caught.value.hint == "repair it, or take it out of the data"
 
 
-def test_no_pictures(source: Source) -> None:
+def test_no_images(source: Source) -> None:
     nothing = source.select(np.empty(0, np.int64))
-    with pytest.raises(DataError, match="no pictures to train on"):
+    with pytest.raises(DataError, match="no images to train on"):
         next(train_batches(nothing, TRAIN, 4, 0, 0, 1, 0))
     assert list(eval_batches(nothing, EVAL, 4, 2)) == []
 
@@ -175,7 +175,7 @@ class Dies:
 
 def test_a_killed_worker_is_one_clear_line(source: Source) -> None:
     broken = dataclasses.replace(source, reader=Dies())
-    with pytest.raises(DataError, match="decodes pictures was killed") as caught:
+    with pytest.raises(DataError, match="decodes images was killed") as caught:
         list(eval_batches(broken, EVAL, 4, 2))
     assert not multiprocessing.active_children()
     assert "--workers" in str(caught.value.hint)
@@ -191,14 +191,14 @@ class Reports:
             signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
             signal.getsignal(signal.SIGTERM) is signal.SIG_IGN,
         )
-        raise PictureError(repr(state))
+        raise ImageError(repr(state))
 
 
 def test_workers_leave_signals_to_the_main_process(source: Source) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         reports = dataclasses.replace(source, reader=Reports())
-        with pytest.raises(PictureError, match=r"\(True, True, True\)"):
+        with pytest.raises(ImageError, match=r"\(True, True, True\)"):
             list(eval_batches(reports, EVAL, 4, 1))
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -216,7 +216,7 @@ def test_abandoned_workers_end(source: Source) -> None:
 def test_workers_end_with_an_error_although_its_traceback_is_kept(source: Source) -> None:
     Path(source.where(3)).write_text("a text file named .jpg")
     before = set(multiprocessing.active_children())
-    with pytest.raises(PictureError) as caught:
+    with pytest.raises(ImageError) as caught:
         list(eval_batches(source, EVAL, 2, 2))
     assert caught.tb
     assert set(multiprocessing.active_children()) == before

@@ -18,7 +18,7 @@ import pytest
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.sources import open_data, open_part
-from vitcli.errors import DataError, MissingExtraError, PictureError
+from vitcli.errors import DataError, ImageError, MissingExtraError
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def write(path: Path, start: int, labels: list[int], names: list[str] | None = N
     features = datasets.Features(
         {"img": datasets.Image(), "label": datasets.ClassLabel(names=names or ["cat", "dog"])}
     )
-    pictures = [{"bytes": jpeg(start + i), "path": None} for i in range(len(labels))]
+    images = [{"bytes": jpeg(start + i), "path": None} for i in range(len(labels))]
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = datasets.Dataset.from_dict({"img": pictures, "label": labels}, features=features)
+    table = datasets.Dataset.from_dict({"img": images, "label": labels}, features=features)
     table.to_parquet(path)
 
 
@@ -60,13 +60,13 @@ def test_a_folder_of_the_hub(tmp_path: Path) -> None:
     assert not splits.warnings
 
 
-def test_one_file_is_all_pictures_and_is_split(tmp_path: Path) -> None:
+def test_one_file_is_all_images_and_is_split(tmp_path: Path) -> None:
     write(tmp_path / "all.parquet", 0, [0, 1] * 10)
     splits = open_data(DataConfig(str(tmp_path / "all.parquet")))
     assert splits.val is not None
     assert [len(splits.train), len(splits.val)] == [18, 2]
     everything, words, _ = open_part(DataConfig(str(tmp_path / "all.parquet")))
-    assert (len(everything), words) == (20, "all pictures")
+    assert (len(everything), words) == (20, "all images")
 
 
 def test_a_source_is_pickled_by_the_path_of_its_file(tmp_path: Path) -> None:
@@ -141,12 +141,12 @@ def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": ["a"], "label": [0]}, "no column holds pictures; there are 'text' and 'label'"),
-        ({"image": ["a.jpg"], "label": [0]}, "no column holds pictures"),
+        ({"text": ["a"], "label": [0]}, "no column holds images; there are 'text' and 'label'"),
+        ({"image": ["a.jpg"], "label": [0]}, "no column holds images"),
         ({"image": [b"x"], "size": [0]}, "no column holds labels; there are 'image' and 'size'"),
         ({"image": [b"x"], "label": [[0, 1]]}, "not one label a row"),
         ({"image": [b"x"], "label": [0.5]}, "not one label a row"),
-        ({"image": [b"x"], "label": [-1]}, "holds no labelled picture"),
+        ({"image": [b"x"], "label": [-1]}, "holds no labelled image"),
     ],
 )
 def test_unusable_columns(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
@@ -160,7 +160,7 @@ def test_an_empty_table(tmp_path: Path) -> None:
     schema = pyarrow.schema([("image", pyarrow.binary()), ("label", pyarrow.int64())])
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(schema.empty_table(), path)
-    with pytest.raises(DataError, match="holds no labelled picture"):
+    with pytest.raises(DataError, match="holds no labelled image"):
         open_part(DataConfig(str(path)))
 
 
@@ -216,13 +216,13 @@ def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
     assert caught.value.where == str(tmp_path)
 
 
-def test_a_row_without_a_picture(tmp_path: Path) -> None:
+def test_a_row_without_a_image(tmp_path: Path) -> None:
     path = write_raw(
         tmp_path / "x.parquet",
         {"image": pyarrow.array([None, jpeg(1)], pyarrow.binary()), "label": [0, 1]},
     )
     source, _, _ = open_part(DataConfig(str(path)))
-    with pytest.raises(PictureError, match="the row holds no picture"):
+    with pytest.raises(ImageError, match="the row holds no image"):
         source.read(0)
 
 

@@ -10,14 +10,14 @@ from PIL import Image
 from scipy import ndimage
 
 import vitcli.data.randaugment as module
-from data.preprocess_cases import PICTURES
+from data.preprocess_cases import IMAGES
 from vitcli.data.randaugment import OPS, randaugment
 from vitcli.data.transforms import sample_rng
 
 
 @pytest.fixture(scope="module")
 def cat() -> Image.Image:
-    with Image.open(PICTURES / "cat.jpg") as image:
+    with Image.open(IMAGES / "cat.jpg") as image:
         return image.resize((90, 60))
 
 
@@ -89,7 +89,7 @@ def test_equalize_spreads_the_levels(cat: Image.Image) -> None:
 def test_translation_is_relative_and_fills_with_grey(
     name: str, row: tuple[int, int, int], column: tuple[int, int, int]
 ) -> None:
-    # 30% of the picture: magnitude 6.72 of 10 is 30 / 44.64.
+    # 30% of the image: magnitude 6.72 of 10 is 30 / 44.64.
     white = Image.new("RGB", (90, 60), "white")
     got = apply(name, white, 6.72)
     expected = 27 * 60 if name == "translate_x" else 18 * 90

@@ -21,7 +21,7 @@ from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import shards
 from vitcli.data.sources import open_data, open_part
-from vitcli.errors import DataError, MissingExtraError, OutputError, PictureError
+from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
 
 def tar_of(files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:
@@ -244,7 +244,7 @@ def test_plain_shards_need_no_cache(shard_folder: Path, monkeypatch: pytest.Monk
 
 def test_memory_is_offsets_and_names(shard_folder: Path) -> None:
     train = open_data(DataConfig(str(shard_folder))).train
-    assert len(pickle.dumps(train.reader)) < 2000  # no picture goes to a worker process
+    assert len(pickle.dumps(train.reader)) < 2000  # no image goes to a worker process
 
 
 # ---------------------------------------------------------------------------------------------
@@ -296,8 +296,8 @@ def test_flipped_bytes_raise_nothing_but_data_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "holds no labelled picture"),
-        ({"a.txt": b"x"}, "holds no labelled picture"),
+        ({}, "holds no labelled image"),
+        ({"a.txt": b"x"}, "holds no labelled image"),
         ({"a.jpg": b"x", "b.jpg": b"x", "b.cls": b"0"}, "1 of its samples lack"),
         ({"a.cls": b"0", "a.heic": b"x"}, "1 of its samples lack"),
         ({"a.jpg": b"x", "a.JPG": b"y", "a.cls": b"0"}, "two files of one kind"),
@@ -318,7 +318,7 @@ def test_not_a_tar(tmp_path: Path, data: bytes) -> None:
 def test_a_shard_that_was_replaced_by_a_shorter_one(shard_folder: Path) -> None:
     source, _, _ = open_part(DataConfig(str(shard_folder / "train-00000.tar")))
     (shard_folder / "train-00000.tar").write_bytes(b"x")
-    with pytest.raises(PictureError, match="has become shorter"):
+    with pytest.raises(ImageError, match="has become shorter"):
         source.read(3)
 
 

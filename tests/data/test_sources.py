@@ -56,7 +56,7 @@ def test_the_split_is_written_down_and_re_used(make_folder: MakeFolder) -> None:
     assert any("has changed" in warning for warning in again.warnings)
     source, words, _ = open_part(config, "auto", record=record)
     assert set(source.names) == set(first.val.names)
-    assert words == "pictures held out of training"
+    assert words == "images held out of training"
     gone = root / first.val.names[0]
     gone.unlink()
     fewer = open_data(config, record=record)
@@ -91,7 +91,7 @@ def test_no_validation(make_folder: MakeFolder) -> None:
     assert splits.record["kind"] == "none"
 
 
-def test_held_out_pictures_are_trained_on_once_everything_is_chosen(
+def test_held_out_images_are_trained_on_once_everything_is_chosen(
     make_folder: MakeFolder,
 ) -> None:
     root = make_folder({"cat": 20, "dog": 30})
@@ -159,7 +159,7 @@ def test_a_fingerprint_sees_names_labels_and_classes() -> None:
 
 
 def test_a_million_names_take_little_memory() -> None:
-    names = Names.pack(f"n0{i % 1000:07}/picture_{i}.JPEG" for i in range(100_000))
+    names = Names.pack(f"n0{i % 1000:07}/image_{i}.JPEG" for i in range(100_000))
     text, ends = names.arrays()
     assert (text.nbytes + ends.nbytes) / len(names) < 40
-    assert names[99_999] == "n00000999/picture_99999.JPEG"
+    assert names[99_999] == "n00000999/image_99999.JPEG"

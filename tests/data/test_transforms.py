@@ -1,4 +1,4 @@
-"""What happens to a training picture and to a batch, and what decides it."""
+"""What happens to a training image and to a batch, and what decides it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from scipy import stats
 
-from data.preprocess_cases import PICTURES
+from data.preprocess_cases import IMAGES
 from vitcli.config import AugmentConfig
-from vitcli.data.pictures import decode
+from vitcli.data.images import decode
 from vitcli.data.transforms import (
     TrainTransform,
     batch_rng,
@@ -21,7 +21,7 @@ from vitcli.data.transforms import (
     sample_rng,
 )
 
-CAT = (PICTURES / "cat.jpg").read_bytes()
+CAT = (IMAGES / "cat.jpg").read_bytes()
 
 
 def test_boxes_have_the_areas_and_ratios_that_were_asked_for() -> None:
@@ -55,33 +55,33 @@ def test_boxes_have_the_areas_and_ratios_that_were_asked_for() -> None:
 def test_any_shape_can_be_cropped(size: tuple[int, int]) -> None:
     transform = TrainTransform((8, 12), "bicubic", AugmentConfig(randaugment=(2, 15), erasing=1.0))
     for i in range(20):
-        picture = Image.new("RGB", (size[1], size[0]), (9, 9, 9))
-        assert transform(picture, sample_rng(0, 0, i)).shape == (3, 8, 12)
+        image = Image.new("RGB", (size[1], size[0]), (9, 9, 9))
+        assert transform(image, sample_rng(0, 0, i)).shape == (3, 8, 12)
 
 
-def test_without_crop_and_flip_the_picture_is_only_resized() -> None:
+def test_without_crop_and_flip_the_image_is_only_resized() -> None:
     transform = TrainTransform((40, 60), "bilinear", AugmentConfig(crop_area=(1, 1), flip=False))
-    with Image.open(PICTURES / "cat.jpg") as image:
+    with Image.open(IMAGES / "cat.jpg") as image:
         expected = np.asarray(image.resize((60, 40), Image.Resampling.BILINEAR))
         got = transform(image, sample_rng(0, 0, 0))
     assert np.array_equal(got.permute(1, 2, 0).numpy(), expected)
 
 
-def test_half_of_the_pictures_are_mirrored() -> None:
+def test_half_of_the_images_are_mirrored() -> None:
     plain = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1), flip=False))
     mirrored = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1)))
-    picture = decode(CAT)
-    straight = plain(picture, sample_rng(0, 0, 0))
+    image = decode(CAT)
+    straight = plain(image, sample_rng(0, 0, 0))
     count = 0
     for i in range(200):
-        got = mirrored(picture, sample_rng(3, 0, i))
+        got = mirrored(image, sample_rng(3, 0, i))
         if not torch.equal(got, straight):
             assert torch.equal(got, straight.flip(-1))
             count += 1
     assert 75 < count < 125
 
 
-def test_a_picture_is_a_function_of_seed_epoch_and_index() -> None:
+def test_a_image_is_a_function_of_seed_epoch_and_index() -> None:
     augment = AugmentConfig(randaugment=(2, 10), erasing=0.5)
     transform = TrainTransform((24, 24), "bilinear", augment)
     first = transform(CAT, sample_rng(1, 2, 3))
@@ -94,10 +94,10 @@ def test_a_small_crop_of_a_large_jpeg_is_decoded_at_reduced_scale_but_looks_the_
     augment = AugmentConfig(crop_area=(0.6, 1.0))
     transform = TrainTransform((32, 32), "bicubic", augment)
     for i in range(10):
-        with Image.open(PICTURES / "rocket.jpg") as image:
+        with Image.open(IMAGES / "rocket.jpg") as image:
             full = transform(image, sample_rng(0, 0, i)).double()
             assert image.size == (640, 427)
-        reduced = transform((PICTURES / "rocket.jpg").read_bytes(), sample_rng(0, 0, i)).double()
+        reduced = transform((IMAGES / "rocket.jpg").read_bytes(), sample_rng(0, 0, i)).double()
         assert (full - reduced).abs().mean() < 3
         assert not torch.equal(full, reduced)
 
@@ -135,7 +135,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.eye(6)
 
 
-def test_mixup_blends_each_picture_and_its_label_with_the_one_before() -> None:
+def test_mixup_blends_each_image_and_its_label_with_the_one_before() -> None:
     images, targets = batch()
     mixed, labels = mix(images, targets, AugmentConfig(mixup=0.2), batch_rng(0, 0))
     share = labels[0, 0].item()

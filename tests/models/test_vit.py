@@ -78,7 +78,7 @@ def test_a_new_head_is_zero():
     assert torch.equal(model(torch.randn(2, 3, 32, 32)), torch.zeros(2, 7))
 
 
-def test_pictures_of_another_size_are_refused():
+def test_images_of_another_size_are_refused():
     with pytest.raises(ConfigError, match=r"images of \(3, 40, 32\)"):
         make()(torch.zeros(1, 3, 40, 32))
 

@@ -131,7 +131,7 @@ TEXT |= {"intermediate_size": 96, "bos_token_id": 1, "eos_token_id": 2, "project
 
 
 @pytest.mark.parametrize("family", ["Siglip", "CLIP"])
-def test_classifiers_on_two_towers_picture_half(
+def test_classifiers_on_two_towers_image_half(
     transformers: ModuleType, tmp_path: Path, family: str
 ) -> None:
     """They see the mean of the patches: of CLIP before its last norm, of SigLIP past its pool."""

@@ -37,7 +37,7 @@ def test_figures_are_scikit_learns(sklearn: ModuleType, seed: int, classes: int)
     if classes > 5:
         five = sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=np.arange(classes))
         assert figures.top5 == pytest.approx(five)
-    with warnings.catch_warnings():  # of classes without pictures, or without answers
+    with warnings.catch_warnings():  # of classes without images, or without answers
         warnings.simplefilter("ignore")
         rows = sklearn.metrics.precision_recall_fscore_support(
             labels, answers, labels=figures.seen, zero_division=np.nan

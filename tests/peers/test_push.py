@@ -13,13 +13,13 @@ import vitcli
 from hub_server import LoopbackHub
 from peers.random_models import CLASSES, fill, random_config, random_preprocess
 from vitcli.checkpoints.native import CheckpointInfo
-from vitcli.checkpoints.push import pack, push
 from vitcli.checkpoints.save import save_checkpoint
+from vitcli.hub.push import pack, push
 from vitcli.models.vit import ViT
 
 pytestmark = pytest.mark.peers
 
-CAT = Path(__file__).parents[1] / "pictures" / "cat.jpg"
+CAT = Path(__file__).parents[1] / "images" / "cat.jpg"
 
 
 def pushed(seed: int, folder: Path, repo: str) -> torch.nn.Module:
@@ -42,8 +42,8 @@ def level(model: torch.nn.Module) -> float:
 
 @pytest.fixture
 def cat() -> Image.Image:
-    with Image.open(CAT) as picture:
-        return picture.convert("RGB")
+    with Image.open(CAT) as image:
+        return image.convert("RGB")
 
 
 @pytest.mark.parametrize("seed", [0, 3])

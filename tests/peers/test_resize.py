@@ -48,20 +48,20 @@ def test_transformers_computes_what_it_would_by_resizing_itself(
     assert not any(told.values())
     size = job.models[1].image_size
     assert after.config.image_size == size[0]
-    pictures = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        found = after.eval()(pictures)
+        found = after.eval()(images)
         # DINOv2 interpolates unasked.
         asked = {} if "dinov2" in name else {"interpolate_pos_encoding": True}
-        expected = before(pictures, **asked)
-        ours = load(tmp_path / "new")(pictures)
+        expected = before(images, **asked)
+        ours = load(tmp_path / "new")(images)
     key = "logits" if hasattr(found, "logits") else "pooler_output"
     torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-5)
     torch.testing.assert_close(ours, found[key], rtol=0, atol=1e-5)
 
 
 def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path: Path) -> None:
-    """Old files of CLIP's hold 0, 1, 2, ... in both towers, and the picture's are these."""
+    """Old files of CLIP's hold 0, 1, 2, ... in both towers, and the image's are these."""
     source = shutil.copytree(GOLDEN / "hf_clip_vision", tmp_path / "clip")
     file = source / "model.safetensors"
     tensors = load_file(file)
@@ -74,9 +74,9 @@ def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path:
     assert load_file(job.file)[ids].tolist() == [list(range(37))]
     assert load_file(job.file)["text_model.embeddings.position_ids"].shape == (1, 5)
     theirs = transformers.CLIPVisionModel.from_pretrained(job.output).eval()
-    pictures = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        found, expected = load(job.output)(pictures), theirs(pictures).pooler_output
+        found, expected = load(job.output)(images), theirs(images).pooler_output
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
@@ -88,10 +88,10 @@ def test_transformers_reads_what_is_not_square(transformers: ModuleType, tmp_pat
     theirs = transformers.AutoModelForImageClassification.from_pretrained(job.output).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(job.output)
     noise = torch.randint(0, 256, (3, 50, 60), dtype=torch.uint8)
-    pictures = processor(noise, return_tensors="pt")["pixel_values"]
-    assert tuple(pictures.shape) == (1, 3, 24, 40)
+    images = processor(noise, return_tensors="pt")["pixel_values"]
+    assert tuple(images.shape) == (1, 3, 24, 40)
     with torch.inference_mode():
-        found, expected = load(job.output)(pictures), theirs(pictures).logits
+        found, expected = load(job.output)(images), theirs(images).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
@@ -113,6 +113,6 @@ def test_timm_reads_an_npz_that_was_resized(timm: ModuleType, tmp_path: Path) ->
         act_layer="gelu_tanh",
     ).eval()
     theirs.load_pretrained(str(job.output))
-    pictures = torch.randn(1, 3, *new.image_size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(1, 3, *new.image_size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        torch.testing.assert_close(load(job.output)(pictures), theirs(pictures), rtol=0, atol=1e-5)
+        torch.testing.assert_close(load(job.output)(images), theirs(images), rtol=0, atol=1e-5)

@@ -14,14 +14,14 @@ import vitcli
 pytestmark = pytest.mark.peers
 
 ROOT = Path(__file__).parents[2]
-CAT = ROOT / "tests" / "pictures" / "cat.jpg"
+CAT = ROOT / "tests" / "images" / "cat.jpg"
 SHIPPED = sorted(path.parent for path in ROOT.glob("weights/*/model.safetensors"))
 
 
 def cat_pixels(model: torch.nn.Module) -> torch.Tensor:
-    with Image.open(CAT) as picture:
-        picture.load()
-        return model.transform(picture)
+    with Image.open(CAT) as image:
+        image.load()
+        return model.transform(image)
 
 
 def test_two_checkpoints_ship() -> None:
@@ -34,8 +34,8 @@ def test_timm_gives_our_logits(timm: ModuleType, folder: Path) -> None:
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=theirs))
     pixels = cat_pixels(ours)
-    with Image.open(CAT) as picture, torch.inference_mode():
-        torch.testing.assert_close(transform(picture), pixels, rtol=0, atol=1.001 / 255 / 0.2)
+    with Image.open(CAT) as image, torch.inference_mode():
+        torch.testing.assert_close(transform(image), pixels, rtol=0, atol=1.001 / 255 / 0.2)
         found, expected = ours(pixels[None]), theirs(pixels[None])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 

@@ -18,7 +18,7 @@ from vitcli.train.optim import build_optimizer
 
 pytestmark = pytest.mark.peers
 
-PICTURES = Path(__file__).parents[1] / "pictures"
+IMAGES = Path(__file__).parents[1] / "images"
 SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 
 
@@ -44,10 +44,10 @@ def test_rates_by_layer_are_timms(timm: ModuleType) -> None:
 @pytest.fixture(scope="module")
 def collages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four crops of photographs side by side; the class is which photograph the first is of. So
-    many pictures that no plane divides the classes: then a probe without penalty has an end."""
+    many images that no plane divides the classes: then a probe without penalty has an end."""
     root, rng = tmp_path_factory.mktemp("collages"), np.random.default_rng(0)
     names = ("astronaut", "cat", "coffee", "rocket")
-    photographs = [Image.open(PICTURES / f"{name}.jpg").convert("RGB") for name in names]
+    photographs = [Image.open(IMAGES / f"{name}.jpg").convert("RGB") for name in names]
     for i in range(1500):
         collage, kinds = Image.new("RGB", (64, 64)), []
         for corner in ((0, 0), (32, 0), (0, 32), (32, 32)):
@@ -87,14 +87,14 @@ def test_a_linear_probe_ends_where_logistic_regression_does(
     events: list[dict] = []
     figures = train(run, on_event=events.append).figures
 
-    # The same features by another way: the pre-trained model's, picture by picture.
+    # The same features by another way: the pre-trained model's, image by image.
     model = load("default-pretrained")
     features, labels = {}, {}
     for part in ("train", "test"):
         files = sorted((collages / part).rglob("*.png"))
-        pictures = torch.stack([model.transform(file) for file in files])
+        images = torch.stack([model.transform(file) for file in files])
         with torch.no_grad():
-            found = [model.features(some) for some in pictures.split(64)]
+            found = [model.features(some) for some in images.split(64)]
         features[part] = torch.cat(found).numpy()
         labels[part] = np.array([file.parent.name == "thing" for file in files]).astype(int)
     peer = LogisticRegression(C=np.inf, max_iter=20_000, tol=1e-8)

@@ -18,7 +18,7 @@ from vitcli.models.vit import ViT
 pytestmark = pytest.mark.peers
 
 TOLERANCE = 1e-5
-CAT = Path(__file__).parents[1] / "pictures" / "cat.jpg"
+CAT = Path(__file__).parents[1] / "images" / "cat.jpg"
 
 
 def written(folder: Path, seed: int) -> None:
@@ -58,10 +58,10 @@ def test_its_image_processor_gives_our_pixels(
     written(tmp_path, seed)
     ours = vitcli.load(tmp_path)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    with Image.open(CAT) as picture:
-        picture.load()
-        expected = theirs(picture)["pixel_values"][0]
-        found = ours.transform(picture)
+    with Image.open(CAT) as image:
+        image.load()
+        expected = theirs(image)["pixel_values"][0]
+        found = ours.transform(image)
     level = 1 / 255 / min(ours.preprocess.std)
     assert (found - torch.as_tensor(expected)).abs().max() <= level * 1.001
 
@@ -69,10 +69,10 @@ def test_its_image_processor_gives_our_pixels(
 def test_its_pipeline_gives_our_answer(transformers: ModuleType, tmp_path: Path) -> None:
     written(tmp_path, 0)
     classify = transformers.pipeline("image-classification", model=str(tmp_path))
-    with Image.open(CAT) as picture:
-        picture.load()  # or we would decode it at a smaller scale, as its model is for 32 pixels
-    theirs = classify(picture, top_k=3)
-    (ours,) = vitcli.predict(tmp_path, [picture], top_k=3, device="cpu", precision="fp32")
+    with Image.open(CAT) as image:
+        image.load()  # or we would decode it at a smaller scale, as its model is for 32 pixels
+    theirs = classify(image, top_k=3)
+    (ours,) = vitcli.predict(tmp_path, [image], top_k=3, device="cpu", precision="fp32")
     assert [p.score for p in ours.predictions] == pytest.approx(
         [answer["score"] for answer in theirs], abs=1e-4
     )

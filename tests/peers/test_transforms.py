@@ -17,7 +17,7 @@ from vitcli.data.transforms import eval_transform
 
 pytestmark = pytest.mark.peers
 
-PICTURES = Path(__file__).parents[1] / "pictures"
+IMAGES = Path(__file__).parents[1] / "images"
 PHOTOGRAPHS = ["astronaut", "cat", "coffee", "rocket"]
 
 
@@ -45,9 +45,9 @@ def test_timm_makes_the_same_pixels(
         crop_mode=crop_mode,
     )
     preprocess = Preprocess(size, mean, std, interpolation, crop_pct, crop_mode)
-    with Image.open(PICTURES / f"{photograph}.jpg") as picture:
-        picture.load()
-        expected, found = theirs(picture), eval_transform(preprocess)(picture)
+    with Image.open(IMAGES / f"{photograph}.jpg") as image:
+        image.load()
+        expected, found = theirs(image), eval_transform(preprocess)(image)
     assert found.shape == (3, *size)
     levels = (found - expected).abs() * torch.tensor(std).view(3, 1, 1) * 255
     assert levels.max() <= 1.001

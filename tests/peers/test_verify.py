@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from checkpoints.golden_cases import GOLDEN
-from checkpoints.released_names import open_clip
+from layouts.released_names import open_clip
 from peers.random_models import CLASSES, fill
 from vitcli.checkpoints import native
 from vitcli.checkpoints.convert import convert

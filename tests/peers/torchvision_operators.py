@@ -3,7 +3,7 @@
 The package index has no CPU wheel of torchvision, and the compiled part of the CUDA wheel does not
 load beside a CPU-only torch; then `import torchvision` fails while it describes operators (box
 suppression for detectors) that are not there. Declaring them, without a body, is enough for what
-timm and transformers use of it: transforms of pictures, all Python.
+timm and transformers use of it: transforms of images, all Python.
 """
 
 from __future__ import annotations

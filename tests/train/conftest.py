@@ -15,7 +15,7 @@ COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory) -> Path:
-    """Three classes of 20 noisy pictures of one colour each, in class folders."""
+    """Three classes of 20 noisy images of one colour each, in class folders."""
     root = tmp_path_factory.mktemp("colours")
     rng = np.random.default_rng(0)
     for name, colour in COLOURS.items():

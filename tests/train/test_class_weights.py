@@ -24,7 +24,7 @@ def source(labels: list[int], classes=CLASSES):
     return new_source(classes, np.array(labels, np.int64), names, reader, Path())
 
 
-def test_balanced_is_inverse_to_the_number_of_pictures():
+def test_balanced_is_inverse_to_the_number_of_images():
     found = class_weights("balanced", source([0] * 6 + [1] * 3 + [2]))
     assert found == pytest.approx([10 / (3 * 6), 10 / (3 * 3), 10 / 3])
     absent = class_weights("balanced", source([0] * 3 + [2]))  # counts the classes there are
@@ -77,7 +77,7 @@ def test_weights_for_other_data(wanted, said):
         class_weights(wanted, source([0, 1, 2]))
 
 
-def test_a_picture_counts_as_its_class():
+def test_a_image_counts_as_its_class():
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     labels, weights = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0]), torch.tensor([0.2, 1.0, 5.0])
     run = TrainConfig(DataConfig("x"), "y")

@@ -1,4 +1,4 @@
-"""A frozen backbone sees each picture once, and nothing else changes."""
+"""A frozen backbone sees each image once, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def probe(tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize("preprocess", [{}, {"crop_mode": "center", "crop_pct": 0.7}])
-def test_features_are_the_same_run_as_pictures(probe, monkeypatch, preprocess):
+def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
     fields = {"balanced_sampling": True, "eval_every": 10, "ema": 0.9, "preprocess": preprocess}
     once, always = probe("once", **fields), probe("always", **fields)
     counted = []

@@ -120,7 +120,7 @@ def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, tmp_path,
         accuracy = 1.0 if model is self.run.averaged.module else 0.5
         return SimpleNamespace(loss=0.0, figures=lambda name: {f"{name}top1": accuracy})
 
-    monkeypatch.setattr(inputs.Pictures, "evaluate", evaluate)
+    monkeypatch.setattr(inputs.Images, "evaluate", evaluate)
     monkeypatch.setattr(loop, "set_training", lambda model, what: seen.append(model))
     run = tiny_run(ema=0.6, steps=3, eval_every=1, lr=0.1, warmup=0)
     outcome = train(run)
@@ -188,7 +188,7 @@ def test_a_long_average_of_a_short_run_is_warned_of(tiny_run):
 
 
 def test_a_batch_that_does_not_fit_is_split(tiny_run, tmp_path, monkeypatch):
-    """As CUDA says it: above five pictures there is no memory."""
+    """As CUDA says it: above five images there is no memory."""
     forward = ViT.forward
 
     def limited(self, images):
@@ -209,12 +209,12 @@ def test_a_batch_that_does_not_fit_is_split(tiny_run, tmp_path, monkeypatch):
         assert torch.allclose(a, b, atol=1e-5)
 
 
-def test_a_picture_that_does_not_fit_ends_the_run(tiny_run, monkeypatch):
+def test_a_image_that_does_not_fit_ends_the_run(tiny_run, monkeypatch):
     def full(self, images):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(ViT, "forward", full)
-    with pytest.raises(RunError, match="memory runs out with one picture at a time"):
+    with pytest.raises(RunError, match="memory runs out with one image at a time"):
         train(tiny_run())
 
 
@@ -468,14 +468,14 @@ def test_finetune_resizes_and_starts_with_a_head_of_zeros(tiny_run, tmp_path):
     assert before["steps"] in (4, 8, 12) and model.info.provenance["parent"] == "parent"
 
 
-def test_patches_are_spread_for_larger_pictures(tiny_run, tmp_path, colours):
+def test_patches_are_spread_for_larger_images(tiny_run, tmp_path, colours):
     run = tiny_run(
         steps=20, save_patch_size=32, save_dtype="float16", preprocess={"interpolation": "box"}
     )
     figures = train(run).figures
     model = load(run.output)
     assert model.config.patch_size == (32, 32) and model.preprocess.size == (64, 64)
-    assert figures["val_top1"] > 0.9  # of the stored file: the same function of a small picture
+    assert figures["val_top1"] > 0.9  # of the stored file: the same function of a small image
     assert weights(run)["patch_embed.proj.weight"].dtype is torch.float16
 
 
@@ -550,7 +550,7 @@ def test_the_rate_is_of_training_alone(tiny_run, monkeypatch):
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(loop, "mix", mix)
-    monkeypatch.setattr(inputs.Pictures, "evaluate", evaluate)
+    monkeypatch.setattr(inputs.Images, "evaluate", evaluate)
     events, stop = [], interrupt_at(20)
     run = tiny_run(steps=1000, batch_size=4, eval_every=15)
     train(run, on_event=lambda event: (events.append(event), stop(event)))

@@ -65,10 +65,10 @@ def test_a_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
     assert "posemb_resize" not in model.info.provenance
     card = (Path(run.output) / "README.md").read_text()
     assert "A BiT ResNet (" in card and "Transformer" not in card
-    picture = colours / "green" / "00.png"
-    (result,) = vitcli.predict(run.output, [str(picture)], device="cpu", precision="fp32")
+    image = colours / "green" / "00.png"
+    (result,) = vitcli.predict(run.output, [str(image)], device="cpu", precision="fp32")
     assert result.predictions[0].label == "green"
-    features = model.features(torch.stack([model.transform(picture)]))
+    features = model.features(torch.stack([model.transform(image)]))
     assert features.shape == (1, model.config.feature_dim)
 
 

@@ -38,7 +38,7 @@ def tiny_sweep(tiny_run):
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-    """Pictures take longer than these runs: files of their names will do."""
+    """Images take longer than these runs: files of their names will do."""
     for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
         monkeypatch.setattr(plots, name, lambda *arguments: Path(arguments[-1]).touch())
 
@@ -111,14 +111,14 @@ def test_the_best_rate_trains_on_everything(tiny_sweep, tmp_path):
         *RUN_FILES, "sweep.json", "sweep.png",
         *(f"sweep/lr-{r}/{name}" for r in ("1.0", "0.003", "0.001") for name in TRIAL_FILES),
     }  # fmt: skip
-    # The model is that of a run at the best rate on all pictures, at its last step.
+    # The model is that of a run at the best rate on all images, at its last step.
     everything = tmp_path / "everything"
     data = dataclasses.replace(config.data, val_fraction=0.0)
     train(tiny_sweep(sweep=(), lr=3e-3, output=str(everything), data=data))
     assert same_weights(folder, everything)
     assert outcome.figures == {} and outcome.folder.path == folder and outcome.step == 16
     provenance = load(folder).info.provenance
-    assert provenance["train_pictures"] == 60 and provenance["steps"] == 16
+    assert provenance["train_images"] == 60 and provenance["steps"] == 16
     card = (folder / "README.md").read_text()
     assert "0.003 was the best of 1, 0.003, 0.001" in card and "# run\n" in card
     again = read_train_config(folder)
@@ -126,8 +126,8 @@ def test_the_best_rate_trains_on_everything(tiny_sweep, tmp_path):
     assert read_train_config(folder / "sweep.json").sweep == RATES
     # One plan for the sweep and one for the run on everything; nothing is said twice.
     plans = [event for event in events if event["event"] == "plan"]
-    assert [plan["val_pictures"] for plan in plans] == [12, 0]
-    assert plans[0]["sweep"] == list(RATES) and plans[1]["train_pictures"] == 60
+    assert [plan["val_images"] for plan in plans] == [12, 0]
+    assert plans[0]["sweep"] == list(RATES) and plans[1]["train_images"] == 60
     texts = [event["text"] for event in events if "text" in event]
     assert len(texts) == len(set(texts)) == 2
     marks = [event["trial"] for event in events if event["event"] == "evaluation"]
@@ -281,7 +281,7 @@ def test_what_cannot_run_leaves_nothing_behind(tiny_sweep, fields, error, said):
     assert not Path(config.output).exists()
 
 
-def test_a_sweep_needs_pictures_to_choose_by(tiny_sweep, colours):
+def test_a_sweep_needs_images_to_choose_by(tiny_sweep, colours):
     config = tiny_sweep(data=DataConfig(str(colours), val_fraction=0.0))
     with pytest.raises(RunError, match="nothing is held out that could choose a learning rate"):
         run_sweep(config)
@@ -302,7 +302,7 @@ def test_a_test_part_chooses_nothing_and_is_not_trained_on(tiny_sweep, colours, 
     config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0))
     figures = run_sweep(config).figures
     assert "test_top1" in figures and not any(name.startswith("val") for name in figures)
-    assert load(config.output).info.provenance["train_pictures"] == 48
+    assert load(config.output).info.provenance["train_images"] == 48
     unlucky = np.array([trial["val_top1"] for trial in trials(Path(config.output))])
     assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 3
 

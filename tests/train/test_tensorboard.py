@@ -18,7 +18,7 @@ pytest.importorskip("tensorboard")
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-    """Pictures take longer than these runs."""
+    """Images take longer than these runs."""
     for name in ("training_curves", "confusion_matrix", "reliability"):
         monkeypatch.setattr(plots, name, lambda *arguments: None)
 

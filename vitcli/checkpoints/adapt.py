@@ -1,4 +1,4 @@
-"""A model's tensors for pictures of another size or patches of another size: numpy or torch."""
+"""A model's tensors for images of another size or patches of another size: numpy or torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitcli.posemb import resize, sincos2d
 
 
 def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> CheckpointInfo:
-    """A checkpoint's description for pictures of another size, and how it got there.
+    """A checkpoint's description for images of another size, and how it got there.
 
     Raises:
         ConfigError: the size is not a multiple of the patch size.

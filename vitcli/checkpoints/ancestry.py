@@ -7,7 +7,7 @@ from typing import Any
 
 from vitcli.checkpoints.native import CheckpointInfo
 
-ANCESTRY = ("made_by", "command", "data", "train_pictures", "parent", "seed", "steps", "seconds")
+ANCESTRY = ("made_by", "command", "data", "train_images", "parent", "seed", "steps", "seconds")
 """What is kept of each run."""
 
 

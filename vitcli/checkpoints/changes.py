@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints import native, timm_architectures
+from vitcli.checkpoints import native
 from vitcli.checkpoints.adapt import adapt_tensor
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.save import SaveDtype
-from vitcli.checkpoints.shapes import tensor_shapes
 from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
+from vitcli.layouts import timm_architectures
+from vitcli.layouts.shapes import tensor_shapes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +43,7 @@ class Changes:
     num_heads: int | None = None
     """Attention heads, for sizes that no variant has."""
     patch_size: int | None = None
-    """Resample the patch embedding; the grid stays, so pictures are larger or smaller."""
+    """Resample the patch embedding; the grid stays, so images are larger or smaller."""
 
 
 def change(
@@ -133,7 +134,7 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 
 
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
-    """The description of the changed model: how pictures are prepared, the names of its classes."""
+    """The description of the changed model: how images are prepared, the names of its classes."""
     preprocess = dataclasses.asdict(info.preprocess)
     unknown = set(changes.preprocess) - set(preprocess)
     if unknown:
@@ -150,7 +151,7 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     if prepared.size != model.image_size and "size" in changes.preprocess:
         if model.posemb != "none":
             raise ConfigError(
-                f"its position embeddings are for pictures of {model.image_size[0]} x "
+                f"its position embeddings are for images of {model.image_size[0]} x "
                 f"{model.image_size[1]} pixels",
                 hint="`vit resize-posemb` resizes them",
             )

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitcli.atomic import whole_folder, write_text
-from vitcli.checkpoints import hub, keymaps, native, npz, read, targets
-from vitcli.checkpoints import transformers_config as hf
+from vitcli.checkpoints import native, npz, read
 from vitcli.checkpoints.changes import Changes, change, zeros
-from vitcli.checkpoints.keymaps import Row
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.targets import NPZ, Format
 from vitcli.config import ModelConfig, Size
 from vitcli.errors import OutputError
+from vitcli.hub import fetch as hub
+from vitcli.layouts import keymaps, targets
+from vitcli.layouts import transformers_config as hf
+from vitcli.layouts.keymaps import Row
+from vitcli.layouts.targets import NPZ, Format
 from vitcli.posemb import sincos2d
 
 if TYPE_CHECKING:

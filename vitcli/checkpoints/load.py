@@ -9,11 +9,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitcli.checkpoints import hub, read
+from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import adapt, at_size
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
+from vitcli.hub import fetch as hub
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 
@@ -30,7 +31,7 @@ class Described:
 
     @property
     def preprocess(self) -> Preprocess:
-        """How a picture becomes the model's input."""
+        """How an image becomes the model's input."""
         return self.info.preprocess
 
     @property
@@ -38,15 +39,15 @@ class Described:
         """What turns logits into scores: "softmax" or "sigmoid"."""
         return self.info.score
 
-    def transform(self, picture: Any) -> Tensor:
-        """A path, bytes or a PIL picture as this model's input, (3, H, W) in float32.
+    def transform(self, image: Any) -> Tensor:
+        """A path, bytes or a PIL image as this model's input, (3, H, W) in float32.
 
         Raises:
-            PictureError: the picture cannot be read.
+            ImageError: the image cannot be read.
         """
         from vitcli.data.transforms import eval_transform
 
-        source = str(picture) if isinstance(picture, Path) else picture
+        source = str(image) if isinstance(image, Path) else image
         return eval_transform(self.info.preprocess)(source)
 
 
@@ -60,7 +61,7 @@ class LoadedBiT(Described, BiT):
 
 LoadedModel = LoadedViT | LoadedBiT
 """`model(images)` gives logits, `model.features(images)` the head's input,
-`model.transform(picture)` the image that both take."""
+`model.transform(image)` the image that both take."""
 
 
 class Weights(NamedTuple):
@@ -87,7 +88,7 @@ def load(
         spec: a file, a folder, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
         device: where its weights go.
         dtype: of its weights; None keeps the file's.
-        resolution: of its pictures, where that is not the checkpoint's: the position embeddings are
+        resolution: of its images, where that is not the checkpoint's: the position embeddings are
             resized. Accuracy drops until the model is fine-tuned there.
         posemb_method: how they are resized; bilinear is the paper's.
         offline: never touch the network.
@@ -130,7 +131,7 @@ def load_weights(
 
 
 def at_resolution(weights: Weights, size: Size, method: PosembMethod) -> Weights:
-    """The same model for pictures of another size: position embeddings resized, and said so.
+    """The same model for images of another size: position embeddings resized, and said so.
 
     Raises:
         ConfigError: the size is not a multiple of the patch size.

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitcli.checkpoints import hub, registry, stores
+from vitcli.checkpoints import stores
 from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor, read_header
-from vitcli.checkpoints.registry import HubRepo, RegistryEntry
-from vitcli.checkpoints.shapes import check_keys, infer_architecture, tensor_shapes
-from vitcli.checkpoints.timm_config import from_timm
 from vitcli.config import ClassLabel, Preprocess, Score, Size
 from vitcli.errors import CheckpointError, VitWarning
+from vitcli.hub import fetch as hub
+from vitcli.hub import registry
+from vitcli.hub.registry import HubRepo, RegistryEntry
+from vitcli.layouts.shapes import check_keys, infer_architecture, tensor_shapes
+from vitcli.layouts.timm_config import from_timm
 
 
 class Located(NamedTuple):
@@ -143,7 +145,7 @@ def open_checkpoint(
     if stores.kind_of(file) == "safetensors" and not _is_foreign(read_header(file)):
         info, _ = describe(file, entry, grid)
         return Checkpoint(file, info, stores.open_store(file).tensors)
-    from vitcli.checkpoints.layouts import read_layout  # numpy
+    from vitcli.layouts.reading import read_layout  # numpy
 
     reading = read_layout(stores.open_store(file), grid, _from_timms_config(file))
     return Checkpoint(

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.atomic import whole_folder, write_text
-from vitcli.checkpoints import hub, native, read, registry, stores
+from vitcli.checkpoints import native, read, stores
 from vitcli.checkpoints.adapt import adapt_tensor, at_size
-from vitcli.checkpoints.companions import copy_companions, resize_configs
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.rewrite import (
     RECORD,
@@ -29,13 +28,16 @@ from vitcli.checkpoints.rewrite import (
 from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
+from vitcli.hub import fetch as hub
+from vitcli.hub import registry
+from vitcli.layouts.companions import copy_companions, resize_configs
 
 if TYPE_CHECKING:
     import numpy as np
 
 TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")
 SQUARE = ("dinov2", "dinov2_with_registers", "vit_mae", "siglip_vision_model", "clip_vision_model")
-"""Models of transformers that take square pictures only."""
+"""Models of transformers that take square images only."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def plan_resize(
 
     Args:
         spec: a file of any layout that we read, a model's folder, a name or a Hub repo.
-        grid: rows and columns of patches wanted, or `resolution`: height and width of the pictures.
+        grid: rows and columns of patches wanted, or `resolution`: height and width of the images.
         output: a file of the input's kind, or a folder; by default beside the input, under its
             name and the grid.
         in_place: the input is the output.
@@ -194,7 +196,7 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
 
 def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
     """Raises ConfigError where transformers' class could not load the result."""
-    from vitcli.checkpoints import transformers_config
+    from vitcli.layouts import transformers_config
 
     height, width = model.image_size
     if opened.layout != "transformers" or height == width:
@@ -202,7 +204,7 @@ def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
     kind = transformers_config.read_config(opened.file.parent).get("model_type")
     if kind in SQUARE:
         raise ConfigError(
-            f"transformers' {kind} takes square pictures only",
+            f"transformers' {kind} takes square images only",
             where=opened.file,
             hint="`vit convert` writes it in timm's layout, which takes any",
         )

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitcli.atomic import write_text
-from vitcli.checkpoints import native, timm_config
+from vitcli.checkpoints import native
 from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.rewrite import rewrite_safetensors
 from vitcli.errors import OutputError
+from vitcli.layouts import timm_config
 
 SaveDtype = Literal["float32", "float16", "bfloat16"]
 

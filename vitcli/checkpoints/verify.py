@@ -1,6 +1,6 @@
 """Whether a checkpoint computes here what it computes in the library whose layout it has.
 
-Both models see the same random picture in float64, so that a difference is one of the models and
+Both models see the same random image in float64, so that a difference is one of the models and
 not of rounding. The library reads the file by its own code; nothing of ours comes between.
 """
 
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints import timm_architectures, transformers_config
 from vitcli.checkpoints.load import build
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
+from vitcli.layouts import timm_architectures, transformers_config
 
 LIBRARIES = {
     "vit": "timm",
@@ -89,7 +89,7 @@ def _unverifiable(
 
 
 def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
-    """Runs a random picture through a checkpoint's own library and through ours.
+    """Runs a random image through a checkpoint's own library and through ours.
 
     Raises:
         CheckpointError: they differ; or it cannot be done (see `check_verifiable`).
@@ -101,17 +101,17 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
         checkpoint = dataclasses.replace(checkpoint, info=info)
         note = "with timm's epsilons"
     generator = torch.Generator().manual_seed(seed)
-    picture = torch.randn(1, 3, *model.image_size, generator=generator, dtype=torch.float64)
+    image = torch.randn(1, 3, *model.image_size, generator=generator, dtype=torch.float64)
     try:
         with torch.inference_mode():
             run = _in_timm if library == "timm" else _in_transformers
-            theirs = run(checkpoint, picture)
+            theirs = run(checkpoint, image)
     except Exception as error:  # of another library's own making
         lines = str(error).strip().splitlines() or [repr(error)]
         raise _unverifiable(checkpoint, f"{library} does not load it: {lines[0]}") from error
     with torch.inference_mode():
         tensors = {name: from_numpy(t.read()) for name, t in checkpoint.tensors.items()}
-        ours = build(checkpoint.info, tensors, dtype=torch.float64).eval()(picture)
+        ours = build(checkpoint.info, tensors, dtype=torch.float64).eval()(image)
     if ours.shape != theirs.shape:
         raise _unverifiable(
             checkpoint, f"{library} gives {tuple(theirs.shape)}, not {tuple(ours.shape)}"
@@ -134,7 +134,7 @@ def _assumed(checkpoint: Checkpoint) -> str | None:
     return f"the file does not say, so it was assumed: {', '.join(assumed)}" if assumed else None
 
 
-def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
+def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     """Logits, or features, (1, K): of the model that a config.json names, or that we would."""
     timm: Any = importlib.import_module("timm")
     file, info = checkpoint.file, checkpoint.info
@@ -158,12 +158,12 @@ def _in_timm(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
             )
         else:
             model.load_pretrained(str(file))
-    logits: Tensor = model.eval().double()(picture)
+    logits: Tensor = model.eval().double()(image)
     return logits
 
 
-def _in_transformers(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
-    """Logits, or what stands for the picture where there is no head, (1, K)."""
+def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
+    """Logits, or what stands for the image where there is no head, (1, K)."""
     transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -184,7 +184,7 @@ def _in_transformers(checkpoint: Checkpoint, picture: Tensor) -> Tensor:
     model = getattr(transformers, name).from_pretrained(
         folder, dtype=torch.float64, local_files_only=True, **loading
     )
-    answer = model.eval()(picture, **seeing)
+    answer = model.eval()(image, **seeing)
     if config.num_classes:
         logits: Tensor = answer.logits
         return logits

@@ -78,7 +78,7 @@ Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Compare with the source's own library (timm, transformers), on a random picture.",
+        help="Compare with the source's own library (timm, transformers), on a random image.",
     ),
 ]
 
@@ -161,7 +161,7 @@ def convert(
         output.line(
             output.printable(
                 f"{found['file']} verified: max |difference| of {found['what']} from "
-                f"{found['library']} {found['difference']:.2g}, on a random picture in float64 "
+                f"{found['library']} {found['difference']:.2g}, on a random image in float64 "
                 f"(they reach {found['largest']:.3g}){found['note'] and ', ' + found['note']}"
             )
         )

@@ -32,7 +32,7 @@ Part = Annotated[
     typer.Option(
         "--split",
         help="auto: the test part, else the validation part (what the model's own run held out, on "
-        "the data it was trained on), else all pictures.",
+        "the data it was trained on), else all images.",
     ),
 ]
 Plot = Annotated[
@@ -60,7 +60,7 @@ Labels = Annotated[
         "--labels",
         metavar="original|real|FILE.json",
         help="real: count ReaL labels too (several classes may be right) on ImageNet's validation "
-        "pictures, told by their names, in class folders or not; FILE: other such labels, 50,000 "
+        "images, told by their names, in class folders or not; FILE: other such labels, 50,000 "
         "lists of classes.",
     ),
 ]
@@ -69,7 +69,7 @@ MappingFile = Annotated[
     typer.Option(
         "--mapping",
         metavar="FILE",
-        help="Lines of the data's class, tab, the model's (ids or names; - leaves its pictures "
+        help="Lines of the data's class, tab, the model's (ids or names; - leaves its images "
         "out). Several lines for one class: any of those answers is right.",
     ),
 ]
@@ -83,7 +83,7 @@ Among = Annotated[
 ]
 SkipUnknown = Annotated[
     bool,
-    typer.Option("--skip-unknown", help="Leave out pictures of classes that the model lacks."),
+    typer.Option("--skip-unknown", help="Leave out images of classes that the model lacks."),
 ]
 Resolutions = Annotated[
     str | None,
@@ -99,7 +99,7 @@ PosembResize = Annotated[
 ]
 Predictions = Annotated[
     str | None,
-    typer.Option("--predictions", metavar="FILE.csv", help="Write the answer for each picture."),
+    typer.Option("--predictions", metavar="FILE.csv", help="Write the answer for each image."),
 ]
 
 
@@ -126,9 +126,9 @@ def evaluate(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure a model on labelled pictures: accuracy, macro F1, calibration, class by class.
+    """Measure a model on labelled images: accuracy, macro F1, calibration, class by class.
 
-    The data's classes are matched to the model's by id, then by a name that is unique. A picture
+    The data's classes are matched to the model's by id, then by a name that is unique. An image
     that cannot be read is reported and not counted; the exit code is then 1. Several --data or
     --resolutions give a table with a row each.
     """
@@ -150,7 +150,7 @@ def evaluate(
     rules = MatchRules(read_mapping(Path(mapping)) if mapping else {}, among, skip_unknown)
     accepted = None if labels == "original" else read_accepted(None if labels == "real" else labels)
     with output.FetchDisplay(quiet) as fetching:
-        # All before the first picture: a size that the model cannot have fails at once.
+        # All before the first image: a size that the model cannot have fails at once.
         waiting = deque(
             Predictor(model, device, precision, offline, fetching, size, posemb_method)
             for size in sizes
@@ -166,7 +166,7 @@ def evaluate(
             size = f" at {evaluation.size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for place in data:
                 config, answered = DataConfig(place, classes=classes), partial(write, place)
-                with output.Meter(f"pictures{size}", quiet=quiet) as meter:
+                with output.Meter(f"images{size}", quiet=quiet) as meter:
                     report = library.evaluate(
                         *(predictor, config, split, batch_size, rules, accepted),
                         *(answered, meter.reach, note),

@@ -1,4 +1,4 @@
-"""The forms that an evaluation is shown in: tables, JSON, CSV, pictures."""
+"""The forms that an evaluation is shown in: tables, JSON, CSV, images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEST = 5
 
 def as_object(report: Report) -> dict[str, Any]:
     """The report as JSON has it; figures in [0, 1], classes by the model's indices."""
-    from vitcli.checkpoints.timm_config import unique_names
+    from vitcli.layouts.timm_config import unique_names
 
     figures, names, index = report.evaluation, unique_names(report.classes), report.indices
     known = ("top1", "top5", "macro_f1", "ece", "loss")
@@ -35,7 +35,7 @@ def as_object(report: Report) -> dict[str, Any]:
         "data": report.data,
         "part": report.part,
         "resolution": list(report.resolution),
-        "pictures": report.pictures,
+        "images": report.images,
         "unreadable": len(report.errors),
         "among": len(report.classes),
         **{name: getattr(figures, name, None) for name in known},
@@ -44,7 +44,7 @@ def as_object(report: Report) -> dict[str, Any]:
         real = report.real
         told["real"] = {
             "top1": real.accuracy,
-            "pictures": real.count,
+            "images": real.count,
             "left_out": real.left_out,
         }
     told |= {"classes": [], "confusion": []}
@@ -55,7 +55,7 @@ def as_object(report: Report) -> dict[str, Any]:
             "index": index[row.index],
             "id": report.classes[row.index].id,
             "label": names[row.index],
-            "pictures": row.count,
+            "images": row.count,
             "recall": row.recall,
             "precision": row.precision,
             "f1": row.f1,
@@ -63,7 +63,7 @@ def as_object(report: Report) -> dict[str, Any]:
         for row in figures.by_class
     ]
     told["confusion"] = [
-        {"label": index[label], "prediction": index[prediction], "pictures": int(count)}
+        {"label": index[label], "prediction": index[prediction], "images": int(count)}
         for label, prediction, count in zip(
             figures.labels, figures.predictions, figures.counts, strict=True
         )
@@ -73,15 +73,15 @@ def as_object(report: Report) -> dict[str, Any]:
 
 def show(report: Report) -> None:
     """One report for people: its figures, each class, what is taken for what."""
-    from vitcli.checkpoints.timm_config import unique_names
+    from vitcli.layouts.timm_config import unique_names
 
     figures, names = report.evaluation, unique_names(report.classes)
-    output.line(f"{report.model} on {report.data}: {report.part}, {report.pictures:,} pictures")
+    output.line(f"{report.model} on {report.data}: {report.part}, {report.images:,} images")
     if figures is not None:
         output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
     if report.real is not None:
         output.line(
-            f"ReaL {_percent(report.real.accuracy, 2)} of {report.real.count:,} pictures "
+            f"ReaL {_percent(report.real.accuracy, 2)} of {report.real.count:,} images "
             f"({report.real.left_out:,} without a class that is right)"
         )
     if figures is None:
@@ -92,7 +92,7 @@ def show(report: Report) -> None:
         for row in figures.by_class
         if row.count
     ]
-    output.table(["class", "pictures", "recall", "precision", "F1"], rows, numbers=range(1, 5))
+    output.table(["class", "images", "recall", "precision", "F1"], rows, numbers=range(1, 5))
     shown = figures.seen
     output.line()
     if len(shown) <= TABLE:
@@ -103,7 +103,7 @@ def show(report: Report) -> None:
     else:
         mistakes = figures.mistakes(MISTAKES)
         cells = [[names[a], names[b], f"{count:,}"] for a, b, count in mistakes]
-        output.table(["label", "taken for", "pictures"], cells, numbers=[2])
+        output.table(["label", "taken for", "images"], cells, numbers=[2])
 
 
 def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
@@ -119,14 +119,14 @@ def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
     names = {key: name for key, (_, name) in FIGURES.items()}
     values = [_figures(report) for report in reports]
     shown = [key for key in (*names, "real") if any(key in row for row in values)]
-    header = ["data", "part", *["resolution"] * several, "pictures"]
+    header = ["data", "part", *["resolution"] * several, "images"]
     header += [names.get(key, "ReaL") for key in shown]
     rows = [
         [
             report.data,
             report.part,
             *[size_text(report.resolution) + " *" * (report.resolution == stored)] * several,
-            f"{report.pictures:,}",
+            f"{report.images:,}",
             *(_percent(row.get(key, math.nan)) for key in shown),
         ]
         for report, row in zip(reports, values, strict=True)
@@ -197,7 +197,7 @@ def predictions_file(path: str | None) -> Iterator[Callable[[str, Answer], None]
 def draw(
     reports: Sequence[Report], stored: Size, plot: str | None, reliability: str | None, quiet: bool
 ) -> None:
-    """The pictures that were asked for: a confusion matrix of one report, or accuracy against
+    """The images that were asked for: a confusion matrix of one report, or accuracy against
     resolution of several; a reliability diagram of one."""
     if plot is None and reliability is None:
         return
@@ -205,7 +205,7 @@ def draw(
 
     own = reports[0].evaluation
     if own is None and len(reports) == 1:
-        output.warning("nothing is drawn: these pictures have no labels of their own")
+        output.warning("nothing is drawn: these images have no labels of their own")
         return
     if plot is not None and len(reports) == 1 and own is not None:
         _draw_confusion(reports[0].classes, own, plot)
@@ -224,7 +224,7 @@ def draw(
 
 def _draw_confusion(classes: tuple[ClassLabel, ...], found: Evaluation, path: str) -> None:
     from vitcli import plots
-    from vitcli.checkpoints.timm_config import unique_names
+    from vitcli.layouts.timm_config import unique_names
 
     names, shown = unique_names(classes), found.seen
     if len(shown) > plots.DRAWN:

@@ -56,10 +56,10 @@ def fewshot(
     model: options.Model = "default-pretrained",
     classes: options.Classes = None,
     shots: Annotated[
-        str, typer.Option("--shots", metavar="N,...", help="Training pictures of each class.")
+        str, typer.Option("--shots", metavar="N,...", help="Training images of each class.")
     ] = _listed(DEFAULTS.shots),
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N,...", help="Which training pictures are drawn.")
+        str, typer.Option("--seeds", metavar="N,...", help="Which training images are drawn.")
     ] = _listed(DEFAULTS.seeds),
     l2: Annotated[
         str,
@@ -67,7 +67,7 @@ def fewshot(
             "--l2",
             metavar="X,...|auto",
             help="Regularisation, one or several; auto: for each draw by leaving out each of its "
-            "pictures in turn.",
+            "images in turn.",
         ),
     ] = _listed(DEFAULTS.l2),
     pool: Annotated[
@@ -127,7 +127,7 @@ def fewshot(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure a model by a few pictures of each class: linear regression on its frozen features.
+    """Measure a model by a few images of each class: linear regression on its frozen features.
 
     The protocol is that of the paper's section 4.1, as its authors' code has it. Features are
     remembered, so a second run solves at once.
@@ -162,13 +162,11 @@ def fewshot(
         output.warning(warning)
     held_out = report.splits.record["kind"] == "held out"
     part = "test part" if report.splits.test else "part held out" if held_out else "validation part"
-    output.note(f"tested on the {part}, {report.pictures:,} pictures", quiet)
+    output.note(f"tested on the {part}, {report.images:,} images", quiet)
     rows = summary(report.trials, config)
     if json:
         for row in rows:
-            output.json_line(
-                {"model": predictor.name, "data": data, "test": report.pictures, **row}
-            )
+            output.json_line({"model": predictor.name, "data": data, "test": report.images, **row})
     else:
         show(rows, config)
     if plot is not None:
@@ -182,7 +180,7 @@ def fewshot(
             f"{trial.accuracy:.2%}",
             quiet,
         )
-        output.note(f"next: vit predict PICTURE --model {shlex.quote(save)}", quiet)
+        output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}", quiet)
 
 
 def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, Any]]:
@@ -223,7 +221,7 @@ def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
 
 
 def draw(rows: list[dict[str, Any]], config: FewshotConfig, path: str) -> None:
-    """The rows as a picture: a line for each l2."""
+    """The rows as an image: a line for each l2."""
     from vitcli import plots
 
     curves = {}

@@ -17,7 +17,6 @@ import typer
 from vitcli.checkpoints import stores
 from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.timm_config import unique_names
 from vitcli.cli import options, output
 from vitcli.cli.options import parse_resolution
 from vitcli.config import (
@@ -28,6 +27,7 @@ from vitcli.config import (
     architecture,
     variant_name,
 )
+from vitcli.layouts.timm_config import unique_names
 
 Described = Annotated[
     str,
@@ -43,12 +43,12 @@ Resolution = Annotated[
     typer.Option(
         "--resolution",
         metavar="N|HxW",
-        help="Count for pictures of this size.  [default: the model's]",
+        help="Count for images of this size.  [default: the model's]",
     ),
 ]
 Images = Annotated[
     float | None,
-    typer.Option("--images", min=0, metavar="N", help="Pictures of a training set, as in 303e6."),
+    typer.Option("--images", min=0, metavar="N", help="Images of a training set, as in 303e6."),
 ]
 Epochs = Annotated[
     float | None,
@@ -178,14 +178,14 @@ def as_lines(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "file", f"{told['file']} ({size})"
     yield "architecture", f"{told['architecture']}: {_sizes(config)}"
     yield "parameters", f"{told['parameters']:,}"
-    pictures = f"{_size(config['image_size'])} px"
+    images = f"{_size(config['image_size'])} px"
     if told["tokens"] is None:
-        pictures += f" or any other: a feature map of {_size(told['grid'])}"
+        images += f" or any other: a feature map of {_size(told['grid'])}"
     else:
-        pictures += f", patches of {_size(config['patch_size'])}: "
-        pictures += f"a grid of {_size(told['grid'])}, {told['tokens']:,} tokens"
-    yield "pictures", pictures
-    yield "forward pass", f"{told['flops'] / 1e9:,.2f} GFLOPs a picture"
+        images += f", patches of {_size(config['patch_size'])}: "
+        images += f"a grid of {_size(told['grid'])}, {told['tokens']:,} tokens"
+    yield "images", images
+    yield "forward pass", f"{told['flops'] / 1e9:,.2f} GFLOPs an image"
     if "preprocess" in told:
         yield "pre-processing", _preprocess_text(told["preprocess"])
         yield from _class_lines(told["classes"], config["num_classes"], told["score"])
@@ -195,7 +195,7 @@ def as_lines(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "training",
             f"{run['exaflops']:,.4g} exaFLOPs for {run['epochs']:g} "
             f"epoch{'s' if run['epochs'] != 1 else ''} of "
-            f"{run['images']:,.0f} pictures",
+            f"{run['images']:,.0f} images",
         )
 
 

@@ -41,18 +41,18 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "predict": Command("vitcli.cli.predict:predict", "Say what is in pictures."),
+    "predict": Command("vitcli.cli.predict:predict", "Say what is in images."),
     "finetune": Command("vitcli.cli.finetune:finetune", "Teach a pre-trained model your classes."),
     "pretrain": Command("vitcli.cli.pretrain:pretrain", "Train a model from scratch."),
     "fewshot": Command(
-        "vitcli.cli.fewshot:fewshot", "Measure a model by a few pictures of each class."
+        "vitcli.cli.fewshot:fewshot", "Measure a model by a few images of each class."
     ),
-    "evaluate": Command("vitcli.cli.evaluate:evaluate", "Measure a model on labelled pictures."),
+    "evaluate": Command("vitcli.cli.evaluate:evaluate", "Measure a model on labelled images."),
     "convert": Command(
         "vitcli.cli.convert:convert", "Write a checkpoint in another project's layout."
     ),
     "resize-posemb": Command(
-        "vitcli.cli.resize_posemb:resize_posemb", "Make a model take pictures of another size."
+        "vitcli.cli.resize_posemb:resize_posemb", "Make a model take images of another size."
     ),
     "info": Command("vitcli.cli.info:info", "Describe a model, and count what a run costs."),
     "models": Command("vitcli.cli.models:app", "List models by name; see and remove what is here."),
@@ -202,7 +202,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     # Importing torch makes objects by the hundred thousand, none of them garbage.
     gc.set_threshold(100_000, 20, 100)
-    # Meanwhile threads that decode pictures wait for the interpreter, a dozen times for each: not
+    # Meanwhile threads that decode images wait for the interpreter, a dozen times for each: not
     # for 5 ms each time.
     sys.setswitchinterval(1e-4)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

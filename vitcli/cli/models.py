@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from vitcli.checkpoints import cache, registry
-from vitcli.checkpoints.registry import RegistryEntry
 from vitcli.cli import options, output
 from vitcli.cli.main import PLAIN
 from vitcli.config import nearest
 from vitcli.errors import HubError, ModelNotFoundError
+from vitcli.hub import cache, registry
+from vitcli.hub.registry import RegistryEntry
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -238,7 +238,7 @@ def _as_lines(
     lines = list(as_lines({"model": row["name"], **told, "classes": named, "provenance": {}}))
     fetch = f"not here: `vit pull {row['name']}` fetches {output.size(row['bytes'])}"
     more = {
-        "multiply-adds": f"{row['gmacs']:,.2f} billion a picture, with the head",
+        "multiply-adds": f"{row['gmacs']:,.2f} billion an image, with the head",
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",
         "labels": row["labels"],
         "licence": row["license"],

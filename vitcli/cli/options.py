@@ -18,9 +18,9 @@ def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
 
 
 def _allow_pickle(wanted: bool) -> bool:
-    """checkpoints/hub.py looks it up."""
+    """hub/fetch.py looks it up."""
     if wanted:
-        from vitcli.checkpoints.hub import ALLOW_PICKLE
+        from vitcli.hub.fetch import ALLOW_PICKLE
 
         os.environ[ALLOW_PICKLE] = "1"
     return wanted
@@ -28,7 +28,7 @@ def _allow_pickle(wanted: bool) -> bool:
 
 def complete_model(incomplete: str) -> list[str]:
     """Names for the shell: those that ship and those of the registry."""
-    from vitcli.checkpoints import registry
+    from vitcli.hub import registry
 
     known = [*registry.aliases(), *registry.shipped(), *registry.entries()]
     return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
@@ -43,21 +43,21 @@ def parse_resolution(text: str) -> Size:
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
-    """Refuses to write text over a file that the command reads, or over any picture."""
+    """Refuses to write text over a file that the command reads, or over any image."""
     if written and os.path.isfile(written):
-        from vitcli.data.records import is_picture
+        from vitcli.data.records import is_image
 
         target = os.path.realpath(written)
         if any(target == os.path.realpath(name) for name in read if name):
             raise typer.BadParameter(f"'{written}' is read, and would be lost", param_hint=option)
-        if is_picture(target):
+        if is_image(target):
             raise typer.BadParameter(
-                f"'{written}' is a picture, and would be lost", param_hint=option
+                f"'{written}' is an image, and would be lost", param_hint=option
             )
 
 
 def drawable(path: str | None) -> str | None:
-    """Refuses, before the work, a picture of a kind that cannot be drawn."""
+    """Refuses, before the work, an image of a kind that cannot be drawn."""
     if path is not None and not path.lower().endswith((".png", ".pdf", ".svg")):
         raise typer.BadParameter(f"'{path}' does not end in .png, .pdf or .svg")
     return path
@@ -85,7 +85,7 @@ BatchSize = Annotated[
         "-b",
         min=1,
         metavar="N",
-        help="Pictures that the model sees at once.  [default: by device]",
+        help="Images that the model sees at once.  [default: by device]",
     ),
 ]
 Device = Annotated[

@@ -303,7 +303,7 @@ class TrainingDisplay(_Display):
         self.show(what, step, steps, list(known.values()), spare, now)
 
     def count(self, what: str, done: int, total: int) -> None:
-        """How far a pass over pictures is, between two steps."""
+        """How far a pass over images is, between two steps."""
         self.show(what, done, total, [f"{done:,} of {total:,}"])
 
     def note(self, text: str) -> None:

@@ -20,12 +20,12 @@ Images = Annotated[
     typer.Argument(
         metavar="IMAGES...",
         help="Files, folders (with all below them), patterns, URLs, @list.txt (one of these a "
-        "line), or - for one picture on standard input.",
+        "line), or - for one image on standard input.",
         show_default=False,
     ),
 ]
 TopK = Annotated[
-    int, typer.Option("--top-k", "-k", min=1, help="Classes that are named for each picture.")
+    int, typer.Option("--top-k", "-k", min=1, help="Classes that are named for each image.")
 ]
 Threshold = Annotated[
     float, typer.Option("--threshold", min=0.0, max=1.0, help="Name no class with a lower score.")
@@ -35,7 +35,7 @@ Features = Annotated[
     typer.Option(
         "--features",
         metavar="FILE",
-        help="Save embeddings (the head's input) instead: a float32 row for each picture, NaN "
+        help="Save embeddings (the head's input) instead: a float32 row for each image, NaN "
         "where it cannot be read. FILE ends in .npy or .safetensors.",
     ),
 ]
@@ -62,9 +62,9 @@ def predict(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Say what is in pictures: the best classes of each, with their scores.
+    """Say what is in images: the best classes of each, with their scores.
 
-    Results come in order, as they are ready. A picture that cannot be read is reported and
+    Results come in order, as they are ready. An image that cannot be read is reported and
     skipped; the exit code is then 1.
     """
     if json and csv:
@@ -84,11 +84,11 @@ def predict(
             answers = _save(predictor, images, batch_size, features, quiet)
         # Results that run over the terminal are progress enough.
         hidden = quiet or (file.isatty() and features is None)
-        with output.Meter("pictures", quiet=hidden) as meter:
+        with output.Meter("images", quiet=hidden) as meter:
             failed = _print(answers, kind, file, meter, [] if hidden else images)
     if failed:
         if meter.done > 1:
-            output.note(f"{failed:,} of {meter.done:,} pictures could not be read")
+            output.note(f"{failed:,} of {meter.done:,} images could not be read")
         raise typer.Exit(1)
 
 
@@ -129,7 +129,7 @@ def _print(
     meter: output.Meter,
     counted: list[str],
 ) -> int:
-    """Prints answers as they come; the number of pictures that could not be read."""
+    """Prints answers as they come; the number of images that could not be read."""
     threading.Thread(target=_count, args=(meter, counted), daemon=True).start()
     failed = 0
     table = csv_format.writer(file, lineterminator="\n")
@@ -154,12 +154,12 @@ def _print(
 
 
 def _count(meter: output.Meter, images: list[str]) -> None:
-    """How many pictures there will be, found out beside the work; not of lists in a pipe."""
-    from vitcli.data.inputs import find_pictures
+    """How many images there will be, found out beside the work; not of lists in a pipe."""
+    from vitcli.data.inputs import find_images
 
     if images and all(os.path.isfile(name[1:]) for name in images if name.startswith("@")):
         with contextlib.suppress(OSError):
-            meter.total = sum(1 for _ in find_pictures(images, offline=True))
+            meter.total = sum(1 for _ in find_images(images, offline=True))
 
 
 def as_object(answer: Result | Embedding, row: int) -> dict[str, Any]:

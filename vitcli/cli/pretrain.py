@@ -64,7 +64,7 @@ def pretrain(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Train a Vision Transformer from scratch on labelled pictures.
+    """Train a Vision Transformer from scratch on labelled images.
 
     The same loop as `vit finetune` with other defaults (AdamW, random weights). Everything goes
     into one folder, runs/NAME.

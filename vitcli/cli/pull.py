@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from vitcli.checkpoints import registry
 from vitcli.checkpoints.read import locate, open_checkpoint
-from vitcli.checkpoints.registry import HubRepo, RegistryEntry
 from vitcli.cli import options, output
 from vitcli.cli.models import Names
 from vitcli.errors import VitError
+from vitcli.hub import registry
+from vitcli.hub.registry import HubRepo, RegistryEntry
 
 
 def pull(

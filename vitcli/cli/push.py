@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.checkpoints.push import (
+from vitcli.cli import options, output
+from vitcli.errors import HubError
+from vitcli.hub.push import (
     Changes,
     Package,
     check_login,
@@ -17,9 +19,7 @@ from vitcli.checkpoints.push import (
     compare,
     pack,
 )
-from vitcli.checkpoints.push import push as push_package
-from vitcli.cli import options, output
-from vitcli.errors import HubError
+from vitcli.hub.push import push as push_package
 
 Checkpoint = Annotated[
     str,
@@ -76,7 +76,7 @@ def push(
 ) -> None:
     """Put a model on the Hub, so that vit, timm and transformers load it by its name.
 
-    Weights, config.json, a model card and its pictures go there in one commit; only what changed
+    Weights, config.json, a model card and its images go there in one commit; only what changed
     is uploaded. Folders, tokens and the state of a run stay here.
     """
     if create_pr and revision not in (None, "main"):
@@ -120,7 +120,7 @@ def push(
     output.line(done.url)
     if done.request is None:
         at = f"@{revision}" if revision else ""
-        output.note(f"next: vit predict PICTURE --model {repo}{at}", quiet)
+        output.note(f"next: vit predict IMAGE --model {repo}{at}", quiet)
 
 
 def _compared(package: Package, revision: str | None) -> Changes:

@@ -28,7 +28,7 @@ Grid = Annotated[
 ]
 Resolution = Annotated[
     str | None,
-    typer.Option("--resolution", metavar="N|HxW", help="Or the size of the pictures."),
+    typer.Option("--resolution", metavar="N|HxW", help="Or the size of the images."),
 ]
 Method = Annotated[
     PosembMethod,
@@ -73,7 +73,7 @@ def resize_posemb(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Resize a checkpoint's position embeddings, for pictures of another size.
+    """Resize a checkpoint's position embeddings, for images of another size.
 
     One tensor changes and the rest is copied, bit for bit. Accuracy drops until the model is
     fine-tuned at the new size.

@@ -215,19 +215,19 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
             output.line(f"{part}: {', '.join(told)}")
     output.line(f"model: {outcome.folder.path}")
     output.note(stored_text(outcome))
-    output.note(f"next: vit predict PICTURE --model {where}")
+    output.note(f"next: vit predict IMAGE --model {where}")
 
 
 @contextlib.contextmanager
 def _resume_told(task: str, folder: str) -> Iterator[None]:
     """Says how to go on where Ctrl-C or SIGTERM came while no step could be ended first, after a
-    picture that cannot be read, and once the disk is full."""
-    from vitcli.errors import OutputError, PictureError, RunError, VitError
+    image that cannot be read, and once the disk is full."""
+    from vitcli.errors import ImageError, OutputError, RunError, VitError
     from vitcli.train.folder import RunFolder
 
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, PictureError, OutputError) as end:
+    except (KeyboardInterrupt, SystemExit, ImageError, OutputError) as end:
         with contextlib.suppress(RunError):
             RunFolder(folder).check_resumable()
             told = f"stopped; go on with: vit {task} --resume {shlex.quote(folder)}"

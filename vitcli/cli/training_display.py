@@ -54,8 +54,8 @@ def plan_text(event: Mapping[str, Any]) -> str:
         runs = f" for {len(event['sweep'])} runs{then}"
     lines = {
         "model": f"{event['model']}, {event['parameters']:,} parameters{some}, {size[0]} x "
-        f"{size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens a picture",
-        "data": f"{event['train_pictures']:,} pictures to train on, {event['val_pictures']:,} to "
+        f"{size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens an image",
+        "data": f"{event['train_images']:,} images to train on, {event['val_images']:,} to "
         f"validate, {event['classes']:,} classes",
         "plan": f"{event['steps']:,} steps of {event['batch_size']}{parts} ({event['epochs']:.3g} "
         f"epochs), {event['optimizer']}, {rate}, warm-up {event['warmup']} steps",

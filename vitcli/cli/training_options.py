@@ -43,7 +43,7 @@ HELP_GROUPS = {
 """Headings of `--help`, and the options below each."""
 
 _RUN = TrainConfig(data=DataConfig(""), output="")
-_PICTURE = AugmentConfig()
+_IMAGE = AugmentConfig()
 
 InitialModel = Annotated[
     str | None,
@@ -146,7 +146,7 @@ SavePatchSize = Annotated[
         "--save-patch-size",
         metavar="N",
         min=1,
-        help="Store the model for larger pictures of the same grid, with patches of this size.",
+        help="Store the model for larger images of the same grid, with patches of this size.",
     ),
 ]
 PosembMethod = Annotated[
@@ -183,7 +183,7 @@ Epochs = Annotated[
 BatchSize = Annotated[
     int | None,
     _option(
-        "--batch-size", "-b", metavar="N", min=1, help="Pictures in a step.", default="auto rule"
+        "--batch-size", "-b", metavar="N", min=1, help="Images in a step.", default="auto rule"
     ),
 ]
 Accumulate = Annotated[
@@ -269,14 +269,14 @@ ClassWeights = Annotated[
         "--class-weights",
         metavar="balanced|FILE",
         help="How much each class counts in the loss: balanced, inversely to its number of "
-        "pictures, or a file of lines CLASS,WEIGHT.",
+        "images, or a file of lines CLASS,WEIGHT.",
         default="all alike",
     ),
 ]
 BalancedSampling = Annotated[
     bool | None,
     typer.Option(
-        "--balanced-sampling", help="Show as many pictures of every class, small ones more often."
+        "--balanced-sampling", help="Show as many images of every class, small ones more often."
     ),
 ]
 Freeze = Annotated[
@@ -339,12 +339,12 @@ CropArea = Annotated[
         "--crop-area",
         metavar="MIN,MAX",
         help="Inception crop: part of the area kept.",
-        default="{},{:g}".format(*_PICTURE.crop_area),
+        default="{},{:g}".format(*_IMAGE.crop_area),
     ),
 ]
 Flip = Annotated[
     bool | None,
-    typer.Option("--flip/--no-flip", help="Mirror half of the pictures.  [default: flip]"),
+    typer.Option("--flip/--no-flip", help="Mirror half of the images.  [default: flip]"),
 ]
 RandAugment = Annotated[
     str | None,
@@ -355,14 +355,14 @@ RandAugment = Annotated[
 Erasing = Annotated[
     float | None,
     _option(
-        "--erasing", metavar="X", help="Probability of random erasing.", default=_PICTURE.erasing
+        "--erasing", metavar="X", help="Probability of random erasing.", default=_IMAGE.erasing
     ),
 ]
 Mixup = Annotated[
-    float | None, _option("--mixup", metavar="X", help="Alpha of mixup.", default=_PICTURE.mixup)
+    float | None, _option("--mixup", metavar="X", help="Alpha of mixup.", default=_IMAGE.mixup)
 ]
 Cutmix = Annotated[
-    float | None, _option("--cutmix", metavar="X", help="Alpha of cutmix.", default=_PICTURE.cutmix)
+    float | None, _option("--cutmix", metavar="X", help="Alpha of cutmix.", default=_IMAGE.cutmix)
 ]
 Seed = Annotated[
     int | None,

@@ -19,9 +19,9 @@ from vitcli.data.labels import ClassIndex, read_lines, require_known
 from vitcli.data.records import Ints
 from vitcli.errors import DataError
 
-UNKNOWN = "; --mapping FILE says which class is which, --skip-unknown leaves pictures out"
+UNKNOWN = "; --mapping FILE says which class is which, --skip-unknown leaves images out"
 LEFT_OUT = "-"
-"""In a mapping: pictures of the class are left out."""
+"""In a mapping: images of the class are left out."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MatchRules:
     """What the model may answer: all its classes, those of the data, or ImageNet-1k's. auto: the
     last for a model that knows more than them, on data whose classes are among them."""
     skip_unknown: bool = False
-    """Leave out pictures of classes that the model does not know; else they are an error."""
+    """Leave out images of classes that the model does not know; else they are an error."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
     """A file with a line for each pair of classes: the data's, tab, the model's, by id or name.
 
     A class of the data may have several lines, and stands for all those classes of the model; "-"
-    for the model's leaves its pictures out.
+    for the model's leaves its images out.
 
     Raises:
         DataError: cannot be read, a line without a tab, or a pair twice.
@@ -91,7 +91,7 @@ def align(
     """Matches classes by the mapping, by id, then by a name that is unique.
 
     Args:
-        present: indices of the data's classes that have pictures; only they have to be known.
+        present: indices of the data's classes that have images; only they have to be known.
         imagenet: the classes of ImageNet-1k.
         where: the data set, for messages.
 

@@ -1,6 +1,6 @@
-"""Pictures on their way to a model: found, read, decoded and cut to its size in threads.
+"""Images on their way to a model: found, read, decoded and cut to its size in threads.
 
-Importing this module imports nothing heavy: the first pictures are on their way before torch is.
+Importing this module imports nothing heavy: the first images are on their way before torch is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from vitcli.config import Preprocess
-from vitcli.data.inputs import Picture
+from vitcli.data.inputs import ImageInput
 from vitcli.errors import DataError
 from vitcli.machine import cpu_cores
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     Decoded = tuple[str, Pixels | DataError]
 
 AHEAD_BYTES = 64 << 20
-"""Memory for decoded pictures that wait for the model."""
+"""Memory for decoded images that wait for the model."""
 PAUSE = 0.25
-"""Seconds without another picture (a list that is being written) after which those that are there
+"""Seconds without another image (a list that is being written) after which those that are there
 are looked at."""
 
 
 class Decoder:
-    """Finds, reads, decodes and fits pictures in threads, in order and a bounded number ahead."""
+    """Finds, reads, decodes and fits images in threads, in order and a bounded number ahead."""
 
-    def __init__(self, pictures: Iterator[Picture], preprocess: Preprocess, batch: int) -> None:
+    def __init__(self, images: Iterator[ImageInput], preprocess: Preprocess, batch: int) -> None:
         # Imported here: threads that import parts of one package at a time may meet half of it.
         from vitcli.data.fit import Fit
 
         height, width = preprocess.size
         self.ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
-        self.pictures = pictures
+        self.images = images
         self.fit = Fit(preprocess)
         self.pool = ThreadPoolExecutor(min(32, cpu_cores()), "decode")
         self.room = threading.Semaphore(self.ahead)
@@ -61,11 +61,11 @@ class Decoder:
         self.room.release()  # for `_find`, which finds that the pool is closed
 
     def take(self, count: int) -> list[Decoded]:
-        """The next pictures, at most `count`; fewer where these are more than are kept ahead, at
+        """The next images, at most `count`; fewer where these are more than are kept ahead, at
         the end, or where no more are found for `PAUSE` seconds; none after the end.
 
         Raises:
-            Exception: whatever the iterator of pictures raised, after those that it gave.
+            Exception: whatever the iterator of images raised, after those that it gave.
         """
         count = min(count, self.ahead)
         with self.changed:
@@ -78,24 +78,24 @@ class Decoder:
             self.room.release(len(taken))
         elif self.failure is not None:
             raise self.failure
-        return [picture.result() for picture in taken]
+        return [image.result() for image in taken]
 
     def ready(self, count: int) -> bool:
-        """Whether `take` would give pictures without waiting."""
+        """Whether `take` would give images without waiting."""
         count = min(count, self.ahead)
         with self.changed:
             found = len(self.waiting) >= count or (self.ended and len(self.waiting) > 0)
-            return found and all(picture.done() for picture in islice(self.waiting, count))
+            return found and all(image.done() for image in islice(self.waiting, count))
 
     def _find(self) -> None:
         failure = None
         try:
-            while self.room.acquire() and (picture := next(self.pictures, None)) is not None:
+            while self.room.acquire() and (image := next(self.images, None)) is not None:
                 decoded: Future[Decoded] = Future()
-                if picture.shared:
-                    decoded.set_result(self._decode(picture))
+                if image.shared:
+                    decoded.set_result(self._decode(image))
                 else:
-                    decoded = self.pool.submit(self._decode, picture)
+                    decoded = self.pool.submit(self._decode, image)
                 with self.changed:
                     self.waiting.append(decoded)
                     self.changed.notify()
@@ -105,10 +105,10 @@ class Decoder:
             self.ended, self.failure = True, failure
             self.changed.notify()
 
-    def _decode(self, picture: Picture) -> Decoded:
+    def _decode(self, image: ImageInput) -> Decoded:
         import numpy as np
 
         try:
-            return picture.name, np.asarray(self.fit(picture.read()))
+            return image.name, np.asarray(self.fit(image.read()))
         except DataError as error:
-            return picture.name, error
+            return image.name, error

@@ -1,5 +1,5 @@
-"""A picture cut to a model's size, for evaluation: timm's pixels, or those of the authors' code.
-Without torch, so that pictures can be decoded while it is still being imported."""
+"""An image cut to a model's size, for evaluation: timm's pixels, or those of the authors' code.
+Without torch, so that images can be decoded while it is still being imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitcli.config import Preprocess, Size
-from vitcli.data.pictures import DRAFT_MARGIN, Encoded, load, open_picture
+from vitcli.data.images import DRAFT_MARGIN, Encoded, load, open_image
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -22,7 +22,7 @@ FILTERS = {
 """Pillow's filters by the names of `Preprocess.interpolation`."""
 
 LARGEST = 1 << 25
-"""Pixels of a picture that is resized whole."""
+"""Pixels of an image that is resized whole."""
 
 
 class Fit:
@@ -41,13 +41,13 @@ class Fit:
         )
         self.fill = tuple(round(255 * value) for value in preprocess.mean)
 
-    def __call__(self, picture: Encoded) -> Image.Image:
-        """A picture (bytes, path or Pillow's) as 8-bit RGB of the model's size.
+    def __call__(self, encoded: Encoded) -> Image.Image:
+        """An image (bytes, path or Pillow's) as 8-bit RGB of the model's size.
 
         Raises:
-            PictureError: it cannot be decoded.
+            ImageError: it cannot be decoded.
         """
-        opened = open_picture(picture)
+        opened = open_image(encoded)
         height, width = self.resized(opened.size)
         antialias = self.preprocess.antialias
         # Which pixels are looked at without it depends on how many there are: all are decoded.
@@ -60,7 +60,7 @@ class Fit:
         )
         if not antialias:
             image = _interpolate(image, (height, width), (top, left), (rows, columns))
-        elif height * width > LARGEST:  # a picture of one line would become gigabytes
+        elif height * width > LARGEST:  # an image of one line would become gigabytes
             across, down = image.width / width, image.height / height
             box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
             image = image.resize((columns, rows), self.filter, box=box)
@@ -75,7 +75,7 @@ class Fit:
         return page
 
     def resized(self, size: Size) -> Size:
-        """The size that a picture of `size` gets before the crop."""
+        """The size that an image of `size` gets before the crop."""
         height, width = size
         to_height, to_width = self.scaled
         if self.preprocess.crop_mode == "squash":

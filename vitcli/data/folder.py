@@ -1,4 +1,4 @@
-"""Pictures in files of their own: a folder of class folders, or a CSV that lists them."""
+"""Images in files of their own: a folder of class folders, or a CSV that lists them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vitcli.data.labels import (
     read_classes,
     require_unique_ids,
 )
-from vitcli.data.records import FileReader, Names, Parts, Source, is_picture, new_source, part_of
+from vitcli.data.records import FileReader, Names, Parts, Source, is_image, new_source, part_of
 from vitcli.errors import DataError
 
-_LAYOUT = "put the pictures of each class into a folder of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
+_LAYOUT = "put the images of each class into a folder of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
 
 
 def open_folder(root: Path, classes_file: Path | None) -> Parts:
@@ -31,7 +31,7 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
     FILE`, else a `classes.txt` in the folder).
 
     Raises:
-        DataError: no class folders, or no pictures.
+        DataError: no class folders, or no images.
     """
     warnings: list[str] = []
     places = _part_folders(root, warnings)
@@ -40,8 +40,8 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
     for part, place in places.items():
         found[part] = _class_folders(root, place, warnings)
         if not found[part]:
-            if part == "test" and len(places) > 1:  # often pictures without labels
-                warnings.append(f"{place} has no class folders with pictures: left out")
+            if part == "test" and len(places) > 1:  # often images without labels
+                warnings.append(f"{place} has no class folders with images: left out")
                 del found[part]
                 continue
             raise DataError(_why_empty(place), where=place, hint=_LAYOUT)
@@ -69,11 +69,11 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
 
 
 def open_unlabelled(root: Path, classes: tuple[ClassLabel, ...]) -> Source | None:
-    """The pictures that lie in a folder itself, in order of their names; None where there are none,
+    """The images that lie in a folder itself, in order of their names; None where there are none,
     or class folders beside them. What they show is not known: all have the label 0 of `classes`."""
-    if not root.is_dir() or any(len(_pictures(root, root / name)) for name in _subfolders(root)):
+    if not root.is_dir() or any(len(_images(root, root / name)) for name in _subfolders(root)):
         return None
-    names = sorted(e.name for e in os.scandir(root) if is_picture(e.name) and e.is_file())
+    names = sorted(e.name for e in os.scandir(root) if is_image(e.name) and e.is_file())
     files = Names.pack(names)
     labels = np.zeros(len(names), np.int64)
     return new_source(classes, labels, files, FileReader(root, files), root) if names else None
@@ -107,19 +107,19 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _class_folders(root: Path, place: Path, warnings: list[str]) -> dict[str, Names]:
-    """{class folder: its pictures relative to root, in order}; empty ones are left out."""
-    found = {name: _pictures(root, place / name) for name in _subfolders(place)}
+    """{class folder: its images relative to root, in order}; empty ones are left out."""
+    found = {name: _images(root, place / name) for name in _subfolders(place)}
     filled = {name: files for name, files in found.items() if len(files)}
     if filled and len(filled) < len(found):
         empty = [name for name in found if name not in filled]
-        warnings.append(f"{place}: no pictures in {listed(empty)}: left out")
+        warnings.append(f"{place}: no images in {listed(empty)}: left out")
     loose = _loose(place) if filled else 0
     if loose:
         warnings.append(f"{place}: left out, as they are outside the class folders: {loose:,}")
     return filled
 
 
-def _pictures(root: Path, folder: Path) -> Names:
+def _images(root: Path, folder: Path) -> Names:
     """All below a folder, by names from `root` on; links are followed, each folder entered once."""
     files: list[str] = []
     entered = {str(above) for above in folder.resolve().parents}  # where a link may lead back to
@@ -132,30 +132,30 @@ def _pictures(root: Path, folder: Path) -> Names:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         # "/" on every system, so that a split that was written down holds on another.
         above = os.path.relpath(inside, root).replace(os.sep, "/")
-        files += [f"{above}/{name}" for name in names if is_picture(name)]
+        files += [f"{above}/{name}" for name in names if is_image(name)]
     return Names.pack(sorted(files))
 
 
 def _loose(place: Path) -> int:
-    return sum(is_picture(entry.name) and entry.is_file() for entry in os.scandir(place))
+    return sum(is_image(entry.name) and entry.is_file() for entry in os.scandir(place))
 
 
 def _why_empty(place: Path) -> str:
     loose = _loose(place)
-    return f"pictures in it ({loose:,}), but no class folders" if loose else "no pictures in it"
+    return f"images in it ({loose:,}), but no class folders" if loose else "no images in it"
 
 
 # ---------------------------------------------------------------------------------------------
 # CSV
 
-_HEADER = "a CSV starts with the line: path,label   and has a line for each picture"
+_HEADER = "a CSV starts with the line: path,label   and has a line for each image"
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
 _LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
 _PART_COLUMNS = ("split", "part", "set", "subset")
 
 
 def open_csv(path: Path, classes_file: Path | None) -> Parts:
-    """The parts of a CSV (or TSV) with a header and a row for each picture: its path, relative to
+    """The parts of a CSV (or TSV) with a header and a row for each image: its path, relative to
     the CSV's folder, and its label, a class's name or index; a column `split` names parts.
 
     Raises:
@@ -165,7 +165,7 @@ def open_csv(path: Path, classes_file: Path | None) -> Parts:
     absent = [f for files, _ in rows.values() for f in files if not (path.parent / f).is_file()]
     if absent:
         raise DataError(
-            f"{len(absent):,} of its pictures are not there: {listed(absent, 3)}",
+            f"{len(absent):,} of its images are not there: {listed(absent, 3)}",
             where=path,
             hint=f"paths are relative to the CSV's folder, {path.parent.resolve()}",
         )
@@ -195,16 +195,16 @@ def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
             delimiter = "\t" if "\t" in first else ";" if ";" in first and "," not in first else ","
             table = csv.reader(file, delimiter=delimiter)
             header = [cell.strip().lower() for cell in next(table, [])]
-            picture = _column(header, _PATH_COLUMNS, path)
+            image = _column(header, _PATH_COLUMNS, path)
             label = _column(header, _LABEL_COLUMNS, path)
             split = next((header.index(name) for name in _PART_COLUMNS if name in header), None)
             for cells in table:
                 if not any(cells):
                     continue
                 where = f"{path}, line {table.line_num}"
-                if len(cells) <= max(picture, label, split or 0):
+                if len(cells) <= max(image, label, split or 0):
                     raise DataError("the row is cut short", where=where)
-                if not cells[picture].strip() or not cells[label].strip():
+                if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row lacks its path or its label", where=where)
                 word = "train" if split is None else cells[split].strip()
                 part = part_of(word)
@@ -212,14 +212,14 @@ def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
                     hint = "write train, val or test"
                     raise DataError(f"'{word}' is not a part", where=where, hint=hint)
                 files, labels = rows.setdefault(part, ([], []))
-                files.append(cells[picture].strip())
+                files.append(cells[image].strip())
                 labels.append(cells[label].strip())
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError("cannot be read as a CSV in UTF-8", where=path) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=path) from error
     if not rows:
-        raise DataError("lists no pictures", where=path, hint=_HEADER)
+        raise DataError("lists no images", where=path, hint=_HEADER)
     return rows
 
 

@@ -79,7 +79,7 @@ def listed(items: Iterable[object], limit: int = 5) -> str:
 def name_labels(
     raw: Mapping[str, npt.NDArray[Any]], known: tuple[ClassLabel, ...] | None, where: object
 ) -> tuple[tuple[ClassLabel, ...], dict[str, Ints], list[str]]:
-    """Turns what a file says of each picture into classes and indices.
+    """Turns what a file says of each image into classes and indices.
 
     Args:
         raw: the labels of each part, as an array of integers or of strings.
@@ -113,7 +113,7 @@ def name_labels(
         bad = lowest if lowest < 0 else highest
         valid = f"0 to {len(known) - 1}" if known else "0 and up"
         raise DataError(
-            f"a picture has the label {bad}, but the classes are {valid}",
+            f"an image has the label {bad}, but the classes are {valid}",
             where=where,
             hint="give the list of classes that belongs to this data with --classes FILE",
         )
@@ -122,7 +122,7 @@ def name_labels(
         return known, indices, []
     if highest > 10 * sum(len(labels) for labels in raw.values()) + 1000:
         raise DataError(
-            f"a picture has the label {highest}, far more than there are pictures",
+            f"an image has the label {highest}, far more than there are images",
             where=where,
             hint="labels are indices of classes, 0 and up; or give names instead of numbers",
         )

@@ -1,4 +1,4 @@
-"""Batches of pictures, decoded by worker processes beside the model.
+"""Batches of images, decoded by worker processes beside the model.
 
 What is in a batch is a function of (seed, step) alone: workers only decide when it is ready.
 Batches travel in chunks, so that the first comes soon and shared memory holds little.
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitcli.config import Size
 from vitcli.data.records import Ints, Source
 from vitcli.data.transforms import EvalTransform, TrainTransform, order_rng, sample_rng
-from vitcli.errors import DataError, PictureError, VitError
+from vitcli.errors import DataError, ImageError, VitError
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,))."""
@@ -34,12 +34,12 @@ Chunk = tuple[torch.Tensor, Ints, Ints, bool]
 """A part of a batch: images, labels, indices, and whether it is the last."""
 
 _CHUNK_BYTES = 4 << 20
-_CHUNK_PICTURES = 256
+_CHUNK_IMAGES = 256
 
 
 @dataclass(frozen=True)
 class _Order:
-    """A chunk to make: which pictures, in which epochs (None: evaluation)."""
+    """A chunk to make: which images, in which epochs (None: evaluation)."""
 
     indices: Ints
     epochs: Ints | None
@@ -63,7 +63,7 @@ def train_batches(
     the r-th of w consecutive runs of the batch.
 
     Raises:
-        PictureError: names the picture that cannot be decoded. Nothing is skipped in silence.
+        ImageError: names the image that cannot be decoded. Nothing is skipped in silence.
     """
     first, end = batch_size * rank // world, batch_size * (rank + 1) // world
     orders = (
@@ -71,7 +71,7 @@ def train_batches(
         for indices, epochs in batch_orders(source, batch_size, seed, start_step, steps, balanced)
     )
     amounts = _amounts(transform.size, batch_size // world, workers)
-    return _load(_Pictures(source, transform, seed), orders, amounts, workers)
+    return _load(_Images(source, transform, seed), orders, amounts, workers)
 
 
 def batch_orders(
@@ -83,14 +83,14 @@ def batch_orders(
     balanced: bool = False,
 ) -> Iterator[tuple[Ints, Ints]]:
     """(indices, epochs) of each global batch of the steps start_step .. steps - 1, both int64 (B,);
-    index and epoch together decide what happens to a picture.
+    index and epoch together decide what happens to an image.
 
-    The pictures are an endless stream of epochs, one after the other, so a batch may hold the end
-    of one and the start of the next. An epoch is a permutation of all pictures; a balanced one is
+    The images are an endless stream of epochs, one after the other, so a batch may hold the end
+    of one and the start of the next. An epoch is a permutation of all images; a balanced one is
     of the same length and has as many of each class.
     """
     if not len(source):
-        raise DataError("there are no pictures to train on", where=source.root)
+        raise DataError("there are no images to train on", where=source.root)
 
     @functools.lru_cache(2)
     def order(epoch: int) -> tuple[Ints, Ints]:
@@ -111,10 +111,10 @@ def batch_orders(
 
 
 def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """An epoch with as many pictures of each class, up to one: (indices, epochs), int64 (N,).
+    """An epoch with as many images of each class, up to one: (indices, epochs), int64 (N,).
 
-    Pictures of small classes come several times, all equally often up to once; of large classes
-    some are left out. A picture that comes for the r-th time has an epoch of its own, so that
+    Images of small classes come several times, all equally often up to once; of large classes
+    some are left out. An image that comes for the r-th time has an epoch of its own, so that
     another crop of it is seen.
     """
     counts = source.counts()
@@ -140,20 +140,20 @@ def eval_batches(
     rank: int = 0,
     world: int = 1,
 ) -> Generator[Batch]:
-    """All pictures in order, once; the last batch may be smaller. Rank r of w has the r-th of w
-    consecutive runs of the data set (none, where there are fewer pictures than ranks).
+    """All images in order, once; the last batch may be smaller. Rank r of w has the r-th of w
+    consecutive runs of the data set (none, where there are fewer images than ranks).
 
     Raises:
-        PictureError: names the picture that cannot be decoded.
+        ImageError: names the image that cannot be decoded.
     """
     first, end = len(source) * rank // world, len(source) * (rank + 1) // world
     starts = range(first, end, batch_size)
     batches = ((np.arange(start, min(start + batch_size, end)), None) for start in starts)
     amounts = _amounts(transform.size, batch_size, workers)
-    return _load(_Pictures(source, transform, 0), batches, amounts, workers)
+    return _load(_Images(source, transform, 0), batches, amounts, workers)
 
 
-class _Pictures(Dataset[Chunk | VitError]):
+class _Images(Dataset[Chunk | VitError]):
     """Makes chunks; lives in the worker processes."""
 
     def __init__(
@@ -165,12 +165,12 @@ class _Pictures(Dataset[Chunk | VitError]):
 
     def __getitem__(self, order: _Order) -> Chunk | VitError:
         try:
-            pictures = [self._picture(order, place) for place in range(len(order.indices))]
+            images = [self._image(order, place) for place in range(len(order.indices))]
         except VitError as error:
             return error  # torch would bury it in the text of a traceback
-        return torch.stack(pictures), self.source.labels[order.indices], order.indices, order.last
+        return torch.stack(images), self.source.labels[order.indices], order.indices, order.last
 
-    def _picture(self, order: _Order, place: int) -> torch.Tensor:
+    def _image(self, order: _Order, place: int) -> torch.Tensor:
         index = int(order.indices[place])
         try:
             data = self.source.read(index)
@@ -179,13 +179,13 @@ class _Pictures(Dataset[Chunk | VitError]):
             assert order.epochs is not None
             rng = sample_rng(self.seed, int(order.epochs[place]), index)
             return self.transform(data, rng)
-        except PictureError as error:
+        except ImageError as error:
             hint = error.hint or "repair it, or take it out of the data"
-            raise PictureError(error.what, where=self.source.where(index), hint=hint) from error
+            raise ImageError(error.what, where=self.source.where(index), hint=hint) from error
 
 
 def _load(
-    pictures: _Pictures,
+    images: _Images,
     batches: Iterable[tuple[Ints, Ints | None]],
     amounts: tuple[int, int],
     workers: int,
@@ -193,9 +193,9 @@ def _load(
     chunk_size, prefetch = amounts
     orders = _chunks(batches, chunk_size)
     if workers:
-        chunks = _in_processes(pictures, orders, workers, prefetch)
+        chunks = _in_processes(images, orders, workers, prefetch)
     else:
-        chunks = (pictures[order] for order in orders)
+        chunks = (images[order] for order in orders)
     # A program that ends with batches left over would wait for the workers for ever (they ignore
     # SIGTERM), so they are told to end before Python waits for them.
     atexit.register(chunks.close)
@@ -204,10 +204,10 @@ def _load(
         for chunk in chunks:
             if isinstance(chunk, VitError):
                 raise chunk
-            images, labels, indices, last = chunk
+            pixels, labels, indices, last = chunk
             if workers:
-                images = images.clone()  # makes room in the memory that processes share
-            gathered.append((images, torch.from_numpy(labels), torch.from_numpy(indices)))
+                pixels = pixels.clone()  # makes room in the memory that processes share
+            gathered.append((pixels, torch.from_numpy(labels), torch.from_numpy(indices)))
             if last:
                 yield gathered[0] if len(gathered) == 1 else _joined(gathered)
                 gathered = []
@@ -230,24 +230,24 @@ def _chunks(batches: Iterable[tuple[Ints, Ints | None]], size: int) -> Iterator[
 
 
 def _amounts(size: Size, batch_size: int, workers: int) -> tuple[int, int]:
-    """(pictures of a chunk, chunks that each worker prepares ahead): two batches ahead in all, as
+    """(images of a chunk, chunks that each worker prepares ahead): two batches ahead in all, as
     far as half of the shared memory holds them. Containers often have 64 MB of it, and a worker
     that finds it full dies of a bus error."""
-    picture = 3 * size[0] * size[1]
+    image = 3 * size[0] * size[1]
     if not workers:
-        return max(1, min(batch_size, _CHUNK_BYTES // picture)), 0
+        return max(1, min(batch_size, _CHUNK_BYTES // image)), 0
     ahead = 2 * batch_size
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = os.statvfs(shared)
-        ahead = min(ahead, free.f_bavail * free.f_frsize // 2 // picture)
-    chunk = min(_CHUNK_PICTURES, _CHUNK_BYTES // picture, -(-ahead // (2 * workers)))
+        ahead = min(ahead, free.f_bavail * free.f_frsize // 2 // image)
+    chunk = min(_CHUNK_IMAGES, _CHUNK_BYTES // image, -(-ahead // (2 * workers)))
     chunk = max(1, chunk)
     return chunk, max(1, ahead // (chunk * workers))
 
 
 def _in_processes(
-    pictures: _Pictures, orders: Iterator[_Order], workers: int, prefetch: int
+    images: _Images, orders: Iterator[_Order], workers: int, prefetch: int
 ) -> Generator[Chunk | VitError]:
     # Drawn here: if there is none to draw, no process is to be left behind.
     if (first := next(orders, None)) is None:
@@ -255,7 +255,7 @@ def _in_processes(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
-            pictures,
+            images,
             batch_size=None,
             sampler=itertools.chain([first], orders),
             num_workers=workers,
@@ -273,7 +273,7 @@ def _in_processes(
         if "DataLoader worker" not in str(error):
             raise
         raise DataError(
-            "a process that decodes pictures was killed, perhaps for want of memory",
+            "a process that decodes images was killed, perhaps for want of memory",
             hint="use fewer with --workers",
         ) from error
     finally:

@@ -17,14 +17,14 @@ import numpy.typing as npt
 from vitcli.config import ClassLabel
 from vitcli.data.labels import folder_label, listed, match_classes, name_labels, read_classes
 from vitcli.data.records import Ints, Names, Parts, Source, group_by_part
-from vitcli.errors import DataError, MissingExtraError, PictureError
+from vitcli.errors import DataError, ImageError, MissingExtraError
 
-_PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png", "image_bytes", "bytes")
+_IMAGE_COLUMNS = ("image", "img", "image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine_label", "y")
 
 
 class ArrowReader:
-    """Pictures in a column of a mapped table."""
+    """Images in a column of a mapped table."""
 
     def __init__(self, table: Any, column: str) -> None:
         self.table = table  # datasets.Dataset
@@ -42,7 +42,7 @@ class ArrowReader:
             local = data is None and path is not None and Path(path).is_file()
             value = Path(str(path)).read_bytes() if local else data
         if not isinstance(value, bytes):
-            raise PictureError("the row holds no picture")
+            raise ImageError("the row holds no image")
         return value
 
 
@@ -56,7 +56,7 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
     and test in their names (data/train-00000-of-00001.parquet).
 
     Raises:
-        DataError: damaged, no column of pictures or of labels, or no labelled picture.
+        DataError: damaged, no column of images or of labels, or no labelled image.
         MissingExtraError: `datasets` is not installed.
     """
     files = sorted(filter(is_parquet, path.rglob("*"))) if path.is_dir() else [path]
@@ -64,13 +64,13 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
     loaded = {part: _load(group, path) for part, group in grouped.items()}
     tables = {part: table for part, table in loaded.items() if table is not None}
     if not tables:
-        raise DataError("holds no labelled picture", where=path)
-    picture, label = _columns(next(iter(tables.values())), path)
+        raise DataError("holds no labelled image", where=path)
+    image, label = _columns(next(iter(tables.values())), path)
     warnings: list[str] = []
     raw: dict[str, npt.NDArray[Any]] = {}
     kept: dict[str, Ints] = {}
     for part, table in tables.items():
-        missing = [name for name in (picture, label) if name not in table.features]
+        missing = [name for name in (image, label) if name not in table.features]
         if missing:
             warnings.append(f"{path}: the {part} part has no column {listed(missing)}: left out")
             continue
@@ -83,7 +83,7 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
         if len(kept[part]):
             raw[part] = labels[kept[part]]
     if not raw:
-        raise DataError("holds no labelled picture", where=path)
+        raise DataError("holds no labelled image", where=path)
     first = tables[next(iter(raw))]
     named = _named_classes(first, label)
     listing = read_classes(classes_file) if classes_file else None
@@ -96,7 +96,7 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
             classes,
             labels,
             _row_names(grouped[part]).select(kept[part]),
-            ArrowReader(tables[part], picture),
+            ArrowReader(tables[part], image),
             kept[part],
             str(grouped[part][0].parent),
         )
@@ -143,22 +143,22 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _columns(table: Any, path: Path) -> tuple[str, str]:
-    """The names of the picture's and of the label's column: by their types, then by name."""
+    """The names of the image's and of the label's column: by their types, then by name."""
     kinds = {name: type(feature).__name__ for name, feature in table.features.items()}
-    pictures = [name for name, kind in kinds.items() if kind == "Image"]
-    pictures += [name for name in _PICTURE_COLUMNS if name in kinds and _holds_bytes(table, name)]
+    images = [name for name, kind in kinds.items() if kind == "Image"]
+    images += [name for name in _IMAGE_COLUMNS if name in kinds and _holds_bytes(table, name)]
     labels = [name for name in _LABEL_COLUMNS if kinds.get(name) == "ClassLabel"]
     labels += [name for name, kind in kinds.items() if kind == "ClassLabel"]
     labels += [name for name in _LABEL_COLUMNS if name in kinds]
-    for found, what, name in ((pictures, "pictures", "image"), (labels, "labels", "label")):
+    for found, what, name in ((images, "images", "image"), (labels, "labels", "label")):
         if not found:
             raise DataError(
                 f"no column holds {what}; there are {listed(kinds)}",
                 where=path,
                 hint=f"the Hub's data sets have a column '{name}'"
-                + (" with encoded pictures" if name == "image" else ""),
+                + (" with encoded images" if name == "image" else ""),
             )
-    return pictures[0], labels[0]
+    return images[0], labels[0]
 
 
 def _holds_bytes(table: Any, column: str) -> bool:

@@ -2,11 +2,11 @@
 
 The 16 operations of the TPU code: each layer draws one, evenly, and always applies it, at one
 magnitude for all. Magnitude 10 is the full range and greater ones go beyond, as in
-RandAugment(2, 15): rotation by 3 degrees, shear by 0.03 and translation by 4.5% of the picture
+RandAugment(2, 15): rotation by 3 degrees, shear by 0.03 and translation by 4.5% of the image
 for each unit (the code's 100 pixels of 224; relative, so that it suits any resolution), signs
 drawn; colour, contrast, brightness and sharpness by the factor 0.1 + 0.18 a unit; posterize keeps
 0.4 bits a unit, solarize inverts from 25.6 a unit on, solarize-add adds 11 a unit below 128; cutout
-paints a square of 3.6% of the picture a unit. Fills are grey 128. timm's `rand-m10` has the same
+paints a square of 3.6% of the image a unit. Fills are grey 128. timm's `rand-m10` has the same
 but for cutout, applies each operation half of the time, and clips magnitudes at 10.
 """
 
@@ -27,7 +27,7 @@ Op = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 def randaugment(
     image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator
 ) -> Image.Image:
-    """Applies `layers` operations drawn by `rng` to an RGB picture."""
+    """Applies `layers` operations drawn by `rng` to an RGB image."""
     for _ in range(layers):
         image = OPS[_NAMES[int(rng.integers(len(_NAMES)))]](image, magnitude / 10, rng)
     return image

@@ -1,8 +1,8 @@
-"""What every data set becomes: `Source`, labelled pictures read by index.
+"""What every data set becomes: `Source`, labelled images read by index.
 
-Training visits the pictures in the order of a permutation that is drawn anew for each epoch, so
-any picture must be within reach at any time; and a source goes to worker processes, so it holds
-no open files. What it holds in memory are packed arrays: tens of bytes a picture, not objects.
+Training visits the images in the order of a permutation that is drawn anew for each epoch, so
+any image must be within reach at any time; and a source goes to worker processes, so it holds
+no open files. What it holds in memory are packed arrays: tens of bytes an image, not objects.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.config import ClassLabel
-from vitcli.errors import PictureError
+from vitcli.errors import ImageError
 
 Ints = npt.NDArray[np.int64]
 
-PICTURE_SUFFIXES = frozenset(
+IMAGE_SUFFIXES = frozenset(
     ("avif", "bmp", "gif", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg", "pbm", "pgm", "png")
     + ("pnm", "ppm", "tif", "tiff", "webp")
 )
-"""File name endings (lower case, no dot) that are taken for pictures."""
+"""File name endings (lower case, no dot) that are taken for images."""
 
 
 class Names(Sequence[str]):
@@ -87,20 +87,20 @@ class Names(Sequence[str]):
 
 
 class Reader(Protocol):
-    """Gives the encoded picture (the bytes of a JPEG, PNG, ...) of a row; can be pickled."""
+    """Gives the encoded image (the bytes of a JPEG, PNG, ...) of a row; can be pickled."""
 
     def read(self, row: int) -> bytes:
-        """The bytes of picture `row`.
+        """The bytes of image `row`.
 
         Raises:
-            PictureError: the file is not there (any more) or cannot be read.
+            ImageError: the file is not there (any more) or cannot be read.
         """
         ...
 
 
 @dataclass(frozen=True)
 class FileReader:
-    """Pictures in files of their own."""
+    """Images in files of their own."""
 
     root: Path
     names: Names  # relative to root, or absolute
@@ -110,36 +110,36 @@ class FileReader:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise PictureError(f"cannot be read: {error.strerror}", where=path) from error
+            raise ImageError(f"cannot be read: {error.strerror}", where=path) from error
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Labelled pictures, read by index.
+    """Labelled images, read by index.
 
-    labels: int64 (N,), indices into `classes`. names: where each picture is, for messages.
+    labels: int64 (N,), indices into `classes`. names: where each image is, for messages.
     """
 
     classes: tuple[ClassLabel, ...]
     labels: Ints
     names: Names
     reader: Reader
-    rows: Ints  # picture i is row rows[i] of the reader
+    rows: Ints  # image i is row rows[i] of the reader
     root: str  # what the names are relative to
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> bytes:
-        """The encoded picture at `index`."""
+        """The encoded image at `index`."""
         return self.reader.read(int(self.rows[index]))
 
     def where(self, index: int) -> str:
-        """The place of a picture in full, for messages."""
+        """The place of an image in full, for messages."""
         return os.path.join(self.root, self.names[index])
 
     def select(self, indices: Ints) -> Source:
-        """The pictures at `indices`, in that order."""
+        """The images at `indices`, in that order."""
         return dataclasses.replace(
             self,
             labels=self.labels[indices],
@@ -148,7 +148,7 @@ class Source:
         )
 
     def counts(self) -> Ints:
-        """int64 (K,): pictures of each class."""
+        """int64 (K,): images of each class."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     def fingerprint(self) -> str:
@@ -161,7 +161,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Joined:
-    """The pictures of several sources, one after the other."""
+    """The images of several sources, one after the other."""
 
     sources: tuple[Source, ...]
     starts: tuple[int, ...]
@@ -172,7 +172,7 @@ class _Joined:
 
 
 def join_sources(*sources: Source) -> Source:
-    """All pictures of sources with the same classes, in order; names become full paths."""
+    """All images of sources with the same classes, in order; names become full paths."""
     if len({source.classes for source in sources}) > 1:
         raise ValueError("the sources have different classes")
     labels = np.concatenate([source.labels for source in sources])
@@ -205,9 +205,9 @@ class Parts:
     warnings: tuple[str, ...] = ()
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file is named like a picture."""
-    return not name.startswith(".") and name.rpartition(".")[2].lower() in PICTURE_SUFFIXES
+def is_image(name: str) -> bool:
+    """Whether a file is named like an image."""
+    return not name.startswith(".") and name.rpartition(".")[2].lower() in IMAGE_SUFFIXES
 
 
 _PART_WORDS = {

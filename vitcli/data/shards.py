@@ -1,4 +1,4 @@
-"""WebDataset tar shards: an index of offsets once, then any picture by one read in place.
+"""WebDataset tar shards: an index of offsets once, then any image by one read in place.
 
 A sample is a run of members with one key: `0001.jpg` and `0001.cls`. Compressed shards cannot be
 entered in the middle; they are unpacked once into the cache folder and read there.
@@ -29,7 +29,7 @@ from vitcli.atomic import whole_file
 from vitcli.config import ClassLabel
 from vitcli.data.labels import listed, name_labels, read_classes
 from vitcli.data.records import (
-    PICTURE_SUFFIXES,
+    IMAGE_SUFFIXES,
     Ints,
     Names,
     Parts,
@@ -37,7 +37,7 @@ from vitcli.data.records import (
     group_by_part,
     new_source,
 )
-from vitcli.errors import DataError, MissingExtraError, OutputError, PictureError
+from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
@@ -48,16 +48,16 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
 }
 """First bytes of a compressed file -> what opens it."""
 
-_SAMPLE = "a sample is a picture and its label under one name: 0001.jpg and 0001.cls"
+_SAMPLE = "a sample is an image and its label under one name: 0001.jpg and 0001.cls"
 
 
 @dataclass(frozen=True)
 class ShardReader:
-    """Pictures inside tar files, each read in place."""
+    """Images inside tar files, each read in place."""
 
     files: tuple[Path, ...]
     shard: npt.NDArray[np.int32]  # (N,) index into files
-    offset: Ints  # (N,) where the picture starts
+    offset: Ints  # (N,) where the image starts
     size: Ints  # (N,) its bytes
 
     def read(self, row: int) -> bytes:
@@ -69,9 +69,9 @@ class ShardReader:
                 file.seek(int(self.offset[row]))
                 data: bytes = file.read(int(self.size[row]))
         except OSError as error:
-            raise PictureError(f"cannot be read: {error.strerror}", where=path) from error
+            raise ImageError(f"cannot be read: {error.strerror}", where=path) from error
         if len(data) != self.size[row]:
-            raise PictureError("the shard has become shorter since it was opened", where=path)
+            raise ImageError("the shard has become shorter since it was opened", where=path)
         return data
 
 
@@ -279,27 +279,27 @@ def _read_index(shard: Path, file: Path) -> ShardIndex:
     keys: list[str] = []
     labels: list[str] = []
     places: list[tuple[int, int]] = []
-    halves = 0  # pictures without a label, labels without a picture
+    halves = 0  # images without a label, labels without an image
     try:
         with file.open("rb") as content:
             for sample in group_by_keys(_members(shard, file)):
-                picture = next((sample[s] for s in sample if s in PICTURE_SUFFIXES), None)
-                if picture is None or "cls" not in sample:
-                    halves += picture is not None or "cls" in sample
+                image = next((sample[s] for s in sample if s in IMAGE_SUFFIXES), None)
+                if image is None or "cls" not in sample:
+                    halves += image is not None or "cls" in sample
                     continue
                 offset, size = sample["cls"]
                 content.seek(offset)
                 labels.append(content.read(size).decode("utf-8", "replace").strip())
-                places.append(picture)
+                places.append(image)
                 keys.append(sample["__key__"])
     except ValueError as error:  # webdataset's
         what = "a sample has two files of one kind"
         raise DataError(what, where=shard, hint=_SAMPLE) from error
     if halves:
-        what = f"{halves:,} of its samples lack the picture or the label"
+        what = f"{halves:,} of its samples lack the image or the label"
         raise DataError(what, where=shard, hint=_SAMPLE)
     if not keys:
-        raise DataError("the shard holds no labelled picture", where=shard, hint=_SAMPLE)
+        raise DataError("the shard holds no labelled image", where=shard, hint=_SAMPLE)
     try:
         encoded: npt.NDArray[Any] = np.array([int(label) for label in labels], np.int64)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where pictures and labels come from: `--data` of any kind becomes parts of `Source`s.
+"""Where images and labels come from: `--data` of any kind becomes parts of `Source`s.
 
 - folder.py: a folder of class folders, with or without train/, val/, test/; a CSV
 - parquet.py: a parquet file, or a folder of them as the Hub keeps data sets
@@ -18,7 +18,7 @@ import numpy as np
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import folder, parquet, shards
 from vitcli.data.labels import listed, match_classes
-from vitcli.data.records import Ints, Parts, Source, is_picture, join_sources
+from vitcli.data.records import Ints, Parts, Source, is_image, join_sources
 from vitcli.errors import DataError
 
 Part = Literal["auto", "train", "val", "test"]
@@ -60,7 +60,7 @@ def open_data(
     Args:
         config: where it is, and how to hold out a validation part if it has none.
         classes: of a model; labels become indices into them, matched by id, then by unique name.
-        record: a split that was written down (`Splits.record`): the same pictures are held out,
+        record: a split that was written down (`Splits.record`): the same images are held out,
             whatever was added to the data since.
         report: called with a line before something that may take minutes (once for each data set).
         select: whether something is to be selected on a validation part; if not, none is held out
@@ -68,7 +68,7 @@ def open_data(
 
     Raises:
         DataError: it is not there, of no known kind, damaged, empty, has a single class, or one
-            without training pictures.
+            without training images.
         MissingExtraError: the library that reads it is not installed.
     """
     parts = open_parts(config, report)
@@ -82,7 +82,7 @@ def open_data(
     counts = train.counts()
     if np.count_nonzero(counts) < 2 and classes is None:
         raise DataError(
-            f"all pictures are of one class, '{train.classes[int(counts.argmax())].name}'",
+            f"all images are of one class, '{train.classes[int(counts.argmax())].name}'",
             where=config.path,
             hint="to learn to tell classes apart takes two at least, each in a folder of its own",
         )
@@ -90,7 +90,7 @@ def open_data(
     _require_trained(train, val if not config.merge_val else None, parts.test, config.path)
     if not counts.all():  # a list of classes may have more than the data
         absent = [train.classes[i].name for i in np.flatnonzero(counts == 0)]
-        warnings.append(f"{config.path}: no training pictures of {listed(absent)}")
+        warnings.append(f"{config.path}: no training images of {listed(absent)}")
     fingerprint = train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
         warnings.append(f"{config.path} has changed since its split was written down")
@@ -101,7 +101,7 @@ def open_data(
         if val is not None:
             train, val = join_sources(train, val), None
     elif val is not None:
-        note = f"validation: the data's own part, {len(val):,} pictures"
+        note = f"validation: the data's own part, {len(val):,} images"
         written["kind"] = "given"
     elif parts.test is not None and not select:
         note = "validation: none"
@@ -138,11 +138,11 @@ def open_part(
         part: "auto" takes the test part if the data has one, else its validation part, else all.
         classes: of a model; labels become indices into them, matched by id, then by unique name.
         record: the split of a run on this data: "val" (and "auto", where the data has no parts)
-            is then what that run held out; pictures that it was trained on are warned of.
+            is then what that run held out; images that it was trained on are warned of.
         report: as in `open_data`.
 
     Returns:
-        (the pictures, which part this is in words, warnings)
+        (the images, which part this is in words, warnings)
 
     Raises:
         DataError: as `open_data`; there is no such part; a class that the model does not have.
@@ -152,15 +152,15 @@ def open_part(
     there = {name: source for name, source in named.items() if source is not None}
     chosen = next(iter(there)) if part == "auto" else part
     warnings = list(parts.warnings)
-    words = "all pictures" if len(there) == 1 and chosen in there else _PART_NAMES[chosen]
+    words = "all images" if len(there) == 1 and chosen in there else _PART_NAMES[chosen]
     source = there.get(chosen)
     wants_held = part == "val" or (part == "auto" and chosen == "train")
     kind = record.get("kind") if record is not None else None
     if wants_held and kind == "held out" and "val" not in there and "train" in there:
         held, _ = _hold_out(there["train"], config, record, warnings)
-        source, words = there["train"].select(held), "pictures held out of training"
+        source, words = there["train"].select(held), "images held out of training"
     elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
-        warnings.append("the model was trained on these pictures: its figures here are no measure")
+        warnings.append("the model was trained on these images: its figures here are no measure")
     if source is None or not len(source):
         raise DataError(
             f"there is no {_PART_NAMES[chosen]}",
@@ -207,7 +207,7 @@ def _require_trained(train: Source, val: Source | None, test: Source | None, pat
     for words, source in (("validation", val), ("test", test)):
         if source is not None and (alone := (source.counts() > 0) & (train.counts() == 0)).any():
             raise DataError(
-                f"{listed(train.classes[i].name for i in np.flatnonzero(alone))} has no pictures "
+                f"{listed(train.classes[i].name for i in np.flatnonzero(alone))} has no images "
                 "in the training part",
                 where=path,
                 hint=f"add some there, or take it out of the {words} part",
@@ -215,10 +215,10 @@ def _require_trained(train: Source, val: Source | None, test: Source | None, pat
 
 
 def _has_class_folders(path: Path) -> bool:
-    """Whether pictures lie in folders of `path`, or of its parts (train/, val/, test/)."""
+    """Whether images lie in folders of `path`, or of its parts (train/, val/, test/)."""
     places = [path, *(p for p in path.iterdir() if p.is_dir())]
     return any(
-        _holds(place, lambda p, place=place: p.parent != place and is_picture(p.name))  # type: ignore[misc]
+        _holds(place, lambda p, place=place: p.parent != place and is_image(p.name))  # type: ignore[misc]
         for place in places
     )
 
@@ -239,36 +239,36 @@ def _holds(place: Path, wanted: Callable[[Path], bool]) -> bool:
 def _hold_out(
     train: Source, config: DataConfig, record: Mapping[str, Any] | None, warnings: list[str]
 ) -> tuple[Ints, str]:
-    """(sorted indices of the pictures held out for validation, a line that says which)."""
+    """(sorted indices of the images held out for validation, a line that says which)."""
     if record is not None and record.get("kind") == "held out":
         wanted = set(record["val"])
         held = np.array([i for i, name in enumerate(train.names) if name in wanted], np.int64)
         if len(held) < len(wanted):
             warnings.append(
                 f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} validation "
-                "pictures that were written down are gone"
+                "images that were written down are gone"
             )
-        return held, f"validation: the {len(held):,} pictures that were held out before"
+        return held, f"validation: the {len(held):,} images that were held out before"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)
     single = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
     if single:
         warnings.append(
-            f"{config.path}: only one picture of {listed(single)}: trained on, not validated"
+            f"{config.path}: only one image of {listed(single)}: trained on, not validated"
         )
     if not len(held):
-        return held, "validation: none, as no class has two pictures"
+        return held, "validation: none, as no class has two images"
     note = (
-        f"validation: {len(held):,} of {len(train):,} pictures held out, "
+        f"validation: {len(held):,} of {len(train):,} images held out, "
         f"{config.val_fraction:.0%} of each class (split seed {config.split_seed})"
     )
     return held, note
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:
-    """Sorted indices of `fraction` of each class: at least one picture of a class that has two,
-    never all of them. A function of the seed, the class's index and its pictures' order alone."""
+    """Sorted indices of `fraction` of each class: at least one image of a class that has two,
+    never all of them. A function of the seed, the class's index and its images' order alone."""
     order = np.argsort(source.labels, kind="stable")
     ends = np.cumsum(source.counts())
     held = [np.empty(0, np.int64)]
@@ -284,7 +284,7 @@ def _aligned(source: Source, classes: tuple[ClassLabel, ...] | None, path: str) 
     """The source with labels that are indices into a model's classes."""
     if not classes or classes == source.classes:
         return source
-    # Only classes that have pictures must be among the model's.
+    # Only classes that have images must be among the model's.
     present = np.flatnonzero(source.counts())
     table = np.full(len(source.classes), -1, np.int64)
     wanted = [source.classes[i] for i in present]

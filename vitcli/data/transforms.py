@@ -1,6 +1,6 @@
-"""From a decoded picture to a model's input, for evaluation and for training.
+"""From a decoded image to a model's input, for evaluation and for training.
 
-Pictures stay uint8 until they reach the model's device: a quarter of the bytes to move. Evaluation
+Images stay uint8 until they reach the model's device: a quarter of the bytes to move. Evaluation
 gives timm's pixels (transformers' too: its resize is crop mode "squash"). Training draws every
 random choice from `sample_rng(seed, epoch, index)` or `batch_rng(seed, step)`, so that a batch
 does not depend on workers, ranks or where a run was interrupted.
@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitcli.config import AugmentConfig, Preprocess, Size
 from vitcli.data.fit import FILTERS, Fit
-from vitcli.data.pictures import Encoded, decode, load, open_picture
+from vitcli.data.images import Encoded, decode, load, open_image
 from vitcli.data.randaugment import randaugment
 
 __all__ = [
@@ -30,7 +30,7 @@ Box = tuple[float, float, float, float]
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Decides all that happens to picture `index` of the data set in an epoch."""
+    """Decides all that happens to image `index` of the data set in an epoch."""
     return np.random.default_rng((seed, 0, epoch, index))
 
 
@@ -45,7 +45,7 @@ def order_rng(seed: int, epoch: int) -> np.random.Generator:
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """An RGB picture as uint8 (3, H, W)."""
+    """An RGB image as uint8 (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
@@ -67,17 +67,17 @@ class EvalTransform:
         self.size = preprocess.size
         self.fit = Fit(preprocess)
 
-    def __call__(self, picture: Encoded) -> torch.Tensor:
-        """A picture (bytes, path or Pillow's) as uint8 (3, H, W).
+    def __call__(self, image: Encoded) -> torch.Tensor:
+        """An image (bytes, path or Pillow's) as uint8 (3, H, W).
 
         Raises:
-            PictureError: it cannot be decoded.
+            ImageError: it cannot be decoded.
         """
-        return to_tensor(self.fit(picture))
+        return to_tensor(self.fit(image))
 
 
 def eval_transform(preprocess: Preprocess) -> _Evaluated:
-    """picture (Pillow's, a path or bytes) -> normalised float32 (3, H, W)."""
+    """image (Pillow's, a path or bytes) -> normalised float32 (3, H, W)."""
     return _Evaluated(preprocess)
 
 
@@ -86,8 +86,8 @@ class _Evaluated:
         self.preprocess = preprocess
         self.pixels = EvalTransform(preprocess)
 
-    def __call__(self, picture: Encoded) -> torch.Tensor:
-        return to_float(self.pixels(picture), self.preprocess)
+    def __call__(self, image: Encoded) -> torch.Tensor:
+        return to_float(self.pixels(image), self.preprocess)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -102,16 +102,16 @@ class TrainTransform:
         self.filter = FILTERS[interpolation]
         self.augment = augment
 
-    def __call__(self, picture: Encoded, rng: np.random.Generator) -> torch.Tensor:
-        """A picture (bytes, path or Pillow's) as uint8 (3, H, W); `rng` decides every choice.
+    def __call__(self, encoded: Encoded, rng: np.random.Generator) -> torch.Tensor:
+        """An image (bytes, path or Pillow's) as uint8 (3, H, W); `rng` decides every choice.
 
         Raises:
-            PictureError: it cannot be decoded.
+            ImageError: it cannot be decoded.
         """
-        opened = open_picture(picture)
+        opened = open_image(encoded)
         height, width = opened.size
         box = inception_box((height, width), self.augment, rng)
-        # The whole picture's size at which the crop is twice as large as it will be.
+        # The whole image's size at which the crop is twice as large as it will be.
         need = (
             math.ceil(2 * self.size[0] * height / (box[3] - box[1])),
             math.ceil(2 * self.size[1] * width / (box[2] - box[0])),
@@ -159,7 +159,7 @@ def inception_box(size: Size, augment: AugmentConfig, rng: np.random.Generator) 
 
 def erase(pixels: torch.Tensor, probability: float, rng: np.random.Generator) -> None:
     """Random erasing in place (arXiv 1708.04896, variant R): with the given probability, a
-    rectangle of 2% to 40% of the picture is filled with random pixels. pixels: uint8 (3, H, W)."""
+    rectangle of 2% to 40% of the image is filled with random pixels. pixels: uint8 (3, H, W)."""
     if rng.random() >= probability:
         return
     _, height, width = pixels.shape
@@ -180,7 +180,7 @@ def erase(pixels: torch.Tensor, probability: float, rng: np.random.Generator) ->
 
 
 class Mixing(NamedTuple):
-    """What one batch's mixup or cutmix does: picture i with its neighbour i - 1."""
+    """What one batch's mixup or cutmix does: image i with its neighbour i - 1."""
 
     share: float
     """The part of each label that stays."""
@@ -189,7 +189,7 @@ class Mixing(NamedTuple):
 
 
 def draw_mixing(size: Size, augment: AugmentConfig, rng: np.random.Generator) -> Mixing | None:
-    """Draws what happens to a batch of pictures of `size`; None: nothing.
+    """Draws what happens to a batch of images of `size`; None: nothing.
 
     mixup (arXiv 1710.09412) as in big_vision: one share a batch from Beta(alpha, alpha), at least
     a half. cutmix (arXiv 1905.04899): one box a batch; its area, once cut at the border, decides
@@ -215,7 +215,7 @@ def draw_mixing(size: Size, augment: AugmentConfig, rng: np.random.Generator) ->
 def mix(
     images: torch.Tensor, targets: torch.Tensor, augment: AugmentConfig, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixup or cutmix of a whole batch, each picture with the one before it.
+    """Mixup or cutmix of a whole batch, each image with the one before it.
 
     Args:
         images: float (B, 3, H, W).

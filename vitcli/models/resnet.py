@@ -198,7 +198,7 @@ class ConvHead(nn.Module):
 
 
 class BiT(ResNet):
-    """A BiT ResNet as a classifier, for pictures of any size.
+    """A BiT ResNet as a classifier, for images of any size.
 
     Args:
         config: the architecture.

@@ -1,4 +1,4 @@
-"""How much each class counts in the loss, for data with many pictures of some and few of others."""
+"""How much each class counts in the loss, for data with many images of some and few of others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
 def class_weights(wanted: ClassWeights, train: Source) -> npt.NDArray[np.float32]:
     """The weight of each class of the data, float32 (K,).
 
-    "balanced" gives a class with n_k of the n training pictures n / (K n_k), K the classes that
+    "balanced" gives a class with n_k of the n training images n / (K n_k), K the classes that
     have any (scikit-learn's `compute_class_weight`); a mapping gives its classes (by id, or by a
     name that is unique) their weights and the others 1.
 

@@ -41,13 +41,13 @@ class RunFolder:
         self.reliability = self.path / "reliability.png"
         self.card = self.path / "README.md"
         self.sweep = self.path / "sweep.json"
-        self.sweep_picture = self.path / "sweep.png"
+        self.sweep_image = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
         self.lock = RunLock(self.path / ".lock")
         self.files = (
             *(self.model, self.config, self.state, self.split, self.metrics),
             *(self.curves, self.confusion, self.reliability, self.card),
-            *(self.sweep, self.sweep_picture),
+            *(self.sweep, self.sweep_image),
         )
 
     @property

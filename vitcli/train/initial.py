@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints import hub, registry
 from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.load import Weights, load_weights
 from vitcli.checkpoints.native import CheckpointInfo
@@ -16,6 +15,8 @@ from vitcli.config import architecture as named_architecture
 from vitcli.data.labels import ClassIndex, listed, match_classes
 from vitcli.data.records import Ints
 from vitcli.errors import ConfigError, RunError
+from vitcli.hub import fetch as hub
+from vitcli.hub import registry
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.inputs import Report

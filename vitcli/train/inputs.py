@@ -1,7 +1,7 @@
-"""What the loop's model sees: pictures, or features where these cannot change.
+"""What the loop's model sees: images, or features where these cannot change.
 
-With a frozen backbone and no augmentation a picture's features are the same in every epoch. They
-are computed once, of pictures as evaluation sees them, and the run trains the head on them: the
+With a frozen backbone and no augmentation an image's features are the same in every epoch. They
+are computed once, of images as evaluation sees them, and the run trains the head on them: the
 same function of the weights at a small part of the cost.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[dict[str, Any]], None]
 Computed = dict[tuple[str, str], Tensor]
-"""Features (N, D) of a part ("train", "val") of pictures, by their fingerprint: what the runs of a
+"""Features (N, D) of a part ("train", "val") of images, by their fingerprint: what the runs of a
 sweep, which start from one model, have from each other."""
 
 EVALUATED_AT_ONCE = 8192
@@ -52,18 +52,18 @@ class Inputs(Protocol):
 
 
 def make_inputs(run: Run, report: Report, computed: Computed) -> Inputs:
-    """Pictures, or their features where they are fixed and fit into memory: those that are
+    """Images, or their features where they are fixed and fit into memory: those that are
     `computed` already, else they are added there."""
     if not has_fixed_features(run):
-        return Pictures(run, report)
+        return Images(run, report)
     count = len(run.train) + (len(run.val) if run.val is not None else 0)
-    text = f"the features of {count:,} pictures are computed once: nothing changes them"
+    text = f"the features of {count:,} images are computed once: nothing changes them"
     report({"event": "note", "text": text})
     return Features(run, counting("features", count, report), computed)
 
 
 def counting(what: str, total: int, report: Report) -> Callable[[int], None]:
-    """Called with the pictures of a batch, reports how many of all are done, after a second."""
+    """Called with the images of a batch, reports how many of all are done, after a second."""
     done, started = 0, time.monotonic()
 
     def advance(count: int) -> None:
@@ -76,14 +76,14 @@ def counting(what: str, total: int, report: Report) -> Callable[[int], None]:
 
 
 def has_fixed_features(run: Run) -> bool:
-    """Whether `Features` can stand for `Pictures`: they are fixed, and fit into memory."""
-    pictures = len(run.train) + (len(run.val) if run.val is not None else 0)
-    needed = 4 * pictures * run.info.model.feature_dim
+    """Whether `Features` can stand for `Images`: they are fixed, and fit into memory."""
+    images = len(run.train) + (len(run.val) if run.val is not None else 0)
+    needed = 4 * images * run.info.model.feature_dim
     return _are_features_fixed(run) and needed < free_memory(run.device) / 4
 
 
 def _are_features_fixed(run: Run) -> bool:
-    """Whether a picture's features are the same at every step."""
+    """Whether an image's features are the same at every step."""
     config, augment = run.config, run.config.augment
     changed = augment.flip or augment.randaugment or augment.erasing or augment.crop_area != (1, 1)
     mixed = augment.mixup or augment.cutmix or config.dropout
@@ -91,7 +91,7 @@ def _are_features_fixed(run: Run) -> bool:
     return not (config.freeze != "backbone" or changed or mixed or two_heads)
 
 
-class Pictures:
+class Images:
     """Decoded and augmented for every step."""
 
     def __init__(self, run: Run, report: Report) -> None:

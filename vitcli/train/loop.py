@@ -1,6 +1,6 @@
 """The training loop: `vit pretrain` and `vit finetune` are this one function.
 
-Everything random about a picture is a function of (seed, epoch, sample), everything random about a
+Everything random about an image is a function of (seed, epoch, sample), everything random about a
 batch of (seed, step), so a run that is stopped and resumed sees what it would have seen.
 """
 
@@ -89,7 +89,7 @@ def train(
 
     Raises:
         RunError: the folder cannot be used, another process uses it, memory runs out with one
-            picture at a time, or the loss diverges (DivergedError).
+            image at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
     folder, on_event = RunFolder(config.output), _OneByOne(on_event)

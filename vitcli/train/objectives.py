@@ -24,7 +24,7 @@ def classification_loss(
     logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
 ) -> Tensor:
     """Mean loss of logits (B, K) against rows of targets (B, K), in float32. With weights (K,) a
-    picture counts as its label does; the mean is over pictures, not over their weights, so that it
+    image counts as its label does; the mean is over images, not over their weights, so that it
     does not depend on how a batch is split.
 
     softmax: cross-entropy (paper, section 3.2). sigmoid: binary cross-entropy summed over the

@@ -12,7 +12,7 @@ from vitcli.devices import free_memory
 from vitcli.machine import cpu_cores
 
 LONG_SEQUENCE = 4096
-"""Tokens per picture from which a run is warned of: attention's cost grows with the square."""
+"""Tokens per image from which a run is warned of: attention's cost grows with the square."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Plan:
 def make_plan(
     config: TrainConfig, model: Architecture, train_size: int, device: torch.device
 ) -> Plan:
-    """Fills in what the configuration leaves open, from the number of training pictures n.
+    """Fills in what the configuration leaves open, from the number of training images n.
 
     - batch: the largest power of two up to n / 16, between 8 and 512 (pretrain: 1,024).
     - steps, finetune: the paper's for data of such a size (Table 4, as BiT-HyperRule, arXiv
-      1912.11370, generalises it): 500 below 20,000 pictures, 10,000 below 500,000, else 20,000;
+      1912.11370, generalises it): 500 below 20,000 images, 10,000 below 500,000, else 20,000;
       on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
     - lr: sgd 0.01, adam and adamw 1e-3 (finetune: 1e-4).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
     - evaluation: 20 times a run, at least 10 steps apart.
-    - micro-batches: as large as half of the free memory holds, at most 128 pictures.
+    - micro-batches: as large as half of the free memory holds, at most 128 images.
     """
     pretrain = config.task == "pretrain"
     batch = config.batch_size or _power_of_two(train_size // 16, 8, 1024 if pretrain else 512)
@@ -94,12 +94,12 @@ def _micro_batches(batch: int, model: Architecture, device: torch.device) -> int
     """The smallest divisor of the batch whose parts fit. What a block keeps for its backward
     pass is about 16 vectors of D and 3 of mlp_dim a token, at most 4 bytes a value."""
     if isinstance(model, BiTConfig):
-        per_picture = _resnet_bytes(model.resnet, model.image_size)
+        per_image = _resnet_bytes(model.resnet, model.image_size)
     else:
         per_token = (16 * model.width + 3 * model.mlp_dim) * 4
-        per_picture = model.num_tokens * model.depth * per_token
-        per_picture += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
-    fits = min(max(1, int(free_memory(device) // 2 // per_picture)), 128)
+        per_image = model.num_tokens * model.depth * per_token
+        per_image += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
+    fits = min(max(1, int(free_memory(device) // 2 // per_image)), 128)
     return next(k for k in range(1, batch + 1) if batch % k == 0 and batch // k <= fits)
 
 

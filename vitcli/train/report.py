@@ -1,4 +1,4 @@
-"""The end of a run: figures of the stored model, pictures, and the model card."""
+"""The end of a run: figures of the stored model, images, and the model card."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from vitcli import plots
 from vitcli.atomic import write_text
-from vitcli.checkpoints import card
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.evaluate import evaluate_model
+from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.train.folder import RunFolder, config_to_json
 from vitcli.train.inputs import Report, counting
@@ -29,15 +29,15 @@ def finish(run: Run, folder: RunFolder, progress: Progress, report: Report) -> d
     info = run.stored_info(progress, figures)
     rewrite_info(folder.path, info, train=config_to_json(run.config))
     plots.training_curves(folder.read_metrics(), folder.curves)
-    pictures = {"Loss, accuracy and learning rate": folder.curves.name}
+    images = {"Loss, accuracy and learning rate": folder.curves.name}
     if shown is not None:
         names = [info.classes[i].name for i in shown.seen]
         if len(names) <= plots.DRAWN:
             plots.confusion_matrix(shown.confusion_of(shown.seen), names, folder.confusion)
-            pictures["Confusion matrix"] = folder.confusion.name
+            images["Confusion matrix"] = folder.confusion.name
         plots.reliability(shown.calibration, folder.reliability)
-        pictures["Reliability"] = folder.reliability.name
-    write_text(folder.card, card.model_card(info, shown, name=folder.name, pictures=pictures))
+        images["Reliability"] = folder.reliability.name
+    write_text(folder.card, card.model_card(info, shown, name=folder.name, images=images))
     return figures
 
 

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def part_size(self) -> int:
-        """Pictures of a micro-batch."""
+        """Images of a micro-batch."""
         return (self.config.batch_size or 1) // (self.config.accumulate or 1)
 
     @property
@@ -108,7 +108,7 @@ class Run:
         """Sends each batch through the model in more parts, for less memory.
 
         Raises:
-            RunError: a part is one picture already.
+            RunError: a part is one image already.
         """
         batch, now = self.config.batch_size or 1, self.config.accumulate or 1
         more = next((k for k in range(2 * now, batch + 1) if batch % k == 0), batch)
@@ -119,11 +119,11 @@ class Run:
     def plan_event(self, step: int) -> dict[str, Any]:
         """What is printed before step 1: the plan and an estimate of the time it takes."""
         config, model = self.config, self.info.model
-        pictures = ((config.steps or 0) - step) * (config.batch_size or 0)
+        images = ((config.steps or 0) - step) * (config.batch_size or 0)
         val = len(self.val) if self.val is not None else 0
         parts = config.accumulate
         if has_fixed_features(self):
-            pictures, parts = len(self.train) + val, 1
+            images, parts = len(self.train) + val, 1
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
         return {
             "event": "plan",
@@ -133,8 +133,8 @@ class Run:
             "resolution": list(model.image_size),
             "patch_size": list(model.patch_size),
             "tokens": self.plan.tokens,
-            "train_pictures": len(self.train),
-            "val_pictures": val,
+            "train_images": len(self.train),
+            "val_images": val,
             "classes": model.num_classes,
             "steps": config.steps,
             "from_step": step,
@@ -146,16 +146,16 @@ class Run:
             "warmup": config.warmup,
             "device": str(self.device),
             "precision": self.precision,
-            "estimated_seconds": pictures * seconds_per_picture(self),
+            "estimated_seconds": images * seconds_per_image(self),
         }
 
 
-def seconds_per_picture(run: Run) -> float:
+def seconds_per_image(run: Run) -> float:
     """Times micro-batches of noise, forward and backward; changes no weight, and leaves the random
     generators as they were.
 
     Raises:
-        RunError: one picture takes more memory than there is.
+        RunError: one image takes more memory than there is.
     """
     count = max(1, min(32, run.part_size))
     with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
@@ -172,7 +172,7 @@ def seconds_per_picture(run: Run) -> float:
 
 
 def _times(run: Run, count: int) -> list[float]:
-    """Seconds of passes over `count` pictures: two at least, and more within two seconds."""
+    """Seconds of passes over `count` images: two at least, and more within two seconds."""
     model, config = run.model, run.info.model
     images = torch.zeros((count, 3, *config.image_size), device=run.device)
     labels = torch.zeros(count, dtype=torch.int64, device=run.device)
@@ -191,7 +191,7 @@ def _times(run: Run, count: int) -> list[float]:
 
 def _too_large() -> RunError:
     return RunError(
-        "memory runs out with one picture at a time",
+        "memory runs out with one image at a time",
         hint="take a lower --resolution, or a smaller --model",
     )
 

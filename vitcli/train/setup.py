@@ -82,7 +82,7 @@ def prepare(
         raise RunError(
             "there is no validation part, so nothing to lose patience with",
             where=config.data.path,
-            hint="leave --patience out, or hold pictures out with --val-fraction",
+            hint="leave --patience out, or hold images out with --val-fraction",
         )
     if config.ema and (config.steps or 0) * (1 - config.ema) < 1:
         report({"event": "warning", "text": _slow_average(config)})
@@ -142,7 +142,7 @@ def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> di
     provenance: dict[str, Any] = {
         "made_by": f"vit {config.task} (vitcli {vitcli.__version__}, torch {torch.__version__})",
         "data": Path(config.data.path).name,
-        "train_pictures": len(train),
+        "train_images": len(train),
     }
     if config.note:
         provenance["note"] = config.note
@@ -157,7 +157,7 @@ def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> di
 
 def _long_sequence(model: ModelConfig) -> str:
     return (
-        f"{model.num_tokens:,} tokens a picture: attention's time and memory grow with the square; "
+        f"{model.num_tokens:,} tokens an image: attention's time and memory grow with the square; "
         f"a lower --resolution or a larger patch makes this much faster"
     )
 

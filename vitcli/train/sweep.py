@@ -1,6 +1,6 @@
 """A sweep: a run at each of several peak learning rates, and what becomes of the best.
 
-The paper's protocol (section B.1.1): choose the rate on a held-out part of the training pictures,
+The paper's protocol (section B.1.1): choose the rate on a held-out part of the training images,
 then train with it on all of them. A test part chooses nothing.
 
 RUN/sweep.json        the configuration without gaps, and the figures of the runs that are done
@@ -145,7 +145,7 @@ def _go_on(
     _drop_weights(config, folder, trials)
     best = choose(trials)
     figures = [(trial.lr, trial.val_top1) for trial in trials]
-    plots.accuracy_by_rate(figures, best.lr, folder.sweep_picture)
+    plots.accuracy_by_rate(figures, best.lr, folder.sweep_image)
     listed = [dataclasses.asdict(trial) for trial in trials]
     tell({"event": "choice", "lr": best.lr, "retrain": config.retrain, "trials": listed})
     place = folder.trial(f"lr-{best.lr!r}")
@@ -154,7 +154,7 @@ def _go_on(
         note = (
             f"the learning rate {best.lr:g} was the best of {rates}, with {best.val_top1:.1%} on "
         )
-        note += "validation; then all pictures were trained on, and the last step was kept"
+        note += "validation; then all images were trained on, and the last step was kept"
         fields = {"data": dataclasses.replace(config.data, merge_val=True), "patience": None}
         computed.clear()  # of other parts
         last = _part(config, place, lr=best.lr, note=note, **fields)

@@ -1,0 +1,111 @@
+"""The Hub's cache, read without the client and compared with what the client says of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+
+from hub.hub_cache import COMMIT, keep
+from vitcli.errors import HubError
+from vitcli.hub import cache
+
+VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+FILES = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache in a home of its own."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", "~/hf")
+    return tmp_path / "hf" / "hub"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"XDG_CACHE_HOME": "/xdg"},
+        {"HF_HOME": "~/hf", "XDG_CACHE_HOME": "/xdg"},
+        {"HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/hf"},
+        {"HF_HUB_CACHE": "$HOME/new", "HUGGINGFACE_HUB_CACHE": "/old"},
+    ],
+)
+def test_it_is_where_the_client_looks(
+    root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    monkeypatch.delenv("HF_HOME")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert str(cache.root()) == done.stdout.strip()
+
+
+def test_a_snapshot_is_the_clients(root: Path) -> None:
+    assert cache.snapshot("me/model") is None
+    snapshot = keep(root, "me/model", FILES)
+    assert cache.snapshot("me/model") == cache.snapshot("me/model", COMMIT) == snapshot
+    theirs = try_to_load_from_cache("me/model", "model.safetensors", cache_dir=root)
+    assert theirs == str(snapshot / "model.safetensors")
+    assert cache.snapshot("me/model", "other") is None
+
+
+def test_without_weights_nothing_is_here(root: Path) -> None:
+    keep(root, "me/words", {"config.json": b"{}"})
+    assert cache.snapshot("me/words") is None
+    link = keep(root, "me/cut", FILES) / "model.safetensors"
+    link.resolve().unlink()
+    assert cache.snapshot("me/cut") is None
+
+
+def test_one_repo_is_removed_and_no_other(root: Path) -> None:
+    for repo in ("me/model", "me/model2", "you/model"):
+        keep(root, repo, FILES)
+    keep(root, "me/model", FILES, kind="datasets")
+    expected = sum(map(len, FILES.values()))
+    assert cache.size("me/model") == expected
+    assert cache.remove("me/model") == expected
+    left = {(found.repo_type, found.repo_id) for found in scan_cache_dir(root).repos}
+    assert left == {("model", "me/model2"), ("model", "you/model"), ("dataset", "me/model")}
+    assert cache.snapshot("me/model") is None and cache.snapshot("me/model2") is not None
+    with pytest.raises(HubError, match="is not in the cache"):
+        cache.remove("me/model")
+
+
+def test_what_a_cut_download_left_is_removed_too(root: Path) -> None:
+    blobs = root / "models--me--cut" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.incomplete").write_bytes(b"1234")
+    assert cache.remove("me/cut") == 4
+    assert not cache.folder("me/cut").exists()
+
+
+def test_a_file_that_two_repos_share_stays(root: Path) -> None:
+    """huggingface_hub 2 keeps one copy of a file of several repos, linked from each."""
+    hub = pytest.importorskip("huggingface_hub.utils._shared_blobs")
+    name = "ab" * 32
+    store = root / "blobs" / "ab" / name
+    store.parent.mkdir(parents=True)
+    (root / "blobs" / hub.SHARED_BLOBS_MARKER_NAME).write_text("1\n")
+    store.write_bytes(b"weights")
+    references = []
+    for repo in ("me/one", "me/two"):
+        link = keep(root, repo, FILES) / "model.safetensors"
+        blob = link.parent / link.readlink()
+        blob.unlink()
+        blob.symlink_to(Path("..", "..", "blobs", "ab", name))
+        references.append(blob.parent.resolve().joinpath(blob.name).relative_to(root.resolve()))
+    store.with_name(f"{name}.refs").write_text("".join(f"{r.as_posix()}\n" for r in references))
+    cache.remove("me/one")
+    assert cache.snapshot("me/two") is not None
+    assert (cache.snapshot("me/two") / "model.safetensors").read_bytes() == b"weights"
+    cache.remove("me/two")
+    assert not store.exists()

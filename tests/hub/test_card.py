@@ -1,0 +1,149 @@
+"""The model card, read back by the Hub's own client."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from huggingface_hub import ModelCard
+
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import ClassLabel, Preprocess, model_config
+from vitcli.hub.card import model_card, resized
+from vitcli.metrics import Evaluation, Tally
+
+
+def shown(confusion: np.ndarray) -> Evaluation:
+    """An evaluation with this confusion matrix."""
+    tally, k = Tally(len(confusion)), len(confusion)
+    labels, answers = np.indices((k, k)).reshape(2, -1).repeat(confusion.ravel(), axis=1)
+    tally.add(torch.eye(k)[answers], labels)
+    return tally.result()
+
+
+CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "cat | dog"))
+INFO = CheckpointInfo(
+    model_config("Ti/16", image_size=(128, 128), num_classes=3),
+    Preprocess(size=(128, 128), crop_mode="squash"),
+    CLASSES,
+    provenance={
+        "made_by": "vit finetune (vitcli 0.1.0, torch 2.13.0)",
+        "command": "vit finetune --data flowers --lr 0.003",
+        "data": 'my "flowers": 5 kinds',
+        "train_images": 3500,
+        "parent": "timm/vit_base",
+        "posemb_resize": {"method": "bilinear", "from": [14, 14]},
+        "seed": 3,
+        "steps": 500,
+        "seconds": 3725,
+        "figures": {"val_top1": 0.9375, "val_ece": 0.03, "test_top1": 0.9, "val_loss": 0.3},
+    },
+)
+SHOWN = shown(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
+
+
+def test_the_front_matter_is_the_hubs() -> None:
+    card = ModelCard(model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0"))
+    data = card.data.to_dict()
+    assert data["library_name"] == "timm" and data["pipeline_tag"] == "image-classification"
+    assert data["license"] == "apache-2.0" and data["base_model"] == "timm/vit_base"
+    assert {"vit", "timm"} <= set(data["tags"])
+    results = card.data.eval_results
+    assert results is not None
+    assert [(r.metric_name, r.metric_value) for r in results] == [
+        ("top-1, validation part", 0.9375),
+        ("ECE, validation part", 0.03),
+        ("top-1, test part", 0.9),
+    ]
+    assert results[0].dataset_name == 'my "flowers": 5 kinds'
+    assert results[0].task_type == "image-classification"
+
+
+def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
+    text = model_card(INFO, SHOWN, name="me/flowers", images={"Confusion": "confusion.png"})
+    for line in (
+        "# me/flowers",
+        "| top-1, validation part | 93.8% |",
+        "| ECE, validation part | 3.0% |",
+        "| crane (n1) | 10 | 80.0% | 88.9% | 84.2% | crane (n2) |",
+        "| crane (n2) | 10 | 80.0% | 80.0% | 80.0% | crane (n1) |",
+        "| cat \\| dog | 10 | 100.0% | 90.9% | 95.2% | - |",
+        "Of 30 images:",
+        "![Confusion](confusion.png)",
+        "vit finetune --data flowers --lr 0.003",
+        "- Position embeddings resized: bilinear from 14 x 14",
+        "- Time: 1 h 2 min",
+        "- Seed: 3",
+        "vit predict cat.jpg --model me/flowers",
+        'model = timm.create_model("hf-hub:me/flowers", pretrained=True).eval()',
+        'pipeline("image-classification", "me/flowers")("cat.jpg")',
+    ):
+        assert f"{line}\n" in text, line
+    assert "5.5 million parameters" in text and "128 x 128 pixels, with 3 classes" in text
+    assert "mean 0.5" in text and "squash" in text
+
+
+def test_names_with_newlines_break_neither_table_nor_text() -> None:
+    classes = (*CLASSES[:2], ClassLabel("n3", "cat |\n\n## Use\r\n"))
+    text = model_card(dataclasses.replace(INFO, classes=classes), SHOWN)
+    assert " They are crane (n1), crane (n2), cat | ## Use.\n" in text
+    assert "\n| cat \\| ## Use | 10 | 100.0% | 90.9% | 95.2% | - |\n" in text
+    assert text.count("\n## Use") == 1
+
+
+def test_nothing_is_said_that_nobody_knows() -> None:
+    info = CheckpointInfo(model_config("S/16", num_classes=2), Preprocess())
+    text = model_card(info)
+    card = ModelCard(text)
+    assert card.data.eval_results is None and "license" not in card.data.to_dict()
+    assert "base_model" not in card.data.to_dict()
+    for heading in ("## Figures", "## How it was made"):
+        assert heading not in text
+    assert "None" not in text and 'local-dir:."' in text
+
+
+def test_a_local_parent_is_no_base_model() -> None:
+    for parent in ("./runs/a", "/tmp/x", "vit-ti16-tin", "runs/old/model.safetensors"):
+        info = CheckpointInfo(INFO.model, INFO.preprocess, provenance={"parent": parent})
+        assert "base_model" not in ModelCard(model_card(info)).data.to_dict()
+
+
+def test_of_many_classes_the_hardest_are_listed() -> None:
+    classes = tuple(ClassLabel(f"id{i}", f"name{i}") for i in range(200))
+    confusion = np.diag(np.full(200, 10))
+    confusion[7, 7], confusion[7, 8] = 1, 9
+    confusion[199] = 0  # no image of it
+    info = CheckpointInfo(model_config("Ti/16", num_classes=200), Preprocess(), classes)
+    text = model_card(info, shown(confusion))
+    rows = [line for line in text.splitlines() if line.startswith("| name")]
+    assert len(rows) == 30 and rows[0] == "| name7 | 10 | 10.0% | 100.0% | 18.2% | name8 |"
+    assert "name199" not in text and "with 200 classes." in text
+
+
+def test_a_resize_takes_the_figures_and_leaves_the_rest() -> None:
+    ours = model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0")
+    assert "model-index" in ours and "## Figures" in ours and "93.8%" in ours
+    once = resized(ours, (128, 128), (384, 384))
+    assert "0.9375" not in once and "93.8%" not in once and "## Figures" not in once
+    card = ModelCard(once)
+    assert card.data.eval_results is None and card.data.license == "apache-2.0"
+    assert card.text.strip().startswith("> Not the model that was measured: its position")
+    assert "128 x 128 pixels, and any figure, is of the model before" in card.text
+    assert "## How it was made" in once and "## Use" in once
+    again = resized(once, (384, 384), (64, 96))
+    assert again.count("> Not the model") == 1 and "resized for images of 64 x 96" in again
+    theirs = (
+        "---\nmodel-index:\n- name: x\n  results: []\nlicense: mit\n---\n# B/16\n\n## Figures\n"
+    )
+    kept = resized(theirs, (224, 224), (384, 384))
+    assert kept.startswith("---\nlicense: mit\n---\n\n> Not the model")
+    assert kept.endswith("\n\n# B/16\n\n## Figures\n")
+    assert resized("", (1, 1), (2, 2)).startswith("> Not the model")
+
+
+def test_a_model_that_timm_cannot_hold_says_so() -> None:
+    info = CheckpointInfo(model_config("Ti/16", num_classes=2, pre_logits=192), Preprocess())
+    text = model_card(info)
+    assert "timm cannot hold this model (pre_logits of size 192)." in text
+    assert "create_model" not in text

@@ -1,0 +1,182 @@
+"""What a model's name means, and what ships."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from vitcli.config import ModelConfig, model_config, variant_name
+from vitcli.errors import ModelNotFoundError
+from vitcli.hub import registry
+from vitcli.hub.registry import HubRepo, RegistryEntry, resolve
+from vitcli.layouts.shapes import tensor_shapes
+
+
+def is_plain(entry: RegistryEntry) -> bool:
+    """Neither a hybrid nor a ResNet."""
+    return isinstance(entry.model, ModelConfig) and entry.model.stem is None
+
+
+PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(entry)}
+
+
+def test_all_released_models_are_there() -> None:
+    assert len(registry.entries()) == 134 and len(PLAIN) == 108
+    assert Counter(name.partition("-")[0] for name in registry.entries()) == {
+        "vit": 83, "deit": 8, "deit3": 16, "bit": 15, "r": 3, "r26": 3, "r50": 5, "test": 1,
+    }  # fmt: skip
+    assert len({entry.repo for entry in registry.entries().values()}) == 134
+    assert Counter(entry.classes for entry in registry.entries().values()) == {
+        1000: 70, 0: 47, 21843: 16, 11221: 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", registry.entries().values(), ids=registry.entries())
+def test_every_entry_is_whole(entry: RegistryEntry) -> None:
+    assert entry.repo.startswith("timm/")
+    assert entry.preprocess.size == (entry.size, entry.size)
+    assert entry.license in ("apache-2.0", "cc-by-nc-4.0")
+    if entry.labels is not None:
+        assert len(registry.labels(entry.labels)) == entry.classes
+    assert entry.labels or entry.classes in (0, 11221)
+    assert entry.source is None or entry.source.startswith("https://")
+
+
+@pytest.mark.parametrize("entry", registry.entries().values(), ids=registry.entries())
+def test_parameters_are_those_of_the_release(entry: RegistryEntry) -> None:
+    """`params` was counted by timm, `num_params` by us, the shapes one by one."""
+    model = entry.model
+    assert model.num_params() == entry.params
+    count = 0
+    for shape in tensor_shapes(model).values():
+        size = 1
+        for axis in shape:
+            size *= axis
+        count += size
+    assert count == entry.params
+    if entry.gmacs is not None:
+        macs = model.macs() + model.feature_dim * model.num_classes
+        if is_plain(entry):
+            assert macs / 1e9 == pytest.approx(entry.gmacs, rel=0.01, abs=0.006)
+        else:  # timm counts the standardisation of a ResNet's weights, too
+            assert 1 <= entry.gmacs / (macs / 1e9) < 1.035
+
+
+def test_the_best_known_model() -> None:
+    entry = registry.entries()["vit-b16-i21k"]
+    assert entry.repo == "timm/vit_base_patch16_224.augreg_in21k"
+    assert entry.model == model_config("B/16", num_classes=21843)
+    assert entry.score == "sigmoid" and entry.preprocess.crop_pct == 0.9
+    assert entry.architecture == "vit_base_patch16_224"
+
+
+def test_hybrids_and_resnets_are_listed_as_what_they_are() -> None:
+    others = {e.name: variant_name(e.model) for e in registry.entries().values() if not is_plain(e)}
+    assert len(others) == 26
+    assert others["r-vit-ti16-i21k"] == "R+Ti/16"
+    assert others["r50-vit-b16-i21k-orig"] == "R50+B/16"
+    assert others["r50-vit-l32-i21k-i1k-384"] == "R50+L/32"
+    assert others["bit-r152x4-i21k"] == "R152x4"
+    assert registry.entries()["bit-r50x1-i21k-i1k"].model.image_size == (448, 448)
+
+
+def test_class_lists() -> None:
+    small, large = registry.labels("imagenet-1k"), registry.labels("imagenet-21k")
+    assert small[0] == ("n01440764", "tench, Tinca tinca") and len(small) == 1000
+    assert large[-1].id.startswith("n") and len(large) == 21843
+    assert len({label.id for label in small}) == 1000
+    cranes = [label.id for label in small if label.name == "crane"]
+    assert cranes == ["n02012849", "n03126707"]  # names are not identities
+    real = registry.real_labels()
+    assert len(real) == 50_000 and real[:3] == ((), (970, 795), (230, 231))
+    assert max(max(classes, default=0) for classes in real) == 999
+
+
+def test_aliases_mean_what_ships() -> None:
+    assert set(registry.aliases()) == {"default", "default-pretrained"}
+    for alias, name in registry.aliases().items():
+        if name in registry.shipped():
+            assert resolve(alias) == registry.shipped()[name]
+    assert set(registry.names()) >= {"default", "vit-b16-i21k", *registry.shipped()}
+
+
+# ---------------------------------------------------------------------------------------------
+# What a name means
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_name_of_the_registry(here: Path) -> None:
+    entry = registry.entries()["vit-b16-i21k"]
+    assert resolve("vit-b16-i21k") is entry
+    assert resolve("ViT-B16-i21k") is entry
+    assert resolve("timm/vit_base_patch16_224.augreg_in21k") is entry
+
+
+def test_a_path_comes_first(here: Path) -> None:
+    (here / "vit-b16-i21k").mkdir()
+    assert resolve("vit-b16-i21k") == Path("vit-b16-i21k")
+    (here / "me").mkdir()
+    (here / "me" / "flowers").write_text("")
+    assert resolve("me/flowers") == Path("me/flowers")
+    assert resolve(here / "me") == here / "me"
+
+
+@pytest.mark.parametrize("spec", ["./vit-b16-i21k", "/vit-b16-i21k", "~/vit-b16-i21k", "../x"])
+def test_a_path_that_looks_like_one_is_nothing_else(here: Path, spec: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="there is no such file or folder"):
+        resolve(spec)
+    with pytest.raises(ModelNotFoundError, match="there is no such file or folder"):
+        resolve(Path("vit-b16-i21k"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "repo"),
+    [
+        ("me/flowers", HubRepo("me/flowers")),
+        ("me/flowers@main", HubRepo("me/flowers", "main")),
+        ("me/flowers@refs/pr/1", HubRepo("me/flowers", "refs/pr/1")),
+        ("hf-hub:me/flowers-1.5_x", HubRepo("me/flowers-1.5_x")),
+        (
+            "timm/vit_base_patch16_224.augreg_in21k@abc",
+            HubRepo("timm/vit_base_patch16_224.augreg_in21k", "abc"),
+        ),
+    ],
+)
+def test_a_repo_on_the_hub(here: Path, spec: str, repo: HubRepo) -> None:
+    assert resolve(spec) == repo
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("vit-b16-i22k", "did you mean vit-b16-i21k"),
+        ("vit_b16_i21k", "vit-b16-i21k"),
+        ("defalt", "did you mean default"),
+        ("deit3-huge", "deit3-"),
+        ("something entirely different", "these ship: default, default-pretrained"),
+        ("", "these ship: default, default-pretrained"),
+        ("runs/flowers/model.safetensors", "these ship: default, default-pretrained"),
+        ("a/b/c", "these ship: default, default-pretrained"),
+    ],
+)
+def test_an_unknown_name_is_guessed(here: Path, spec: str, hint: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(spec)
+    assert hint in str(caught.value.hint) and caught.value.where
+    assert str(caught.value).count("\n") == 1
+
+
+def test_a_model_that_was_left_out_of_the_package_is_said(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "aliases", lambda: {"default": "gone"})
+    with pytest.raises(ModelNotFoundError, match="'gone', which 'default' means, is missing"):
+        resolve("default")

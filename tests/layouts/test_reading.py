@@ -1,0 +1,256 @@
+"""Checkpoints of vit_jax, big_vision and transformers compute here what they compute there."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoints.golden_cases import GOLDEN
+from layouts.released_names import open_clip
+from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.read import open_checkpoint, read_info
+from vitcli.config import Activation, ClassLabel
+from vitcli.errors import CheckpointError
+from vitcli.models.vit import ViT
+
+
+def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: Path) -> None:
+    old = GOLDEN / "hf_vit"
+    words = {
+        "encoder.layer.": "layers.",
+        "attention.attention.query": "attention.q_proj",
+        "attention.attention.key": "attention.k_proj",
+        "attention.attention.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+    }
+    tensors = {}
+    for name, tensor in load_file(old / "model.safetensors").items():
+        for word, new in words.items():
+            name = name.replace(word, new)
+        tensors[name] = tensor
+    shutil.copy(old / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(load(tmp_path)(images), load(old)(images))
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [({}, "softmax"), ({"problem_type": "multi_label_classification"}, "sigmoid")],
+)
+def test_the_score_function_of_transformers(
+    tmp_path: Path, said: dict[str, str], score: str
+) -> None:
+    """As its pipeline has it; written back for it."""
+    case = GOLDEN / "hf_vit"
+    config = json.loads((case / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | said))
+    shutil.copy(case / "model.safetensors", tmp_path)
+    assert read_info(tmp_path)[0].score == score
+    convert(tmp_path, tmp_path / "back", "transformers")
+    assert read_info(tmp_path / "back")[0].score == score
+
+
+def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
+    old = GOLDEN / "hf_vit"
+    tensors = load_file(old / "model.safetensors")
+    names = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(names.values()):
+        save_file({n: tensors[n] for n in names if names[n] == file}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    shutil.copy(old / "config.json", tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(load(tmp_path)(images), load(old)(images))
+    for wrong in ({"weight_map": {"x": "../x.safetensors"}}, {}, {"weight_map": 3}):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match="is no index"):
+            read_info(tmp_path)
+
+
+def test_a_pickle_of_a_training_state_gives_its_averaged_weights(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    prefixed = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    options = argparse.Namespace(lr=0.1)
+    state = {"epoch": 3, "args": options, "state_dict": zeros, "state_dict_ema": prefixed}
+    path = tmp_path / "model_best.pth.tar"
+    torch.save(state, path)
+    model = load(path)
+    assert torch.equal(model.head.weight, tensors["head.weight"])
+    assert model.info.provenance["took"] == ["the weights under 'state_dict_ema'"]
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert torch.equal(load(path).head.weight, tensors["head.weight"])
+
+
+def test_timms_config_is_read_beside_its_pickle_too(tmp_path: Path) -> None:
+    folder = GOLDEN / "timm_deit3"  # 4 heads, which no shape tells
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    shutil.copy(folder / "config.json", tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(load(tmp_path)(images), load(folder)(images))
+
+
+def test_releases_of_mae_and_dinov2_name_what_is_left_out(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
+    extra = {"mask_token": torch.zeros(1, 1, 4), "decoder_blocks.0.norm1.weight": torch.ones(4)}
+    torch.save({"model": {**tensors, **extra}}, tmp_path / "mae.pth")
+    opened = open_checkpoint(tmp_path / "mae.pth")
+    assert set(opened.dropped) == set(extra) and opened.info.model.num_classes == 0
+    with_registers = {**tensors, "register_tokens": torch.randn(1, 4, 48)}
+    torch.save({**with_registers, "mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
+    model = load(tmp_path / "dinov2.pth")
+    assert model.config.num_registers == 4 and model.config.posemb_tokens == "class"
+    assert torch.equal(model.reg_token, with_registers["register_tokens"])
+
+
+def test_clip_by_openais_names(tmp_path: Path) -> None:
+    """What the file does not say of its GELU is in open_clip's config, or assumed and told."""
+    timms = load(GOLDEN / "timm_clip_prenorm")
+    named = open_clip({n: t.numpy() for n, t in timms.state_dict().items()})
+    tensors = {name: torch.tensor(array) for name, array in named.items()}
+    save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    torch.save({**tensors, "input_resolution": torch.tensor(32)}, tmp_path / "ViT-B-8.pt")
+    images = torch.randn(2, 3, 32, 32)
+
+    def assert_computes(path: Path, activation: Activation, heads: int = 1) -> CheckpointInfo:
+        model = load(path)
+        expected = dataclasses.replace(timms.config, num_heads=heads, activation=activation)
+        same = ViT(expected.with_classes(0)).eval()
+        same.load_state_dict({n: t for n, t in timms.state_dict().items() if "head" not in n})
+        with torch.inference_mode():
+            assert torch.equal(model(images), same(images))
+        return model.info
+
+    info = assert_computes(tmp_path / "open_clip_model.safetensors", "gelu")
+    assert "exact GELU" in info.provenance["assumed"]
+    info = assert_computes(tmp_path / "ViT-B-8.pt", "quick_gelu")
+    assert info.provenance["assumed"] == ["images prepared as usual for clip_vision_model"]
+    dropped = open_checkpoint(tmp_path / "ViT-B-8.pt").dropped
+    assert "visual.proj" in dropped and "transformer.resblocks.0.ln_1.weight" in dropped
+    config = tmp_path / "open_clip_config.json"
+    vision = {"image_size": 32, "layers": 2, "width": 48, "patch_size": 8, "head_width": 16}
+    prepared = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
+    said = {"model_cfg": {"quick_gelu": True, "vision_cfg": vision}, "preprocess_cfg": prepared}
+    config.write_text(json.dumps(said))
+    info = assert_computes(tmp_path / "open_clip_model.safetensors", "quick_gelu", heads=3)
+    assert "assumed" not in info.provenance and info.preprocess.crop_mode == "squash"
+    assert info.preprocess.std == (0.2, 0.2, 0.2)
+    for wrong in ("{", "[1]", '{"model_cfg": {}}'):
+        config.write_text(wrong)
+        with pytest.raises(CheckpointError, match="open_clip_config.json: cannot be read"):
+            load(tmp_path / "open_clip_model.safetensors")
+
+
+def test_a_half_of_a_file_is_not_guessed(tmp_path: Path) -> None:
+    arrays = dict(np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz"))
+    del arrays["Transformer/encoder_norm/bias"]
+    arrays["head/kernel"] = arrays["head/kernel"][:40]
+    arrays["more"] = np.zeros(3)
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "x.npz")
+    text = str(caught.value)
+    assert "1 missing: Transformer/encoder_norm/bias (48)" in text
+    assert "1 unexpected: more (3)" in text
+    assert "head/kernel is (40, 10), not (48, 10)" in text
+
+
+def test_class_names_and_images_come_from_transformers_files(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {str(i): name for i, name in enumerate("abcdefg")}
+    (folder / "config.json").write_text(json.dumps(config))
+    processor = {
+        "size": {"shortest_edge": 40},
+        "crop_size": {"height": 32, "width": 32},
+        "do_center_crop": True,
+        "resample": 3,
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.4, 0.5, 0.6],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    info, _ = read_info(folder)
+    assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
+    assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
+    assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
+
+
+# ---------------------------------------------------------------------------------------------
+# Variants of the authors' npz that no golden case has
+
+
+def saved(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def same_logits(path: Path, arrays: dict[str, np.ndarray]) -> bool:
+    """Whether a file computes what its golden case holds."""
+    model = load(path)
+    images = torch.from_numpy(np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2)))
+    with torch.inference_mode():
+        return bool(np.abs(model(images).numpy() - arrays["logits"]).max() <= 1e-5)
+
+
+def test_linen_names_with_pre_logits(tmp_path: Path) -> None:
+    folder = GOLDEN / "vit_jax_rep"
+    words = {"DotProductAttention_1": "DotProductAttention_0", "MlpBlock_3": "MlpBlock_0"}
+    arrays = {}
+    for name, array in np.load(folder / "checkpoint.npz").items():
+        for old, new in {"LayerNorm_2": "LayerNorm_1", **words}.items():
+            name = name.replace(old, new)
+        arrays[f"opt/target/{name}"] = array
+    path = saved(tmp_path / "x.npz", arrays)
+    assert same_logits(path, dict(np.load(folder / "io.npz")))
+    assert read_info(path)[0].model.pre_logits == 40
+
+
+def test_old_big_vision_keeps_positions_in_the_encoder_with_the_class_tokens(
+    tmp_path: Path,
+) -> None:
+    folder = GOLDEN / "vit_jax_token"
+    arrays = dict(np.load(folder / "checkpoint_linen_names.npz"))
+    positions = arrays.pop("Transformer/posembed_input/pos_embedding")
+    for name in ("Transformer/pos_embedding", "pos_embedding"):
+        path = saved(tmp_path / "x.npz", {f"params/{n}": a for n, a in arrays.items()})
+        path = saved(path, {**dict(np.load(path)), f"params/{name}": positions})
+        assert same_logits(path, dict(np.load(folder / "io.npz")))
+        opened = open_checkpoint(path)
+        assert opened.layout == "big_vision"
+        assert opened.sources["pos_embed"] == (f"params/{name}",)
+
+
+def test_what_an_optimiser_keeps_is_not_taken_for_the_model(tmp_path: Path) -> None:
+    folder = GOLDEN / "vit_jax_token"
+    arrays = dict(np.load(folder / "checkpoint.npz"))
+    for prefix, slots in (("params/", "opt/0/mu/"), ("opt/target/", "opt/state/"), ("", "opt/mu/")):
+        found = {f"{slots}{name}": np.zeros_like(array) for name, array in arrays.items()}
+        found |= {prefix + name: array for name, array in arrays.items()}
+        found["step"] = np.array(7)
+        path = saved(tmp_path / "x.npz", found)
+        assert same_logits(path, dict(np.load(folder / "io.npz")))
+        dropped = set(open_checkpoint(path).dropped)
+        assert dropped == {name for name in found if name.startswith(slots)} | {"step"}
+
+
+def test_a_teacher_comes_before_its_student(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    both = {f"teacher.backbone.{name}": tensor for name, tensor in tensors.items()}
+    both |= {f"s.b.{name}": torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    torch.save({"model": both}, tmp_path / "x.pth")
+    assert torch.equal(load(tmp_path / "x.pth").head.weight, tensors["head.weight"])

@@ -1,0 +1,244 @@
+"""Hybrids and BiT ResNets from checkpoint to model, and back, in timm's layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitcli
+from checkpoints.golden_cases import PACKED, Case
+from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ClassLabel,
+    ModelConfig,
+    Preprocess,
+    ResNetConfig,
+    architecture,
+)
+from vitcli.errors import CheckpointError
+from vitcli.layouts.shapes import infer_architecture, tensor_shapes
+from vitcli.layouts.timm_architectures import architecture_from_args, not_in_timm
+from vitcli.layouts.timm_config import from_timm, to_timm
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+from vitcli.resnets import bit_resnet
+
+HYBRID, RESNET = PACKED["timm_hybrid_r50_s16"], PACKED["timm_bit_resnetv2"]
+SMALL = ModelConfig(16, 1, 2, 24, (16, 16), (64, 64), num_classes=3)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of the golden cases with their weights as timm wrote them."""
+    root = tmp_path_factory.mktemp("golden")
+    for name, case in PACKED.items():
+        (root / name).mkdir()
+        shutil.copy(case.folder / "config.json", root / name)
+        packed = (case.folder / "model.safetensors.gz").read_bytes()
+        (root / name / "model.safetensors").write_bytes(gzip.decompress(packed))
+    return {name: root / name for name in PACKED}
+
+
+def test_what_timm_says_of_them_is_read(unpacked: dict[str, Path]) -> None:
+    hybrid, resnet = (read_info(unpacked[case.folder.name])[0].model for case in (HYBRID, RESNET))
+    assert isinstance(hybrid, ModelConfig) and isinstance(resnet, BiTConfig)
+    assert hybrid.stem == ResNetConfig((2, 1, 1), 0.5)
+    assert hybrid.grid == (4, 4) and hybrid.patch_size == (16, 16)
+    assert hybrid.num_params() == HYBRID.said["n_params"]
+    assert resnet.resnet == bit_resnet((1, 1, 1, 1), 0.5)
+    assert resnet.num_params() == RESNET.said["n_params"]
+
+
+def test_the_other_border_of_the_max_pool_is_another_model(unpacked: dict[str, Path]) -> None:
+    """big_vision's -inf for timm's zeros: the root's corner can only fall."""
+    model = vitcli.load(unpacked[RESNET.folder.name])
+    infinite = BiT(
+        dataclasses.replace(
+            model.config, resnet=dataclasses.replace(model.config.resnet, pool_padding="-inf")
+        )
+    ).eval()
+    infinite.load_state_dict(model.state_dict())
+    images = torch.from_numpy(RESNET.arrays["input"])
+    with torch.inference_mode():
+        zeros, below = model.stem(images), infinite.stem(images)
+    assert (below <= zeros).all()
+    assert torch.equal(below[:, :, 1:, 1:], zeros[:, :, 1:, 1:])
+    assert not torch.equal(below, zeros)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_files_without_a_config_are_understood_but_for_heads_and_epsilons(
+    unpacked: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    true = read_info(unpacked[name])[0].model
+    shutil.copy(unpacked[name] / "model.safetensors", tmp_path)
+    info = read_info(tmp_path)[0]
+    found = info.model
+    if isinstance(true, ModelConfig) and isinstance(found, ModelConfig):
+        found = dataclasses.replace(found, num_heads=true.num_heads)
+    assert found == true
+    assert any("epsilons" in text for text in info.provenance["assumed"])
+
+
+MODELS: dict[str, Architecture] = {
+    "root alone": dataclasses.replace(SMALL, stem=ResNetConfig((), 0.5)),
+    "two stages, patches of 2": dataclasses.replace(SMALL, stem=ResNetConfig((1, 2), 0.5)),
+    "three stages": dataclasses.replace(SMALL, stem=ResNetConfig((2, 1, 1), 1.0)),
+    "the authors' epsilons": dataclasses.replace(
+        SMALL,
+        pre_logits=5,
+        stem=ResNetConfig((1,), 0.5, std_eps=1e-5, std_eps_in="deviation", norm_eps=1e-6),
+    ),
+    "a BiT ResNet": BiTConfig(bit_resnet((1, 2), 0.5), (48, 64), num_classes=3),
+    "-inf": BiTConfig(
+        dataclasses.replace(bit_resnet((1, 1, 1, 1), 0.5), pool_padding="-inf"), (64, 64), 3
+    ),
+    "no head": BiTConfig(bit_resnet((1, 1), 0.5), (64, 64)),
+}
+
+
+def random_model(config: Architecture) -> ViT | BiT:
+    model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(generator=generator)
+    return model.eval()
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_shapes_are_the_modules(config: Architecture) -> None:
+    state = random_model(config).state_dict()
+    assert tensor_shapes(config) == {name: tuple(t.shape) for name, t in state.items()}
+    assert sum(tensor.numel() for tensor in state.values()) == config.num_params()
+    found, _ = infer_architecture(tensor_shapes(config))
+    assert tensor_shapes(found) == tensor_shapes(config)
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_what_is_saved_is_loaded(config: Architecture, tmp_path: Path) -> None:
+    model = random_model(config)
+    classes = tuple(ClassLabel(str(i), str(i)) for i in range(config.num_classes))
+    info = CheckpointInfo(config, Preprocess(size=config.image_size), classes)
+    save_checkpoint(tmp_path, model.state_dict(), info)
+    again = vitcli.load(tmp_path)
+    assert again.info == info and again.config == config
+    images = torch.randn(2, 3, *config.image_size)
+    with torch.inference_mode():
+        assert torch.equal(again(images), model(images))
+    (tmp_path / "config.json").unlink()  # the file stands alone
+    assert vitcli.load(tmp_path / "model.safetensors").info == info
+
+
+def test_a_bit_resnet_at_another_resolution_is_the_same(tmp_path: Path) -> None:
+    config = MODELS["a BiT ResNet"]
+    info = CheckpointInfo(config, Preprocess(size=config.image_size))
+    save_checkpoint(tmp_path, random_model(config).state_dict(), info)
+    model = vitcli.load(tmp_path, resolution=(33, 47))
+    assert model.preprocess.size == (33, 47) and model.config.image_size == (33, 47)
+    assert "posemb_resize" not in model.info.provenance
+    before = load_weights(tmp_path).tensors
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("case", [HYBRID, RESNET], ids=["hybrid", "resnet"])
+def test_a_missing_layer_is_named(case: Case, unpacked: dict[str, Path], tmp_path: Path) -> None:
+    weights = load_weights(unpacked[case.folder.name])
+    prefix = "patch_embed.backbone." if case is HYBRID else ""
+    lost = f"{prefix}stages.0.blocks.0.downsample.conv.weight"
+    tensors = {name: tensor for name, tensor in weights.tensors.items() if name != lost}
+    save_checkpoint(tmp_path, tensors, weights.info)
+    with pytest.raises(CheckpointError, match=f"1 missing: {lost}"):
+        vitcli.load(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------
+# timm's config.json
+
+NAMES = {
+    "vit_tiny_r_s16_p8_224": "R+Ti/16",
+    "vit_small_r26_s32_224": "R26+S/32",
+    "vit_base_r26_s32_224": "R26+B/32",
+    "vit_base_r50_s16_224": "R50+B/16",
+    "vit_large_r50_s32_224": "R50+L/32",
+    "resnetv2_50x1_bit": "R50x1",
+    "resnetv2_101x3_bit": "R101x3",
+    "resnetv2_152x4_bit": "R152x4",
+}
+
+
+@pytest.mark.parametrize("name, variant", NAMES.items())
+def test_timms_names_and_the_papers(name: str, variant: str) -> None:
+    model = architecture_from_args(name, {})
+    assert model == architecture(variant)
+    config = to_timm(CheckpointInfo(model.with_classes(5), Preprocess(size=model.image_size)))
+    assert (config["architecture"], config["model_args"]) == (name, {})
+    del config["vit"]
+    assert from_timm(config).model == model.with_classes(5)
+
+
+def test_a_bit_resnet_is_written_as_timm_writes_it() -> None:
+    model = architecture("R50x1", image_size=(64, 64), num_classes=10)
+    config = to_timm(CheckpointInfo(model, Preprocess(size=(64, 64))))
+    assert config["architecture"] == "resnetv2_50x1_bit" and config["model_args"] == {}
+    assert config["num_features"] == 2048 and config["global_pool"] == "avg"
+    said = json.loads((RESNET.folder / "config.json").read_text())["pretrained_cfg"]
+    for key in ("first_conv", "classifier", "fixed_input_size"):
+        assert config["pretrained_cfg"][key] == said[key]
+    assert config["pretrained_cfg"]["pool_size"] == [2, 2]
+
+
+def test_the_first_convolution_is_named() -> None:
+    for variant, name in (("R50+B/16", "stem.conv"), ("R+Ti/16", "conv")):
+        config = to_timm(CheckpointInfo(architecture(variant), Preprocess()))
+        assert config["pretrained_cfg"]["first_conv"] == f"patch_embed.backbone.{name}"
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("root alone", "width factor 0.5"),
+        ("three stages", r"a stem of \(2, 1, 1\) blocks"),
+        ("the authors' epsilons", "epsilon 1e-05 in the deviation"),
+        ("the authors' epsilons", "GroupNorm epsilon 1e-06"),
+        ("-inf", "-inf around the max-pool"),
+        ("a BiT ResNet", r"a BiT ResNet of \(1, 2\) blocks, width factor 0.5"),
+    ],
+)
+def test_what_timm_cannot_say_is_said(name: str, said: str) -> None:
+    model = MODELS[name]
+    assert re.search(said, "\n".join(not_in_timm(model)))
+    assert "architecture" not in to_timm(CheckpointInfo(model, Preprocess()))
+
+
+@pytest.mark.parametrize(
+    "name, changes, said",
+    [
+        (RESNET, {"model_args": {"bottle_ratio": 0.5}}, "bottle_ratio=0.5 is not one that vit"),
+        (RESNET, {"model_args": {"layers": [1, 0]}}, "1 block or more"),
+        (RESNET, {"architecture": "resnetv2_77x1_bit"}, "'resnetv2_77x1_bit' is not one that"),
+        (HYBRID, {"resnet_backbone": {"layers": [1]}}, "'stem_chs' is missing"),
+        (
+            HYBRID,
+            {"resnet_backbone": {"layers": [1], "channels": [64], "stem_chs": 32}},
+            "is not one that vit knows",
+        ),
+    ],
+)
+def test_other_resnets_get_one_line(name: Case, changes: dict[str, object], said: str) -> None:
+    config = json.loads((name.folder / "config.json").read_text()) | changes
+    with pytest.raises(CheckpointError) as caught:
+        from_timm(config, where="config.json")
+    assert said in caught.value.what and "\n" not in caught.value.what

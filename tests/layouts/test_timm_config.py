@@ -1,0 +1,259 @@
+"""timm's config.json, in and out; that timm agrees is checked in tests/peers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from checkpoints.golden_cases import CASES, GOLDEN
+from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, model_config
+from vitcli.errors import CheckpointError
+from vitcli.layouts.timm_architectures import (
+    best_architecture,
+    model_from_args,
+    not_in_timm,
+)
+from vitcli.layouts.timm_config import from_timm, to_timm, unique_names
+from vitcli.layouts.timm_names import architectures
+
+
+def golden(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text())
+    return config
+
+
+SIZES = {"depth": 2, "patch_size": (8, 8), "image_size": (32, 32)}
+EXPECTED = {
+    "timm_clip_prenorm": ModelConfig(
+        48, num_heads=3, mlp_dim=192, num_classes=12, pre_norm=True, patch_bias=False,
+        norm_eps=1e-5, **SIZES,
+    ),
+    "timm_deit3": ModelConfig(
+        48, num_heads=4, mlp_dim=192, num_classes=7, posemb_tokens="patches", layer_scale=True,
+        **SIZES,
+    ),
+    "timm_deit_distilled": ModelConfig(
+        48, num_heads=3, mlp_dim=192, num_classes=9, distill_token=True, **SIZES
+    ),
+    "timm_dinov2": ModelConfig(
+        36, 2, 3, 144, (14, 14), (56, 56), num_classes=0, layer_scale=True
+    ),
+    "timm_gap_fcnorm": ModelConfig(
+        48, num_heads=3, mlp_dim=192, num_classes=11, pool="gap", final_norm=False, fc_norm=True,
+        **SIZES,
+    ),
+    "timm_siglip_map": ModelConfig(
+        32, num_heads=4, mlp_dim=128, num_classes=0, class_token=False, pool="map", **SIZES
+    ),
+    "timm_vit_default": ModelConfig(48, 2, 3, 192, (16, 16), (64, 64), num_classes=10),
+    "timm_vit_reg4_dinov2": ModelConfig(
+        40, 2, 4, 160, (14, 14), (56, 56), num_classes=6, num_registers=4,
+        posemb_tokens="patches", layer_scale=True,
+    ),
+    "timm_vit_reg4_gap": ModelConfig(
+        48, num_heads=3, mlp_dim=192, num_classes=8, class_token=False, num_registers=4,
+        posemb_tokens="patches", pool="gap", final_norm=False, fc_norm=True, layer_scale=True,
+        **SIZES,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_configs_are_read(name: str) -> None:
+    info = from_timm(golden(name))
+    assert info.model == EXPECTED[name]
+    assert info.preprocess.size == info.model.image_size
+    said = golden(name)["pretrained_cfg"]
+    assert info.preprocess.mean == tuple(said["mean"])
+    assert info.preprocess.crop_pct == said["crop_pct"]
+
+
+def test_architectures_by_name() -> None:
+    assert len(architectures()) == 143
+    giant = model_from_args("vit_giant_patch14_reg4_dinov2", {})
+    assert (giant.width, giant.mlp_dim, giant.swiglu, giant.num_registers) == (1536, 8192, True, 4)
+    so400m = model_from_args("vit_so400m_patch14_siglip_384", {})
+    assert so400m.grid == (27, 27) and so400m.mlp_dim == 4304  # 384 is no multiple of 14
+    assert model_from_args("vit_base_patch16_224", {}) == model_config("B/16")
+    assert model_from_args("vit_huge_patch14_224", {}) == model_config("H/14")
+    assert model_from_args("vit_large_patch14_clip_336", {}).norm_eps == 1e-5
+    assert model_from_args("vit_base_patch16_siglip_gap_224", {}).final_norm
+    assert model_from_args("vit_base_patch16_reg4_gap_256", {}).fc_norm
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_every_architecture_is_said_by_a_name_of_its_size_alone(name: str) -> None:
+    model = model_from_args(name, {})
+    found, departures = best_architecture(model)
+    assert departures == {}
+    assert best_architecture(model_from_args(found, {})) == (found, {})
+
+
+MODELS = {
+    "plain": {},
+    "another grid": {"image_size": (32, 48)},
+    "oblong patches": {"patch_size": (8, 16)},
+    "registers": {"num_registers": 3},
+    "registers without positions": {"num_registers": 3, "posemb_tokens": "patches"},
+    "mean": {"pool": "gap"},
+    "mean, no class token": {"class_token": False, "pool": "gap", "posemb_tokens": "patches"},
+    "mean and fc_norm": {"pool": "gap", "final_norm": False, "fc_norm": True},
+    "token and fc_norm": {"final_norm": False, "fc_norm": True},
+    "no norm": {"final_norm": False},
+    "map": {"class_token": False, "pool": "map"},
+    "map and class token": {"pool": "map"},
+    "clip": {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-5},
+    "pre-norm": {"pre_norm": True, "patch_bias": False},
+    "epsilon": {"norm_eps": 1e-5},
+    "layer scale": {"layer_scale": True},
+    "no bias": {"qkv_bias": False},
+    "tanh": {"activation": "gelu_tanh"},
+    "quick": {"activation": "quick_gelu"},
+    "swiglu": {"swiglu": True},
+    "distilled": {"distill_token": True},
+    "no positions": {"posemb": "none"},
+    "odd mlp": {"mlp_dim": 173},
+    "no head": {"num_classes": 0},
+}
+
+
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+def test_what_is_written_is_read_the_same(changes: dict[str, Any]) -> None:
+    base = ModelConfig(48, 2, 3, 192, (8, 8), (32, 32), num_classes=3)
+    model = dataclasses.replace(base, **changes)
+    assert not_in_timm(model) == []
+    config = to_timm(CheckpointInfo(model, Preprocess(size=model.image_size)))
+    del config["vit"]  # as timm sees it
+    found = from_timm(json.loads(json.dumps(config))).model
+    same = dataclasses.replace(found, posemb_tokens=model.posemb_tokens)
+    assert same == model and found.posemb_prefix == model.posemb_prefix
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"pre_logits": 32}, "pre_logits of size 32"),
+        ({"posemb": "learn2d", "posemb_tokens": "patches"}, "2-D learned position embeddings"),
+        ({"num_registers": 2, "posemb_tokens": "class"}, "position embeddings on some prefix"),
+        ({"fc_norm": True}, "a norm both before and after pooling"),
+        ({"patch_bias": False}, "this patch embedding bias"),
+        ({"norm_eps": 1e-3}, "LayerNorm epsilon 0.001"),
+        ({"distill_token": True, "num_registers": 1}, "a distillation token with these options"),
+        ({"distill_token": True, "posemb_tokens": "patches"}, "a distillation token with these"),
+        ({"swiglu": True, "norm_eps": 1e-5}, "SwiGLU with these options"),
+    ],
+)
+def test_what_timm_cannot_say_names_no_architecture(changes: dict[str, Any], why: str) -> None:
+    model = dataclasses.replace(model_config("Ti/16", num_classes=3), **changes)
+    assert any(reason.startswith(why) for reason in not_in_timm(model))
+    config = to_timm(CheckpointInfo(model, Preprocess()))
+    assert "architecture" not in config and "model_args" not in config
+    assert CheckpointInfo.from_dict(json.loads(json.dumps(config["vit"]))).model == model
+
+
+def test_what_both_libraries_need_is_there() -> None:
+    classes = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "cat"))
+    info = CheckpointInfo(
+        model_config("Ti/16", num_classes=3, image_size=(128, 128)),
+        Preprocess((128, 128), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", 0.875, "squash"),
+        classes,
+    )
+    config = json.loads(json.dumps(to_timm(info)))
+    assert config["architecture"] == "vit_tiny_patch16_224"
+    assert config["model_args"] == {"img_size": [128, 128]}  # and no num_classes
+    assert config["num_classes"] == 3 and config["num_features"] == 192
+    assert config["label_names"] == ["crane (n1)", "crane (n2)", "cat"]
+    assert config["pretrained_cfg"] == {
+        "tag": "vit",
+        "custom_load": False,
+        "input_size": [3, 128, 128],
+        "fixed_input_size": True,
+        "interpolation": "bilinear",
+        "crop_pct": 0.875,
+        "crop_mode": "squash",
+        "mean": [0.1, 0.2, 0.3],
+        "std": [0.4, 0.5, 0.6],
+        "num_classes": 3,
+        "pool_size": None,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+    again = from_timm(config)
+    assert again.preprocess == info.preprocess
+    assert [label.name for label in again.classes] == ["crane (n1)", "crane (n2)", "cat"]
+
+
+def test_names_are_unique_only_where_ids_make_them_so() -> None:
+    classes = (ClassLabel("a", "x"), ClassLabel("b", "y"), ClassLabel("c", "x"))
+    assert unique_names(classes) == ["x (a)", "y", "x (c)"]
+
+
+def test_labels_come_as_a_list_or_a_table_and_with_descriptions() -> None:
+    config = golden("timm_vit_reg4_dinov2") | {"label_names": [f"n0000000{i}" for i in range(6)]}
+    config["label_descriptions"] = {"n00000002": "two"}
+    classes = from_timm(config).classes
+    assert classes[2] == ("n00000002", "two") and classes[3] == ("n00000003", "n00000003")
+    config["label_names"] = {str(i): f"c{i}" for i in range(6)}
+    assert from_timm(config).classes[5] == ("c5", "c5")
+    config["label_names"] = ["too", "few"]
+    assert from_timm(config).classes == ()
+
+
+def test_old_files_keep_everything_in_one_table() -> None:
+    config = golden("timm_vit_default")
+    flat = {**config["pretrained_cfg"], "architecture": "vit_base_patch32_384"}
+    flat["input_size"] = [3, 384, 384]
+    info = from_timm(flat)
+    assert info.model == model_config("B/32", image_size=(384, 384), num_classes=10)
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    config = copy.deepcopy(golden("timm_vit_default"))
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        table = config
+        for part in path:
+            table = table[part]
+        table[last] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "'architecture' is missing"),
+        ([], "is not a config.json of timm's"),
+        (broken(architecture="vit_bas_patch16_224"), "'vit_bas_patch16_224' is not one that vit"),
+        (broken(architecture="resnet50"), "'resnet50' is not one that vit knows"),
+        (broken(model_args__qk_norm=True), "qk_norm=True is not one that vit knows"),
+        (broken(model_args__in_chans=1), "in_chans=1 is not one that vit knows"),
+        (broken(model_args__colour="red"), "colour='red' is not one that vit knows"),
+        (broken(model_args__global_pool="max"), "global_pool='max'"),
+        (broken(model_args__act_layer="relu"), "act_layer='relu'"),
+        (broken(model_args__embed_dim="48"), "is not a config.json of timm's"),
+        (broken(model_args__num_heads=5), "width 48 is not a multiple of num_heads 5"),
+        (broken(model_args__img_size=[64]), "is not a config.json of timm's"),
+        (broken(pretrained_cfg__mean=[0.5]), "is not a config.json of timm's"),
+        (broken(pretrained_cfg__std=[0, 0, 0]), "std must be positive"),
+        (broken(pretrained_cfg__interpolation="psychic"), "unknown interpolation 'psychic'"),
+        (broken(pretrained_cfg__crop_mode="oval"), "unknown crop_mode 'oval'"),
+        (broken(model_args__depth=2.5), "2.5 is not int"),
+        (broken(model_args__qkv_bias=1), "1 is not bool"),
+        (broken(num_classes="many"), "is not a config.json of timm's"),
+    ],
+)
+def test_other_configs_get_one_line(config: Any, said: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        from_timm(config, where="config.json")
+    assert said in caught.value.what and "\n" not in caught.value.what
+    assert caught.value.where == "config.json"
+
+
+def test_a_mistyped_architecture_is_guessed() -> None:
+    with pytest.raises(CheckpointError, match="the nearest are vit_base_patch16_224"):
+        model_from_args("vit_bse_patch16_224", {})

@@ -1,0 +1,195 @@
+"""One image of any kind becomes upright 8-bit RGB, or a ImageError that says why not."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageChops
+
+from vitcli.config import Size
+from vitcli.errors import ImageError
+
+# Formats that hold images (JPEG stands for MPO too). Pillow's others include programs: EPS runs
+# Ghostscript.
+_FORMATS = (
+    "JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
+)  # fmt: skip
+
+_ORIENTATION = 0x0112
+_MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
+"""Pillow refuses to open more than this (179 million), lest a small file fill the memory."""
+
+# Pillow remarks on stderr that an image is large (from half of that on) or its EXIF block damaged,
+# and reads it: no news for whoever classifies a folder.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", message="Corrupt EXIF data", category=UserWarning)
+
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
+"""How files of the common formats start."""
+
+_SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N", "I"})
+
+
+Encoded = bytes | str | Path | Image.Image
+"""An image's bytes, its path, or an open Pillow image."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An image of which only the header was read."""
+
+    image: Image.Image
+    where: str | None
+    """Its file, for messages."""
+    ours: bool
+    """Whether it was opened here: a caller's own image is not to change its size."""
+    orientation: int
+    """EXIF's, 1 (upright) to 8."""
+
+    @property
+    def size(self) -> Size:
+        """(height, width) that it will have when it is upright."""
+        width, height = self.image.size
+        return (width, height) if self.orientation >= 5 else (height, width)
+
+
+def decode(image: Encoded, target: Size | None = None) -> Image.Image:
+    """An image as upright 8-bit RGB.
+
+    EXIF orientation is applied. What is transparent shows white, as on a page. 16-bit greyscale
+    keeps its upper 8 bits. The first frame of an animation is taken.
+
+    Args:
+        image: encoded bytes, a path, or an open Pillow image.
+        target: (height, width) that it will be resized to. A JPEG that stays `DRAFT_MARGIN` times
+            as large is then decoded at 1/2, 1/4 or 1/8 of its size, which takes as much less time.
+
+    Raises:
+        ImageError: missing, empty, no image, cut short, damaged, or too large to be decoded.
+    """
+    if target is None:
+        return load(open_image(image))
+    return load(open_image(image), (DRAFT_MARGIN * target[0], DRAFT_MARGIN * target[1]))
+
+
+def open_image(encoded: Encoded) -> Opened:
+    """Reads an image's header; its pixels follow in `load`."""
+    if isinstance(encoded, Image.Image):
+        return Opened(encoded, None, False, _orientation(encoded))
+    where = None
+    if not isinstance(encoded, bytes):
+        where, encoded = str(encoded), _read(encoded)
+    if not encoded:
+        raise ImageError("the file is empty", where=where)
+    try:
+        image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
+    except Image.DecompressionBombError:
+        raise _too_large(where) from None
+    except Exception as error:  # a damaged header makes Pillow raise anything
+        what = "is not an image, or of a kind that is not known"
+        if encoded.startswith(_MAGIC):
+            what = "the image is damaged or cut short"
+        raise ImageError(what, where=where) from error
+    return Opened(image, where, True, _orientation(image))
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if missing else f"cannot be read: {error.strerror}"
+        raise ImageError(reason, where=path) from error
+
+
+def _too_large(where: object) -> ImageError:
+    return ImageError(
+        f"has too many pixels to be decoded safely (more than {_MAX_PIXELS // 10**6} million)",
+        where=where,
+        hint="make it smaller first",
+    )
+
+
+DRAFT_MARGIN = 4
+"""How many times larger than its target a JPEG that is decoded at reduced scale stays. Measured
+on 59 photographs against full decoding, after the resize: at 4 the mean difference is 0.7 of 255
+levels (PSNR 39 dB at least), at 2 it is 1.5 (31 dB)."""
+
+
+def load(opened: Opened, at_least: Size | None = None) -> Image.Image:
+    """Decodes an open image as `decode` does; a JPEG at the smallest scale that gives it the
+    (height, width) `at_least`."""
+    image = opened.image
+    orientation = opened.orientation
+    try:
+        if at_least is not None and opened.ours and image.format in ("JPEG", "MPO"):
+            width, height = at_least if orientation >= 5 else at_least[::-1]
+            image.draft(image.mode, (width, height))
+        image.load()
+        if orientation == 1 and image.format == "PNG":
+            orientation = _orientation(image)  # its EXIF may stand behind the pixels
+        turn = _TURNS.get(orientation)
+        rgb = to_rgb(image)
+        return rgb if turn is None else rgb.transpose(turn)
+    except Image.DecompressionBombError:
+        raise _too_large(opened.where) from None
+    except MemoryError as error:
+        raise ImageError("needs more memory than there is", where=opened.where) from error
+    except Exception as error:  # damaged pixels make Pillow raise anything
+        short = "truncated" in str(error) or isinstance(error, EOFError)
+        what = "the image is cut short" if short else f"cannot be decoded: {error}"
+        raise ImageError(what, where=opened.where) from error
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation -> what makes the image upright."""
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 upright .. 8 (EXIF). Pillow itself turns TIFFs."""
+    if "exif" not in image.info or image.format == "TIFF":
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a damaged EXIF block does not make the pixels unreadable
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode of Pillow as 8-bit RGB."""
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image
+    if mode in _SIXTEEN_BIT:
+        values = np.asarray(image).astype(np.int64)
+        # 'I' is what some formats give for 16 bits, and others for 32.
+        top = 65535 if values.max(initial=0) <= 65535 else 2**31 - 1
+        eight = (np.clip(values, 0, top) * 255 + top // 2) // top
+        return Image.fromarray(eight.astype(np.uint8)).convert("RGB")
+    if mode == "F":
+        floats = np.nan_to_num(np.asarray(image))
+        floats = floats * 255 if floats.max(initial=0) <= 1 else floats
+        return Image.fromarray(np.clip(floats + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
+    if mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
+        # Pillow inverts every CMYK JPEG, as Adobe writes them; without Adobe's mark they are not.
+        return ImageChops.invert(image).convert("RGB")
+    if "A" in mode or "a" in mode or "transparency" in image.info:
+        # Pillow turns premultiplied grey ("La") into nothing but "LA".
+        colours = (image.convert("LA") if mode == "La" else image).convert("RGBA")
+        page = Image.new("RGB", image.size, "white")
+        page.paste(colours, mask=colours.getchannel("A"))
+        return page
+    return image.convert("RGB")

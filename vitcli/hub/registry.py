@@ -1,0 +1,248 @@
+"""What `--model` means, and what ships beside the code: the registry, class lists, weights.
+
+The only module that reads `weights/`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
+from vitcli.errors import CheckpointError, ModelNotFoundError
+from vitcli.layouts import timm_architectures
+
+NORMALIZE = {
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+"""Mean and standard deviation by the registry's names."""
+
+Labels = Literal["imagenet-1k", "imagenet-21k"]
+
+
+class HubRepo(NamedTuple):
+    """A repo on the Hugging Face Hub; revision None is its main branch."""
+
+    id: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class RegistryEntry:
+    """A released model."""
+
+    name: str
+    """Ours: "vit-b16-i21k"."""
+    repo: str
+    """On the Hub, in timm's layout."""
+    classes: int
+    """Outputs of the head; 0: no head."""
+    size: int
+    """Height and width of its images."""
+    normalize: Literal["half", "imagenet", "none"]
+    """Mean and std of its images, a key of NORMALIZE."""
+    interpolation: Literal["bilinear", "bicubic"]
+    crop_pct: float
+    crop_mode: Literal["center", "squash"]
+    license: str
+    params: int
+    """Learned values, the head included."""
+    gmacs: float | None = None
+    """Multiply-accumulates of one image, in billions, as timm counts them."""
+    labels: Labels | None = None
+    """The list of its classes."""
+    score: Score = "softmax"
+    top1: float | None = None
+    """Per cent right on ImageNet's validation images, timm's measurement."""
+    revision: str | None = None
+    """The commit of the repo; None: the latest."""
+    transformers: str | None = None
+    """The repo with the same weights in transformers' layout."""
+    source: str | None = None
+    """Where its authors published it."""
+    note: str | None = None
+
+    @property
+    def architecture(self) -> str:
+        """timm's name."""
+        return self.repo.partition("/")[2].partition(".")[0]
+
+    @property
+    def model(self) -> Architecture:
+        """Its architecture."""
+        args = {"img_size": self.size}
+        model = timm_architectures.architecture_from_args(self.architecture, args)
+        return model.with_classes(self.classes)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        mean, std = NORMALIZE[self.normalize]
+        size: Size = (self.size, self.size)
+        return Preprocess(size, mean, std, self.interpolation, self.crop_pct, self.crop_mode)
+
+
+# ---------------------------------------------------------------------------------------------
+# What ships
+
+
+@cache
+def weights_root() -> Path:
+    """The folder of what ships: inside an installed package, beside it in a checkout.
+
+    Raises:
+        CheckpointError: neither is there; the installation is incomplete.
+    """
+    package = Path(__file__).parents[1]
+    for root in (package / "weights", package.parent / "weights"):
+        if (root / "shipped.toml").is_file():
+            return root
+    raise CheckpointError(
+        "the registry and the weights that ship are missing",
+        where=package / "weights",
+        hint="install vitcli again: pip install --force-reinstall vitcli",
+    )
+
+
+@cache
+def entries() -> dict[str, RegistryEntry]:
+    """The registry, by name, file by file and in each file's order."""
+    found: dict[str, RegistryEntry] = {}
+    for file in sorted(weights_root().glob("*.toml")):
+        if file.name == "shipped.toml":
+            continue
+        tables = _toml(file)
+        defaults = tables.pop("defaults", {})
+        for name, fields in tables.items():
+            if name in found:
+                raise CheckpointError(f"the model '{name}' stands twice", where=file)
+            found[name] = RegistryEntry(name=name, **{**defaults, **fields})
+    return found
+
+
+@cache
+def aliases() -> dict[str, str]:
+    """Names that mean a checkpoint which ships: "default" -> its folder."""
+    return dict(_toml(weights_root() / "shipped.toml")["aliases"])
+
+
+def shipped() -> dict[str, Path]:
+    """The checkpoints that ship: name -> folder."""
+    return {
+        file.parent.name: file.parent for file in sorted(weights_root().glob("*/model.safetensors"))
+    }
+
+
+def known(name: str) -> RegistryEntry | Path:
+    """The released model of that name or repo, or the folder of one that ships; paths and other
+    repos are none.
+
+    Raises:
+        ModelNotFoundError: there is none of that name; suggests the nearest.
+    """
+    text = aliases().get(name.lower(), name.lower())
+    found = shipped().get(text) or entries().get(text) or entry_of(name)
+    if found is None:
+        like = nearest(name, [*names(), *(entry.repo for entry in entries().values())])
+        raise ModelNotFoundError(
+            "vit knows no model of that name",
+            where=name or "an empty name",
+            hint=f"did you mean {' or '.join(like)}?" if like else "`vit models` lists them",
+        )
+    return found
+
+
+def shipped_license() -> str:
+    """The licence of the checkpoints that ship."""
+    return str(_toml(weights_root() / "shipped.toml")["license"])
+
+
+def names() -> list[str]:
+    """Every name that `resolve` knows: aliases, what ships, released models."""
+    return [*aliases(), *shipped(), *entries()]
+
+
+def entry_of(repo: str) -> RegistryEntry | None:
+    """The registry's entry of a Hub repo."""
+    return next((entry for entry in entries().values() if entry.repo == repo), None)
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=file) from error
+
+
+@cache
+def labels(name: Labels) -> tuple[ClassLabel, ...]:
+    """A list of classes (WordNet synset, name), in index order."""
+    lines = _unzip(f"{name}.tsv.gz").splitlines()
+    return tuple(ClassLabel(*line.split("\t")) for line in lines)
+
+
+@cache
+def real_labels() -> tuple[tuple[int, ...], ...]:
+    """ReaL (arXiv 2006.07159): for validation image i of ImageNet the classes that are right,
+    which may be none."""
+    return tuple(tuple(classes) for classes in json.loads(_unzip("imagenet-real.json.gz")))
+
+
+def _unzip(name: str) -> str:
+    path = weights_root() / "labels" / name
+    try:
+        return gzip.decompress(path.read_bytes()).decode()
+    except (OSError, EOFError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=path) from error
+
+
+# ---------------------------------------------------------------------------------------------
+# What `--model` means
+
+
+def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
+    """What a model's name means: an existing path, else a name of the registry or of what ships,
+    else a repo on the Hub, `org/repo[@revision]`. `./x` is a path and nothing else.
+
+    Raises:
+        ModelNotFoundError: none of these; suggests the nearest names.
+    """
+    text = str(spec).strip()
+    if text and Path(text).expanduser().exists():
+        return Path(text).expanduser()
+    if isinstance(spec, Path) or re.match(r"(\.|~|/|[A-Za-z]:[\\/])", text):
+        raise ModelNotFoundError("there is no such file or folder", where=text)
+    name = aliases().get(text.lower(), text.lower())
+    if (weights_root() / name / "model.safetensors").is_file() and "/" not in name:
+        return weights_root() / name
+    if name in entries():
+        return entries()[name]
+    if text.lower() in aliases():
+        raise ModelNotFoundError(
+            f"the model '{name}', which '{text}' means, is missing from this installation",
+            hint=f"it belongs in {weights_root()}",
+        )
+    match = re.fullmatch(r"(?:hf-hub:|hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
+    if match and Path(match[1]).suffix not in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
+        repo = HubRepo(match[1], match[2])
+        known = entry_of(repo.id) if repo.revision is None else None
+        return known or repo
+    raise _not_found(text)
+
+
+def _not_found(text: str) -> ModelNotFoundError:
+    like = nearest(text, names())
+    if "/" in text or "." in text:
+        what = "there is no such file or folder, and it is not the name of a model"
+    else:
+        what = "there is no file, folder or model of that name"
+    ships = f"these ship: {', '.join(aliases())}"
+    hint = f"did you mean {' or '.join(like)}?" if like else ships
+    return ModelNotFoundError(what, where=text or "an empty name", hint=hint)
