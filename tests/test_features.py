@@ -16,9 +16,9 @@ from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import DataConfig, ModelConfig, Preprocess, bit_config, model_config
 from vitcli.data.sources import open_parts
-from vitcli.devices import multiplies_bf16
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
+from vitcli.models.cpu import multiplies_bf16
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 
@@ -78,7 +78,7 @@ def test_the_default_is_the_input_of_the_head():
 
 
 @pytest.mark.parametrize("pool", ["head", "token", "gap"])
-@pytest.mark.skipif(not multiplies_bf16(torch.device("cpu")), reason="no bf16 here")
+@pytest.mark.skipif(not multiplies_bf16(), reason="this CPU multiplies no bf16")
 def test_the_packed_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, image_folder):
     choice = {"pool": pool, "layer": 1}
     exact, packed = (

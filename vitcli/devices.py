@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitcli import machine
 from vitcli.errors import ConfigError
+from vitcli.models import cpu
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,8 +59,7 @@ def multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
-        amx, avx = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
-        return bool(amx or avx)
+        return cpu.multiplies_bf16()
     return False
 
 

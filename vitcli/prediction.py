@@ -237,14 +237,9 @@ class Predictor:
         if self._model is None:
             from vitcli.checkpoints.adapt import adapt
             from vitcli.checkpoints.load import build, load_weights
-            from vitcli.devices import (
-                PRECISIONS,
-                choose_device,
-                choose_precision,
-                multiplies_bf16,
-            )
+            from vitcli.devices import PRECISIONS, choose_device, choose_precision
             from vitcli.layouts.shapes import tensor_shapes
-            from vitcli.models.packed import can_pack, pack
+            from vitcli.models.cpu import accelerate
             from vitcli.models.vit import ViT
 
             device, precision = self.wanted
@@ -258,9 +253,9 @@ class Predictor:
             # A head takes a thousandth of the time, and the 8 bits of a logit in bf16 may tie.
             heads = {n: t.to(self.device).float() for n, t in tensors.items() if "head" in n}
             self._model.load_state_dict(heads, strict=False, assign=True)
-            fast = self.device.type == "cpu" and multiplies_bf16(self.device) and can_pack()
-            if fast and self.dtype == PRECISIONS["bf16"] and isinstance(self._model, ViT):
-                pack(self._model, CORE_BATCH)
+            fast = self.device.type == "cpu" and self.dtype == PRECISIONS["bf16"]
+            if fast and isinstance(self._model, ViT):
+                accelerate(self._model, CORE_BATCH)
         return self._model
 
     def _run(self, compute: Callable[[Tensor], Tensor], pixels: list[Pixels]) -> Tensor:

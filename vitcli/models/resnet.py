@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitcli.models.drop_path import DropPath
 from vitcli.resnets import EXPANSION, GROUPS, BiTConfig, ResNetConfig
 
 
@@ -84,6 +83,20 @@ class Root(nn.Module):
             x = F.relu(self.norm(x))
         border = 0.0 if self.config.pool_padding == "zeros" else -math.inf
         return F.max_pool2d(pad(x, 3, 2, self.config, border), 3, 2)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): drops a branch for some samples of a batch."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, ...) -> (B, ...)
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = torch.empty((x.shape[0], *(1,) * (x.ndim - 1)), dtype=x.dtype, device=x.device)
+        return x * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
 
 
 class Downsample(nn.Module):

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from vitcli import posemb
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
-from vitcli.models.drop_path import DropPath
-from vitcli.models.resnet import build_stem, init_layer
+from vitcli.models.resnet import DropPath, build_stem, init_layer
 
 
-def _activate(x: Tensor, activation: Activation) -> Tensor:
+def activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
@@ -78,7 +77,7 @@ class Mlp(nn.Module):
             gate, value = x.chunk(2, dim=-1)
             x = F.silu(gate) * value
         else:
-            x = _activate(x, self.activation)
+            x = activate(x, self.activation)
         return self.drop2(self.fc2(self.drop1(x)))
 
 

@@ -1,0 +1,120 @@
+"""The accelerated encoder computes what the plain one does, and what timm does."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vitcli.checkpoints.load import load
+from vitcli.config import model_config
+from vitcli.models import cpu
+from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
+CHOICES = [
+    {"activation": "gelu_tanh", "distill_token": True},
+    {"activation": "quick_gelu", "qkv_bias": False},
+    {"layer_scale": True, "swiglu": True},
+    {"num_registers": 3, "pool": "gap"},
+]
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def make(**fields) -> ViT:
+    sizes = {"width": 64, "depth": 2, "num_heads": 4, "mlp_dim": 96, "image_size": (32, 32)}
+    model = ViT(model_config("Ti/8", num_classes=5, **{**sizes, **fields})).eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.2, generator=generator)
+    return model
+
+
+def run(model: ViT, images: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(images)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_timms_numbers(case):
+    arrays = np.load(GOLDEN / case / "io.npz")
+    expected = arrays["logits"] if "logits" in arrays else arrays["pre_logits"]
+    model = load(GOLDEN / case)
+    assert cpu.accelerate(model, len(expected))
+    found = run(model, torch.from_numpy(arrays["input"])).numpy()
+    np.testing.assert_allclose(found, expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("fields", CHOICES, ids=str)
+@pytest.mark.parametrize("amx", [True, False])
+def test_every_choice_of_a_block(fields, amx, monkeypatch):
+    monkeypatch.setattr(cpu, "capabilities", lambda: {"amx_tile": amx})  # decides the attention
+    model = make(**fields)
+    expected = run(model, IMAGES)
+    assert cpu.accelerate(model, batch_size=8)
+    torch.testing.assert_close(run(model, IMAGES), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run(model, IMAGES[:1]), expected[:1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not cpu.multiplies_bf16(), reason="this CPU multiplies no bf16")
+def test_bf16_is_as_close_to_float32_as_the_plain_model():
+    model = make(width=128, mlp_dim=512, depth=4)
+    exact = run(model, IMAGES)
+    half = copy.deepcopy(model).bfloat16()
+    plain = run(half, IMAGES.bfloat16()).float()
+    assert cpu.accelerate(half, batch_size=8)
+    ours = run(half, IMAGES.bfloat16()).float()
+    assert (ours - exact).std() <= 1.2 * (plain - exact).std() + 1e-6
+    assert not torch.equal(ours, exact)
+
+
+def without(model: ViT) -> None:
+    """The plain model runs, unchanged."""
+    blocks, expected = model.blocks, run(model, IMAGES)
+    assert not cpu.accelerate(model, 8)
+    assert model.blocks is blocks and torch.equal(run(model, IMAGES), expected)
+
+
+def broken(*arguments):
+    raise RuntimeError("no kernel for this processor")
+
+
+def wrong(x, *arguments):
+    return x
+
+
+@pytest.mark.parametrize("linear", [None, broken, wrong], ids=["missing", "broken", "wrong"])
+def test_the_plain_model_runs_where_the_operators_do_not(linear, monkeypatch):
+    operators = SimpleNamespace(_reorder_linear_weight=lambda weight, rows: weight)
+    if linear is not None:
+        operators._linear_pointwise = SimpleNamespace(default=linear, binary=linear)
+    monkeypatch.setattr(torch.ops, "mkldnn", operators)
+    without(make())
+
+
+def test_the_plain_model_runs_where_a_block_holds_more():
+    model = make()  # an attention bias, a norm of the queries, another kind of layer
+    model.blocks[1].attn.register_buffer("bias", torch.zeros(4, 17, 17))
+    without(model)
+    model = make()
+    model.blocks[0].attn.q_norm = torch.nn.LayerNorm(16)
+    without(model)
+    model = make()
+    model.blocks[0].mlp.drop1 = torch.nn.Tanh()
+    without(model)
+
+
+def test_a_prediction_is_the_same_without(tiny_checkpoint, image_folder, monkeypatch):
+    def scores() -> list[float]:
+        predictor = Predictor(tiny_checkpoint, "cpu", "bf16")
+        return [p.score for answer in predictor.predict(image_folder) for p in answer.predictions]
+
+    fast = scores()
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    np.testing.assert_allclose(scores(), fast, atol=0.02)

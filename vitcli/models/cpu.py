@@ -1,0 +1,169 @@
+"""The encoder as a CPU runs it fastest: the same function as in `vit.py`, for inference only.
+
+- `nn.Linear` lays its weights out anew at every call, and bias, GELU and residual are separate
+  passes over memory. oneDNN gets each weight once, in the layout it prefers, and does the rest
+  while it multiplies.
+- Fused attention is built for long sequences, or for AMX; elsewhere, attention written out takes
+  half the time.
+- Only the class token of the last block is read, so nothing else is computed there.
+
+The operators are those that `torch.compile` inserts when it freezes a model. They are private to
+torch and used in this module alone. Where they are missing or fail, or where a block holds
+anything that is not implemented here, `accelerate` leaves the model as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitcli.models.resnet import DropPath
+from vitcli.models.vit import Attention, Block, LayerScale, Mlp, ViT, activate
+
+LONG = 512
+"""Tokens from which fused attention is as fast everywhere; it needs no memory for all pairs."""
+FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
+"""Activations that oneDNN computes while it multiplies, by its names."""
+MODULES = {Block, Attention, Mlp, LayerScale, DropPath}
+MODULES |= {nn.LayerNorm, nn.Linear, nn.Dropout, nn.Identity}
+TENSORS = {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "ls1.gamma", "ls2.gamma"}
+TENSORS |= {"attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias"}
+TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}
+"""What a block may hold to be accelerated."""
+
+
+def capabilities() -> Mapping[str, Any]:
+    """What this CPU can do, by torch's names (amx_tile, avx512_bf16, ...); empty where torch does
+    not tell."""
+    query = getattr(torch.cpu, "get_capabilities", dict)
+    return cast(Mapping[str, Any], query())
+
+
+def multiplies_bf16() -> bool:
+    """Whether this CPU multiplies matrices in bf16 faster than in float32."""
+    found = capabilities()
+    return bool(found.get("amx_tile") or found.get("avx512_bf16"))
+
+
+def accelerate(model: ViT, batch_size: int) -> bool:
+    """Replaces a model's blocks by faster ones where possible. `model(images)` and
+    `model.features(images)` compute what they did; `encode` and `state_dict` no longer do.
+
+    Args:
+        model: on the CPU; bf16 gains much, float32 little.
+        batch_size: the one of most calls; others work, a little slower.
+
+    Returns:
+        Whether the blocks were replaced.
+    """
+    config, blocks = model.config, [cast(Block, block) for block in model.blocks]
+    if not all(map(_is_implemented, blocks)) or not _operators_work(model.patch_embed.proj.weight):
+        return False
+    rows = batch_size * config.num_tokens
+    read = 1 + int(config.distill_token) if config.pool == "token" else None
+    faster = [_Block(block, rows) for block in blocks[:-1]] + [_Block(blocks[-1], rows, read)]
+    model.blocks = nn.Sequential(*faster)
+    return True
+
+
+def _is_implemented(block: Block) -> bool:
+    tensors = {name for name, _ in (*block.named_parameters(), *block.named_buffers())}
+    return tensors <= TENSORS and all(type(module) in MODULES for module in block.modules())
+
+
+def _operators_work(like: Tensor) -> bool:
+    """Tries the operators, in the type of a tensor."""
+    x = like.new_ones(1, 4, 16)
+    try:
+        layer = _Linear(torch.eye(16, dtype=like.dtype), None, 4, "gelu")
+        return torch.allclose(layer(x), F.gelu(x), rtol=0.02) and torch.equal(layer(x, x), x + x)
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
+class _Linear(nn.Module):
+    """A dense layer and what follows it: an activation, or the addition of a residual."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, rows: int, activation: str = "none"
+    ) -> None:
+        super().__init__()
+        operators: Any = torch.ops.mkldnn
+        self.multiply = operators._linear_pointwise.default
+        self.multiply_add = operators._linear_pointwise.binary
+        self.weight = operators._reorder_linear_weight(weight.detach(), rows)
+        self.bias = None if bias is None else bias.detach()
+        self.activation, self.algorithm = FUSED[activation]
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is not None:
+            return self.multiply_add(x, residual, self.weight, self.bias, "add")
+        return self.multiply(x, self.weight, self.bias, self.activation, [], self.algorithm)
+
+
+class _Block(nn.Module):
+    """A block of the encoder (`vit.Block`).
+
+    Args:
+        rows: of the matrices that most calls multiply, B * N.
+        wanted: how many tokens of the result are read, from the first; None: all.
+    """
+
+    def __init__(self, block: Block, rows: int, wanted: int | None = None) -> None:
+        super().__init__()
+        attn, mlp = block.attn, block.mlp
+        self.norm1, self.norm2, self.ls1, self.ls2 = block.norm1, block.norm2, block.ls1, block.ls2
+        self.num_heads, self.wanted = attn.num_heads, wanted
+        self.swiglu, self.activation = mlp.swiglu, mlp.activation
+        self.fuses = not mlp.swiglu and mlp.activation in FUSED
+        # Queries come first; where few are wanted, they are a matrix of their own.
+        split = 0 if wanted is None else attn.proj.out_features
+        weight, bias = attn.qkv.weight, attn.qkv.bias
+        parts = (None, None) if bias is None else (bias[:split], bias[split:])
+        self.q = _Linear(weight[:split], parts[0], rows) if split else None
+        self.kv = _Linear(weight[split:], parts[1], rows)
+        self.proj = _Linear(attn.proj.weight, attn.proj.bias, rows)
+        activation = mlp.activation if self.fuses else "none"
+        self.fc1 = _Linear(mlp.fc1.weight, mlp.fc1.bias, rows, activation)
+        self.fc2 = _Linear(mlp.fc2.weight, mlp.fc2.bias, rows)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N or wanted, D)
+        y = self.norm1(x)
+        if self.q is None:
+            q, k, v = self._heads(self.kv(y), 3)
+        else:
+            k, v = self._heads(self.kv(y), 2)
+            x = x[:, : self.wanted].contiguous()
+            (q,) = self._heads(self.q(y[:, : self.wanted]), 1)
+        x = _add(x, self.proj, self._attend(q, k, v), self.ls1)
+        hidden = self.fc1(self.norm2(x))
+        if self.swiglu:
+            gate, value = hidden.chunk(2, dim=-1)
+            hidden = F.silu(gate) * value
+        elif not self.fuses:
+            hidden = activate(hidden, self.activation)
+        return _add(x, self.fc2, hidden, self.ls2)
+
+    def _heads(self, x: Tensor, parts: int) -> Tensor:  # (B, N, parts D) -> (parts, B, H, N, d)
+        b, n, d = x.shape
+        x = x.view(b, n, parts, self.num_heads, d // (parts * self.num_heads))
+        return x.permute(2, 0, 3, 1, 4)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, H, N, d) -> (B, N, D)
+        b, heads, n, size = q.shape
+        if k.shape[2] > LONG or capabilities().get("amx_tile"):
+            x = F.scaled_dot_product_attention(q, k, v)
+        else:
+            q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+            scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=size**-0.5)
+            x = torch.bmm(scores.softmax(dim=-1), v).view(b, heads, n, size)
+        return x.transpose(1, 2).reshape(b, n, heads * size)
+
+
+def _add(x: Tensor, layer: _Linear, branch: Tensor, scale: nn.Module) -> Tensor:
+    """x + scale(layer(branch)), in one operation where there is no scale."""
+    return layer(branch, x) if isinstance(scale, nn.Identity) else x + scale(layer(branch))
