@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hub_server import LoopbackHub, loopback_hub
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 

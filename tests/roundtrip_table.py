@@ -24,7 +24,7 @@ import safetensors.numpy
 
 from golden_table import GOLDEN, cases
 from layouts.released_names import NAMES, Arrays
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.read import Checkpoint, locate, open_checkpoint
 from vitcli.errors import OutputError
@@ -106,8 +106,8 @@ def _compared(source: Checkpoint, output: Path) -> Cell:
     return Cell(True, ", ".join(f"{k} {new.get(k)}, not {old[k]}" for k in old if old[k] != new[k]))
 
 
-def _bits(tensor: native.LazyTensor) -> tuple[str, tuple[int, ...], bytes]:
-    return tensor.dtype, tensor.shape, bytes(native.tensor_bytes(tensor))
+def _bits(tensor: tensor_file.LazyTensor) -> tuple[str, tuple[int, ...], bytes]:
+    return tensor.dtype, tensor.shape, bytes(tensor_file.tensor_bytes(tensor))
 
 
 def _flat(fields: Mapping[str, Any]) -> Arrays:

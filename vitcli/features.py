@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli import __version__
-from vitcli.checkpoints.native import CheckpointInfo
-from vitcli.checkpoints.stores import files_of
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.store import files_of
 from vitcli.config import ModelConfig, Pool
 from vitcli.data.inputs import ImageInput
 from vitcli.data.records import Source

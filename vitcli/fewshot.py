@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from vitcli import __version__
 from vitcli.atomic import write_text
-from vitcli.checkpoints import native
-from vitcli.checkpoints.ancestry import ancestry
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints import tensor_file
+from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
@@ -252,7 +251,7 @@ def save_head(
         raise OutputError(
             f"cannot be made: {error.strerror or error}", where=file.parent
         ) from error
-    native.write(file, tensors, info.to_metadata())
+    tensor_file.write(file, tensors, info.to_metadata())
     if file != path:
         write_config(path / "config.json", info)
         write_text(path / "README.md", model_card(info))

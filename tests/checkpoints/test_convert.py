@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import vitcli
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import native, npz, stores
+from vitcli.checkpoints import npz, store, tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.load import load
@@ -154,7 +154,9 @@ def test_types_heads_and_names(tmp_path: Path) -> None:
     info, _ = read_info(out)
     assert info.classes == labels and info.model.num_classes == 3
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.crop_mode == "squash"
-    assert {spec.dtype for spec in native.read_header(out / "model.safetensors").tensors.values()}
+    assert {
+        spec.dtype for spec in tensor_file.read_header(out / "model.safetensors").tensors.values()
+    }
     model = load(out)
     assert not model.head.weight.any() and model.head.weight.shape == (3, 48)
     old = torch.from_numpy(arrays(source)["norm.weight"])
@@ -173,7 +175,7 @@ def test_dropping_the_head_drops_what_stands_before_it(tmp_path: Path) -> None:
 def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
     model = ModelConfig(192, 12, 3, 768, patch_size=(16, 16), image_size=(32, 32))
     tensors = {n: np.zeros(s, np.float16) for n, s in tensor_shapes(model).items()}
-    native.write(tmp_path / "a.safetensors", tensors, {})
+    tensor_file.write(tmp_path / "a.safetensors", tensors, {})
     out = convert(tmp_path / "a.safetensors", tmp_path / "b", changes=Changes(arch="Ti/16"))
     info, _ = read_info(out)
     assert info.model == model and info.provenance["told"] == "Ti/16"
@@ -239,7 +241,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     for name in ("x.safetensors", "x.npz", "deep/x"):
         job = plan_convert(GOLDEN / "vit_jax_token" / "checkpoint.npz", tmp_path / name)
-        monkeypatch.setattr(native, "tensor_bytes", full)
+        monkeypatch.setattr(tensor_file, "tensor_bytes", full)
         monkeypatch.setattr(npz, "tensor_bytes", full)
         with pytest.raises(OutputError, match="No space left on device") as caught:
             write(job)
@@ -272,7 +274,7 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
     one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))
     assert one.read_bytes() == two.read_bytes()
-    assert stores.kind_of(one) == "npz"
+    assert store.kind_of(one) == "npz"
 
 
 def test_the_way_to_timms_epsilons_is_told_by_name() -> None:

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.errors import CheckpointError, VitError
@@ -230,7 +230,7 @@ def test_what_is_no_checkpoint_at_all(tmp_path: Path) -> None:
     for source in (path, tmp_path / "empty", tmp_path / "x.zip", tmp_path / "x.txt"):
         with pytest.raises(VitError):
             convert(source, tmp_path / "out")
-    assert native.read_header(path).shapes == {"a": (2,)}
+    assert tensor_file.read_header(path).shapes == {"a": (2,)}
     assert not (tmp_path / "out").exists()
 
 

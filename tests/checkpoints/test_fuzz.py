@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import native
-from vitcli.checkpoints.native import read_header
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.tensor_file import read_header
 from vitcli.errors import VitError
 from vitcli.layouts import keymaps
 from vitcli.layouts.keymaps import Op
@@ -98,7 +98,7 @@ def fuzz(path: Path, rounds: int, seed: int) -> tuple[int, int]:
         try:
             found = read_header(path)
             for name in found.tensors:
-                native.read_tensor(path, found, name)
+                tensor_file.read_tensor(path, found, name)
             open_checkpoint(path)
             accepted += 1
         except VitError:

@@ -13,8 +13,8 @@ from PIL import Image
 
 import vitcli
 from checkpoints.golden_cases import GOLDEN
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import at_resolution, build, load, load_weights
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError, ConfigError

@@ -16,8 +16,9 @@ import pytest
 
 from checkpoints.golden_cases import CASES, GOLDEN
 from vitcli.checkpoints import read
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor, read_header, write
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.tensor_file import LazyTensor, read_header, write
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.errors import CheckpointError, ModelNotFoundError, VitError
 from vitcli.hub import registry

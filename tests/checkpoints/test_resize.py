@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from scipy.ndimage import zoom
 
-from vitcli.checkpoints import native, read
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.checkpoints import read, tensor_file
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.resize import plan_resize, resize_posemb, similarity
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import ModelConfig, Preprocess, Size, model_config
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.layouts.shapes import tensor_shapes
@@ -32,13 +33,13 @@ def tensors_of(config: ModelConfig, dtype: object = np.float32) -> dict[str, np.
 
 def written(path: Path, config: ModelConfig = SMALL, dtype: object = np.float32) -> Path:
     info = CheckpointInfo(config, Preprocess(size=config.image_size), provenance={"seed": 1})
-    native.write(path, tensors_of(config, dtype), {**info.to_metadata(), "note": "kept"})
+    tensor_file.write(path, tensors_of(config, dtype), {**info.to_metadata(), "note": "kept"})
     return path
 
 
 def tensors_in(path: Path) -> dict[str, np.ndarray]:
-    header = native.read_header(path)
-    return {name: native.read_tensor(path, header, name) for name in header.tensors}
+    header = tensor_file.read_header(path)
+    return {name: tensor_file.read_tensor(path, header, name) for name in header.tensors}
 
 
 def resize(spec: Path, **options: object) -> Path:
@@ -81,7 +82,7 @@ def test_everything_else_stays_to_the_bit(tmp_path: Path) -> None:
     assert list(before) == list(after)
     changed = [n for n in before if before[n].tobytes() != after[n].tobytes()]
     assert changed == ["pos_embed"]
-    header = native.read_header(file)
+    header = tensor_file.read_header(file)
     assert header.metadata["note"] == "kept" and header.metadata["format"] == "pt"
     info, _ = read.read_info(file)
     assert info.model == SMALL.at((80, 160)) and info.preprocess.size == (80, 160)
@@ -101,9 +102,9 @@ def test_tensors_that_lie_in_another_order_keep_it(tmp_path: Path) -> None:
         offsets = [end, end := end + tensor.nbytes]
         entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
     path = tmp_path / "a.safetensors"
-    start = native.header_bytes(entries, path)
+    start = tensor_file.header_bytes(entries, path)
     path.write_bytes(start + b"".join(tensor.tobytes() for tensor in order.values()))
-    header = native.read_header(resize(path, grid=(2, 2)))
+    header = tensor_file.read_header(resize(path, grid=(2, 2)))
     starts = [spec.start for spec in header.tensors.values()]
     assert list(header.tensors) == list(order) and starts == sorted(starts)
     assert header.tensors["head.weight"].dtype == "F16"
@@ -134,7 +135,7 @@ def test_a_folder_goes_beside_with_its_files_and_its_config(tmp_path: Path) -> N
     assert new == old
     by_config = shutil.copytree(file.parent, tmp_path / "bare")
     bare = {n: np.array(t) for n, t in tensors_in(file).items()}
-    native.write(by_config / "model.safetensors", bare, {})  # nothing but timm's config.json
+    tensor_file.write(by_config / "model.safetensors", bare, {})  # nothing but timm's config.json
     assert read.read_info(by_config)[0].model == read.read_info(file)[0].model
 
 
@@ -174,7 +175,7 @@ def test_every_kind_of_prefix_and_table(tmp_path: Path, fields: dict[str, object
 
 def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    native.write(path, tensors_of(SMALL.at((16, 56))), {})
+    tensor_file.write(path, tensors_of(SMALL.at((16, 56))), {})
     with pytest.raises(CheckpointError, match="15 position embeddings are not a square grid") as e:
         plan_resize(path, grid=(4, 4))
     assert e.value.hint is not None and "--old-grid" in e.value.hint
@@ -218,7 +219,7 @@ def test_a_b16_is_resized_in_little_memory(tmp_path: Path) -> None:
         name: LazyTensor("float32", shape, functools.partial(np.zeros, shape, np.float32))
         for name, shape in tensor_shapes(config).items()
     }
-    native.write(source, zeros, {})
+    tensor_file.write(source, zeros, {})
     assert source.stat().st_size > 346e6
     program = (
         "import re, sys; from vitcli.cli.main import app; "

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from checkpoints.golden_cases import GOLDEN
 from vitcli import atomic
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.cli.main import app
@@ -85,13 +85,13 @@ def test_tables_that_are_no_grid(tmp_path: Path) -> None:
     config = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(160, 80), num_classes=3)
     draw = np.random.default_rng(0)
     tensors = {n: draw.normal(size=s) for n, s in tensor_shapes(config).items()}
-    native.write(tmp_path / "x.safetensors", tensors, {})
+    tensor_file.write(tmp_path / "x.safetensors", tensors, {})
     words = (tmp_path / "x.safetensors", "--grid", "14")
     assert_refused(tmp_path, *words, said="--old-grid ROWSxCOLUMNS")
     assert_refused(tmp_path, *words, "--old-grid", "19x10", said="not a grid of 19 x 10")
     assert vit(*words, "--old-grid", "20x10").exit_code == 0
     none = {name: tensor for name, tensor in tensors.items() if name != "pos_embed"}
-    native.write(tmp_path / "none.safetensors", none, {})
+    tensor_file.write(tmp_path / "none.safetensors", none, {})
     words = (tmp_path / "none.safetensors", "--grid", "14")
     assert_refused(tmp_path, *words, said="no position embeddings to resize")
 
@@ -162,7 +162,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     config = ModelConfig(512, 8, 8, 2048, patch_size=(16, 16), num_classes=0)
     shapes = tensor_shapes(config)
     source = tmp_path / "x.safetensors"
-    native.write(source, {n: np.zeros(s, np.float32) for n, s in shapes.items()}, {})
+    tensor_file.write(source, {n: np.zeros(s, np.float32) for n, s in shapes.items()}, {})
     original = tmp_path / "original"
     os.link(source, original)
     expected = tmp_path / "expected.safetensors"

@@ -14,7 +14,7 @@ from scipy.ndimage import zoom
 
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import open_clip
-from vitcli.checkpoints import native, read
+from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
@@ -37,8 +37,8 @@ def resize(spec: Path, **options: object) -> Path:
 
 
 def tensors_in(path: Path) -> dict[str, np.ndarray]:
-    header = native.read_header(path)
-    return {name: native.read_tensor(path, header, name) for name in header.tensors}
+    header = tensor_file.read_header(path)
+    return {name: tensor_file.read_tensor(path, header, name) for name in header.tensors}
 
 
 def scipys(table: np.ndarray, prefix: int, grid: tuple[int, int]) -> np.ndarray:
@@ -114,7 +114,7 @@ def sharded(folder: Path) -> Path:
     weight_map = {}
     for k, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
         file = f"model-0000{k + 1}-of-00002.safetensors"
-        native.write(folder / file, {n: tensors[n] for n in names}, {"format": "pt"})
+        tensor_file.write(folder / file, {n: tensors[n] for n in names}, {"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -149,7 +149,7 @@ def test_a_single_file_of_another_layout_says_its_grid_itself(tmp_path: Path) ->
     assert file == tmp_path / "x-2x8.safetensors"
     info, _ = read.read_info(file)  # 16 tokens, which no config.json says are no square
     assert info.model.grid == (2, 8)
-    assert native.read_header(file).metadata["format"] == "pt"
+    assert tensor_file.read_header(file).metadata["format"] == "pt"
 
 
 NPZ = {
@@ -211,7 +211,7 @@ def test_a_folder_of_open_clips(tmp_path: Path) -> None:
     arrays = open_clip(tensors_in(GOLDEN / "timm_clip_prenorm" / "model.safetensors"))
     source = tmp_path / "clip" / "open_clip_model.safetensors"
     source.parent.mkdir()
-    native.write(source, {n: np.array(a) for n, a in arrays.items()}, {})
+    tensor_file.write(source, {n: np.array(a) for n, a in arrays.items()}, {})
     vision = {"image_size": 32, "width": 48, "head_width": 16, "patch_size": 8}
     config = {"model_cfg": {"embed_dim": 8, "vision_cfg": vision}}
     (source.parent / "open_clip_config.json").write_text(json.dumps(config))

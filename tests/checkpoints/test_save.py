@@ -12,9 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from vitcli.checkpoints.native import CheckpointInfo, read_header
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import SaveDtype, rewrite_info, save_checkpoint, write_config
+from vitcli.checkpoints.tensor_file import read_header
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError, OutputError
 from vitcli.models.vit import ViT

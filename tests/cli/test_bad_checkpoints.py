@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
@@ -139,9 +139,11 @@ def test_values_that_are_not_numbers_are_warned_of(vit: Vit, tmp_path: Path) -> 
 
 
 def test_no_position_embeddings_at_all(vit: Vit, tmp_path: Path) -> None:
-    header = native.read_header(TIMM)
-    tensors = {n: native.read_tensor(TIMM, header, n) for n in header.tensors if n != "pos_embed"}
-    native.write(tmp_path / "x.safetensors", {n: np.array(t) for n, t in tensors.items()}, {})
+    header = tensor_file.read_header(TIMM)
+    tensors = {
+        n: tensor_file.read_tensor(TIMM, header, n) for n in header.tensors if n != "pos_embed"
+    }
+    tensor_file.write(tmp_path / "x.safetensors", {n: np.array(t) for n, t in tensors.items()}, {})
     converts, resizes = commands(tmp_path / "x.safetensors")
     assert_refused(vit, tmp_path, *resizes, said="has no position embeddings to resize")
     result = vit(*converts)

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli.main import app

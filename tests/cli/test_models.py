@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hub.hub_cache import keep
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli import models
 from vitcli.hub import registry

@@ -20,8 +20,9 @@ import pytest
 from safetensors import safe_open
 from scipy.special import expit, softmax
 
-from vitcli.checkpoints.native import CheckpointInfo, read_header
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import rewrite_info
+from vitcli.checkpoints.tensor_file import read_header
 from vitcli.cli.predict import as_text
 from vitcli.hub import registry
 from vitcli.prediction import Prediction, Result

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from huggingface_hub import ModelCard
 
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, Preprocess, model_config
 from vitcli.hub.card import model_card, resized
 from vitcli.metrics import Evaluation, Tally

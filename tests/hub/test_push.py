@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from hub_faults import Fault
 from hub_server import LoopbackHub
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.config import Preprocess, model_config

@@ -19,9 +19,10 @@ from checkpoints.golden_cases import PACKED
 from layouts.released_names import Arrays, bit, bit_paper
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.convert import convert, plan_convert
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
 from vitcli.checkpoints.read import open_checkpoint, read_info
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.layouts.shapes import tensor_shapes

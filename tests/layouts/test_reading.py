@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import open_clip
 from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.config import Activation, ClassLabel
 from vitcli.errors import CheckpointError

@@ -14,8 +14,8 @@ import torch
 
 import vitcli
 from checkpoints.golden_cases import PACKED, Case
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load_weights
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoints.golden_cases import CASES, GOLDEN
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, model_config
 from vitcli.errors import CheckpointError
 from vitcli.layouts.timm_architectures import (

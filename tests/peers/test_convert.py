@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from peers.random_models import CLASSES, fill, random_images
 from vitcli.checkpoints.convert import convert, plan_convert
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.checkpoints.save import save_checkpoint

@@ -12,7 +12,7 @@ from PIL import Image
 import vitcli
 from hub_server import LoopbackHub
 from peers.random_models import CLASSES, fill, random_config, random_preprocess
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.hub.push import pack, push
 from vitcli.models.vit import ViT

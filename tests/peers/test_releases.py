@@ -19,8 +19,8 @@ from peers.random_models import fill, random_images
 from peers.test_convert import TOLERANCE, VIT, written
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import BiTConfig, ModelConfig, Preprocess, ResNetConfig
 from vitcli.models.resnet import BiT

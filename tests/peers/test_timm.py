@@ -17,7 +17,7 @@ from peers.random_models import (
     random_images,
     random_preprocess,
 )
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.models.vit import ViT
 

@@ -10,7 +10,7 @@ import torch
 
 import vitcli
 from peers.random_models import CLASSES, fill, random_images, random_preprocess
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import Architecture, ModelConfig, architecture
 from vitcli.models.resnet import BiT

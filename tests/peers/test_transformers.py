@@ -11,7 +11,7 @@ from PIL import Image
 
 import vitcli
 from peers.random_models import CLASSES, fill, random_config, random_images, random_preprocess
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.models.vit import ViT
 

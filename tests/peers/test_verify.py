@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import open_clip
 from peers.random_models import CLASSES, fill
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.verify import verify
@@ -169,8 +169,10 @@ def test_what_the_library_cannot_hold_is_said(vit: Callable[..., Result], tmp_pa
     result = vit("convert", source, tmp_path / "x.npz", "--verify")
     assert result.exit_code == 1
     assert "cannot be verified: timm does not know pre_logits of size 48" in result.stderr
-    header = native.read_header(source / "model.safetensors")
-    bare = {n: native.read_tensor(source / "model.safetensors", header, n) for n in header.tensors}
-    native.write(tmp_path / "bare.safetensors", bare, {})
+    header = tensor_file.read_header(source / "model.safetensors")
+    bare = {
+        n: tensor_file.read_tensor(source / "model.safetensors", header, n) for n in header.tensors
+    }
+    tensor_file.write(tmp_path / "bare.safetensors", bare, {})
     with pytest.raises(CheckpointError, match="pre_logits of size 48"):
         verify(open_checkpoint(tmp_path / "bare.safetensors"))

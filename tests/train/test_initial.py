@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, TrainConfig, model_config
 from vitcli.data.sources import open_data

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig
 from vitcli.errors import CheckpointError, DivergedError
@@ -116,8 +116,8 @@ def test_features_that_are_no_numbers(probe):
     run = probe("run", steps=1)
     path = Path(run.model) / "model.safetensors"
     tensors = load_file(path) | {"norm.weight": torch.full((24,), torch.nan)}
-    native.write(
-        path, {k: v.numpy() for k, v in tensors.items()}, native.read_header(path).metadata
+    tensor_file.write(
+        path, {k: v.numpy() for k, v in tensors.items()}, tensor_file.read_header(path).metadata
     )
     with pytest.raises(CheckpointError, match="features are not finite numbers") as caught:
         train(run)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import vitcli
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import LoadedBiT, load
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import BiTConfig, Preprocess
 from vitcli.errors import ConfigError

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, PosembMethod, Size
 from vitcli.patches import resize_patches
 from vitcli.posemb import resize, sincos2d

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt_tensor
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import SaveDtype
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
@@ -174,7 +175,7 @@ def zeros(dtype: str, shape: tuple[int, ...]) -> LazyTensor:
     def read() -> np.ndarray:
         import numpy as np
 
-        return np.zeros(shape, native.numpy_dtype(dtype))
+        return np.zeros(shape, tensor_file.numpy_dtype(dtype))
 
     return LazyTensor(dtype, shape, read)
 
@@ -187,5 +188,5 @@ def _adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:
 def _cast(tensor: LazyTensor, dtype: str | None) -> LazyTensor:
     if dtype is None or "float" not in tensor.dtype or tensor.dtype == dtype:
         return tensor
-    wanted = native.numpy_dtype(dtype)
+    wanted = tensor_file.numpy_dtype(dtype)
     return LazyTensor(dtype, tensor.shape, lambda: tensor.read().astype(wanted))

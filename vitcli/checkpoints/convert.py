@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitcli.atomic import whole_folder, write_text
-from vitcli.checkpoints import native, npz, read
+from vitcli.checkpoints import npz, read, tensor_file
 from vitcli.checkpoints.changes import Changes, change, zeros
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import ModelConfig, Size
 from vitcli.errors import OutputError
 from vitcli.hub import fetch as hub
@@ -241,7 +242,7 @@ def write(job: Conversion, force: bool = False) -> None:
     if job.format in NPZ:
         npz.write(file, tensors)
     elif is_file:
-        native.write(file, tensors, job.info.to_metadata())
+        tensor_file.write(file, tensors, job.info.to_metadata())
     else:
         with whole_folder(job.output) as folder:
             _write_folder(folder, job, tensors)
@@ -250,14 +251,14 @@ def write(job: Conversion, force: bool = False) -> None:
 def _write_folder(folder: Path, job: Conversion, tensors: Mapping[str, LazyTensor]) -> None:
     file = folder / "model.safetensors"
     if job.format == "vit":
-        native.write(file, tensors, job.info.to_metadata())
+        tensor_file.write(file, tensors, job.info.to_metadata())
         write_config(folder / "config.json", job.info)
         return
     kind = targets.transformers_kind(job.info.model)
     config, processor = hf.to_transformers(job.info, kind)
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    config["dtype"] = max(dtypes, key=lambda name: native.numpy_dtype(name).itemsize)
-    native.write(file, tensors, {"format": "pt"})
+    config["dtype"] = max(dtypes, key=lambda name: tensor_file.numpy_dtype(name).itemsize)
+    tensor_file.write(file, tensors, {"format": "pt"})
     for name, table in (("preprocessor_config", processor), ("config", config)):
         text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
         write_text(folder / f"{name}.json", text)

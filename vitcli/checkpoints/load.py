@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import adapt, at_size
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
 from vitcli.hub import fetch as hub

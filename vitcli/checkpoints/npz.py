@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitcli.atomic import whole_file
-from vitcli.checkpoints.native import LazyTensor, numpy_dtype, tensor_bytes
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, tensor_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints.native import LazyTensor, numpy_dtype
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
 from vitcli.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitcli.checkpoints import stores
-from vitcli.checkpoints.native import CheckpointInfo, Header, LazyTensor, read_header
+from vitcli.checkpoints import store
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.tensor_file import Header, LazyTensor, read_header
 from vitcli.config import ClassLabel, Preprocess, Score, Size
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
@@ -142,12 +143,12 @@ def open_checkpoint(
     Raises:
         CheckpointError: it is damaged, of an unknown layout, or holds another model.
     """
-    if stores.kind_of(file) == "safetensors" and not _is_foreign(read_header(file)):
+    if store.kind_of(file) == "safetensors" and not _is_foreign(read_header(file)):
         info, _ = describe(file, entry, grid)
-        return Checkpoint(file, info, stores.open_store(file).tensors)
+        return Checkpoint(file, info, store.open_store(file).tensors)
     from vitcli.layouts.reading import read_layout  # numpy
 
-    reading = read_layout(stores.open_store(file), grid, _from_timms_config(file))
+    reading = read_layout(store.open_store(file), grid, _from_timms_config(file))
     return Checkpoint(
         file, reading.info, reading.tensors, reading.layout, reading.dropped, reading.sources
     )

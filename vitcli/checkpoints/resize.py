@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.atomic import whole_folder, write_text
-from vitcli.checkpoints import native, read, stores
+from vitcli.checkpoints import read, store, tensor_file
 from vitcli.checkpoints.adapt import adapt_tensor, at_size
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.rewrite import (
     RECORD,
     copy_file,
@@ -150,7 +150,7 @@ def plan_resize(
         )
     source = read.locate(spec, offline, on_progress)
     opened = read.open_checkpoint(source.file, source.entry, old_grid)
-    model, kind = opened.info.model, stores.kind_of(source.file)
+    model, kind = opened.info.model, store.kind_of(source.file)
     if not isinstance(model, ModelConfig):
         raise CheckpointError("is a ResNet: it has no position embeddings", where=source.file)
     if grid is not None:
@@ -288,7 +288,7 @@ def _write_folder(job: Resize, folder: Path) -> None:
 
 def _write_weights(job: Resize, file: Path) -> None:
     if job.kind == "pickle":
-        native.write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
+        tensor_file.write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
     elif job.kind == "shards":
         _write_shards(job, file)
     elif not job.resized:
@@ -304,7 +304,7 @@ def _write_safetensors(job: Resize, source: Path, file: Path) -> int:
     said = {RECORD: record_text(job.record)}
     if job.checkpoint.layout == "vit":
         said = job.info.to_metadata()
-    metadata = {**native.read_header(source).metadata, **said}
+    metadata = {**tensor_file.read_header(source).metadata, **said}
     return rewrite_safetensors(source, file, job.changed(), metadata)
 
 

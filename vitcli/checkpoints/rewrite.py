@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.atomic import whole_file
-from vitcli.checkpoints import native, npz
+from vitcli.checkpoints import npz, tensor_file
 from vitcli.checkpoints.copying import copy_range
 from vitcli.errors import CheckpointError
 
@@ -46,7 +46,7 @@ def rewrite_safetensors(
         CheckpointError: the source is damaged.
         OutputError: the target cannot be written.
     """
-    header = native.read_header(source)
+    header = tensor_file.read_header(source)
     order = sorted(header.tensors, key=lambda name: header.tensors[name][2:])
     offsets, end = {}, 0
     for name in order:
@@ -57,7 +57,7 @@ def rewrite_safetensors(
     for name, spec in header.tensors.items():
         shape = list(changed[name].shape if name in changed else spec.shape)
         entries[name] = {"dtype": spec.dtype, "shape": shape, "data_offsets": offsets[name]}
-    start = native.header_bytes(entries, target)
+    start = tensor_file.header_bytes(entries, target)
     # The source is closed before it is replaced, if it is the target: Windows asks for that.
     with whole_file(target) as new, open(source, "rb") as old:
         new.write(start)
@@ -65,7 +65,7 @@ def rewrite_safetensors(
         for name in [name for name in order if name in changed]:
             spec = header.tensors[name]
             copy_range(old, new, header.data_start + kept, spec.start - kept)
-            new.write(native.tensor_bytes(changed[name]))
+            new.write(tensor_file.tensor_bytes(changed[name]))
             kept = spec.end
         size = max((spec.end for spec in header.tensors.values()), default=0)
         copy_range(old, new, header.data_start + kept, size - kept)
@@ -117,11 +117,11 @@ def recorded(path: Path, kind: str) -> dict[str, Any] | None:
     """How the position embeddings of a file were resized, `{"method", "from", "to"}`, if it says.
 
     Args:
-        kind: as `stores.kind_of` tells it.
+        kind: as `store.kind_of` tells it.
     """
     text: str | bytes = ""
     if kind == "safetensors":
-        text = native.read_header(path).metadata.get(RECORD, "")
+        text = tensor_file.read_header(path).metadata.get(RECORD, "")
     elif kind == "npz":
         with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             lines = archive.comment.splitlines()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitcli.atomic import write_text
-from vitcli.checkpoints import native
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.checkpoints import tensor_file
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.rewrite import rewrite_safetensors
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.errors import OutputError
 from vitcli.layouts import timm_config
 
@@ -45,7 +46,7 @@ def save_checkpoint(
     except OSError as error:
         raise OutputError(f"cannot be made: {error.strerror or error}", where=folder) from error
     lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
-    native.write(folder / "model.safetensors", lazy, info.to_metadata())
+    tensor_file.write(folder / "model.safetensors", lazy, info.to_metadata())
     write_config(folder / "config.json", info, train)
     return folder
 
@@ -60,7 +61,7 @@ def rewrite_info(
         OutputError: a file cannot be written.
     """
     file = Path(folder) / "model.safetensors"
-    metadata = native.read_header(file).metadata
+    metadata = tensor_file.read_header(file).metadata
     rewrite_safetensors(file, file, {}, {**metadata, **info.to_metadata()})
     write_config(Path(folder) / "config.json", info, train)
 
@@ -90,6 +91,6 @@ def _lazy(tensor: Any, dtype: SaveDtype | None) -> LazyTensor:
         if hasattr(tensor, "detach"):  # torch: numpy has no bfloat16 of its own to take it in
             array = tensor.detach().cpu()
             array = (array.float() if own == "bfloat16" else array).numpy()
-        return array.astype(native.numpy_dtype(stored), copy=False)
+        return array.astype(tensor_file.numpy_dtype(stored), copy=False)
 
     return LazyTensor(stored, tuple(tensor.shape), read)

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.checkpoints import stores
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints import store
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.cli import options, output
 from vitcli.cli.options import parse_resolution
@@ -165,7 +165,7 @@ def describe_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
 
 def describe_storage(file: Path) -> dict[str, Any]:
     """How a checkpoint is stored, as JSON has it."""
-    dtypes = {tensor.dtype for tensor in stores.open_store(file).tensors.values()}
+    dtypes = {tensor.dtype for tensor in store.open_store(file).tensors.values()}
     return {"dtypes": sorted(dtypes), "bytes": os.stat(file).st_size}
 
 

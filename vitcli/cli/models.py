@@ -20,7 +20,7 @@ from vitcli.hub.registry import RegistryEntry
 if TYPE_CHECKING:
     from typer._click import Context
 
-    from vitcli.checkpoints.native import CheckpointInfo
+    from vitcli.checkpoints.info import CheckpointInfo
 
 FLOAT32 = 4
 """Bytes of a released weight."""

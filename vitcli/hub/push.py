@@ -18,8 +18,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from vitcli.atomic import write_text
-from vitcli.checkpoints import native, read
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints import read, tensor_file
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
 from vitcli.errors import HubError, ModelNotFoundError
 from vitcli.hub import card, registry
@@ -127,7 +127,7 @@ def pack(
     base_model, inherited = lineage(info, located.entry)
     license = license or card.license_of(old) or inherited
 
-    native.write(folder / WEIGHTS, source.tensors, info.to_metadata())
+    tensor_file.write(folder / WEIGHTS, source.tensors, info.to_metadata())
     write_config(folder / CONFIG, info)
     drawn = {caption: file for caption, file in IMAGES.items() if (beside / file).is_file()}
     text = card.model_card(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.atomic import write_text
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Size
 from vitcli.errors import CheckpointError, OutputError
 from vitcli.hub import card

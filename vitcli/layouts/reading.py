@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints.native import CheckpointInfo, LazyTensor
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.rewrite import RECORD, recorded
-from vitcli.checkpoints.stores import Store
+from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Score, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.hub import registry

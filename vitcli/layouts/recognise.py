@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitcli.checkpoints.native import LazyTensor
-from vitcli.checkpoints.stores import Store
+from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.errors import CheckpointError
 from vitcli.layouts import keymaps, open_clip
 from vitcli.layouts import transformers_config as hf

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import (
     Architecture,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
 from vitcli.layouts.timm_config import unique_names

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitcli.checkpoints.adapt import adapt
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import Weights, load_weights
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, TrainConfig
 from vitcli.config import architecture as named_architecture
 from vitcli.data.labels import ClassIndex, listed, match_classes

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from vitcli.checkpoints.adapt import adapt
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
 from vitcli.config import Architecture, BiTConfig, Preprocess, TrainConfig
 from vitcli.data.records import Source

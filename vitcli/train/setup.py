@@ -10,9 +10,8 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitcli
-from vitcli.checkpoints.ancestry import ancestry
+from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.load import Weights
-from vitcli.checkpoints.native import CheckpointInfo
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size, TrainConfig
 from vitcli.data.labels import listed
 from vitcli.data.records import Ints, Source

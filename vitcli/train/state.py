@@ -17,8 +17,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from vitcli.checkpoints import native
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints import tensor_file
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import TrainConfig
 from vitcli.errors import CheckpointError, RunError
 
@@ -69,7 +69,7 @@ def save_state(path: Path, run: Run, optimizer: torch.optim.Optimizer, progress:
         "scaler": run.scaler.state_dict(),
     }
     arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
-    native.write(path, arrays, run.info.to_metadata() | {"vit_state": json.dumps(metadata)})
+    tensor_file.write(path, arrays, run.info.to_metadata() | {"vit_state": json.dumps(metadata)})
 
 
 def read_state_info(path: Path) -> CheckpointInfo:
@@ -79,7 +79,7 @@ def read_state_info(path: Path) -> CheckpointInfo:
         RunError: the file is damaged.
     """
     try:
-        info = CheckpointInfo.from_metadata(native.read_header(path).metadata, where=path)
+        info = CheckpointInfo.from_metadata(tensor_file.read_header(path).metadata, where=path)
     except CheckpointError as error:
         raise RunError(
             f"the state cannot be resumed: {error.what}",

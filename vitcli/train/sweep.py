@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitcli import plots
-from vitcli.checkpoints import native
-from vitcli.checkpoints.native import CheckpointInfo
+from vitcli.checkpoints import tensor_file
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import TrainConfig
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
@@ -196,7 +196,7 @@ def _result(place: RunFolder, lr: float) -> Trial:
 
 
 def _provenance(place: RunFolder) -> dict[str, Any]:
-    header = native.read_header(place.model)
+    header = tensor_file.read_header(place.model)
     info = CheckpointInfo.from_metadata(header.metadata, where=place.model)
     if info is None:
         raise RunError("does not say which run it is of", where=place.model)

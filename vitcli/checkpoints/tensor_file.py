@@ -8,21 +8,18 @@ library, because `vit info` needs nothing else, and so that a file that lies get
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitcli.atomic import whole_file
 from vitcli.checkpoints.copying import Extent, append, made_ahead
-from vitcli.checkpoints.typed_json import from_json
-from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, Score
-from vitcli.errors import CheckpointError, ConfigError, OutputError
+from vitcli.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -295,87 +292,3 @@ def _turned(array: np.ndarray, side: int = 256) -> np.ndarray:
             block = slice(row, row + side), slice(column, column + side)
             turned[block] = array[block]
     return turned
-
-
-# ---------------------------------------------------------------------------------------------
-# What a checkpoint says beside its tensors
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """All that a checkpoint holds beside its tensors."""
-
-    model: Architecture
-    preprocess: Preprocess
-    classes: tuple[ClassLabel, ...] = ()
-    """In the order of the head's outputs; empty where nobody knows them."""
-    score: Score = "softmax"
-    """What turns logits into scores: softmax, or sigmoid for models trained on many labels."""
-    provenance: dict[str, Any] = field(default_factory=dict)
-    """What made it: command, data, parent, figures, versions, how position embeddings were
-    resized. JSON values."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON; `from_dict` reads it back."""
-        return {
-            "version": 1,
-            "model": dataclasses.asdict(self.model),
-            "preprocess": dataclasses.asdict(self.preprocess),
-            "classes": [list(label) for label in self.classes],
-            "score": self.score,
-            "provenance": self.provenance,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Any, where: object = None) -> CheckpointInfo:
-        """Raises CheckpointError where the JSON is not what `to_dict` writes."""
-        try:
-            if data["version"] != 1:
-                raise CheckpointError(
-                    f"was written by a newer vit (layout {data['version']!r})",
-                    where=where,
-                    hint="pip install --upgrade vitcli",
-                )
-            info = cls(
-                model=from_json(
-                    BiTConfig if "resnet" in data["model"] else ModelConfig, data["model"]
-                ),
-                preprocess=from_json(Preprocess, data["preprocess"]),
-                classes=tuple(ClassLabel(str(id), str(name)) for id, name in data["classes"]),
-                score=from_json(Score, data["score"]),
-                provenance=dict(data["provenance"]),
-            )
-            if info.classes and len(info.classes) != info.model.num_classes:
-                raise ValueError(
-                    f"{len(info.classes)} classes for {info.model.num_classes} outputs"
-                )
-            return info
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise CheckpointError(
-                f"its description of the model is damaged: {reason}", where=where
-            ) from error
-
-    def to_metadata(self) -> dict[str, str]:
-        """For the header of a safetensors file; "format" is what transformers looks for."""
-        text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
-        return {"format": "pt", "vit": text}
-
-    @classmethod
-    def from_metadata(
-        cls, metadata: Mapping[str, str], where: object = None
-    ) -> CheckpointInfo | None:
-        """None where the header holds no description of ours.
-
-        Raises:
-            CheckpointError: it holds one that cannot be read.
-        """
-        if "vit" not in metadata:
-            return None
-        try:
-            data = json.loads(metadata["vit"])
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"its description of the model is damaged: {error}", where=where
-            ) from error
-        return cls.from_dict(data, where)

@@ -20,14 +20,9 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
 from vitcli.atomic import whole_file, write_text
-from vitcli.checkpoints import native
-from vitcli.checkpoints.native import (
-    CheckpointInfo,
-    LazyTensor,
-    read_header,
-    read_tensor,
-    write,
-)
+from vitcli.checkpoints import tensor_file
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.tensor_file import LazyTensor, read_header, read_tensor, write
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError, OutputError
 
@@ -271,7 +266,7 @@ def test_what_is_open_already_is_written_to_where_it_is(tmp_path: Path, mode: st
 
 FULL_DISK = """
 import resource, sys, numpy as np
-from vitcli.checkpoints.native import write
+from vitcli.checkpoints.tensor_file import write
 from vitcli.errors import OutputError
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
@@ -367,7 +362,7 @@ def test_a_description_that_is_no_json_gets_one_line() -> None:
 
 def test_reading_a_header_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from vitcli.checkpoints.native import read_header; "
+        "import sys; from vitcli.checkpoints.tensor_file import read_header; "
         f"read_header({str(GOLDEN / 'timm_deit3' / 'model.safetensors')!r}); "
         "print({'torch', 'numpy', 'safetensors', 'ml_dtypes'} & set(sys.modules))"
     )
@@ -385,4 +380,4 @@ def test_reading_a_header_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("shape", [(256, 256), (300, 700), (1, 900), (513, 257)])
 def test_a_matrix_that_lies_the_other_way_is_turned(shape: tuple[int, int]) -> None:
     array = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape[::-1]).T
-    assert bytes(native.tensor_bytes(array)) == array.tobytes()
+    assert bytes(tensor_file.tensor_bytes(array)) == array.tobytes()

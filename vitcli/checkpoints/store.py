@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints import native
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.copying import Extent
-from vitcli.checkpoints.native import LazyTensor
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
-    header = native.read_header(path)
+    header = tensor_file.read_header(path)
     return {
         name: LazyTensor(
-            native.DTYPES[spec.dtype],
+            tensor_file.DTYPES[spec.dtype],
             spec.shape,
-            functools.partial(native.read_tensor, path, header, name),
+            functools.partial(tensor_file.read_tensor, path, header, name),
             Extent(path, header.data_start + spec.start, spec.end - spec.start),
         )
         for name, spec in header.tensors.items()
@@ -194,7 +194,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
         raise CheckpointError(
             f"'{member.filename}' has not the length of its shape {shape}", where=path
         )
-    native_dtype: Any = native.numpy_dtype("bfloat16") if dtype.str == "|V2" else dtype
+    native_dtype: Any = tensor_file.numpy_dtype("bfloat16") if dtype.str == "|V2" else dtype
 
     def read() -> np.ndarray:
         import numpy as np
