@@ -81,7 +81,7 @@ def test_images_that_cannot_be_read_are_told_and_not_counted(predictor, labelled
 
 def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_checkpoint, tmp_path):
     """On the data it was trained on, and on no other."""
-    from vitcli.data.sources import open_data
+    from vitcli.data.dataset import open_data
 
     root = labelled("dog", "cat")
     for label in ("dog", "cat"):

@@ -15,7 +15,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import DataConfig, ModelConfig, Preprocess, bit_config, model_config
-from vitcli.data.sources import open_parts
+from vitcli.data.dataset import open_dataset
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.models.cpu import multiplies_bf16
@@ -167,7 +167,7 @@ def test_of_images_the_new_ones_are_computed(tiny_checkpoint, image_folder, tmp_
     monkeypatch.setattr(Predictor, "embed", counted)
 
     def run() -> np.ndarray:
-        made, source = predictor(tiny_checkpoint), open_parts(DataConfig(str(root))).train
+        made, source = predictor(tiny_checkpoint), open_dataset(DataConfig(str(root))).train
         return source_features(made, source, FeatureCache(cache_name(made), tmp_path / "cache"))
 
     first = run()
@@ -187,7 +187,7 @@ def test_features_that_are_no_numbers_are_told_and_not_remembered(
     save_checkpoint(bad, weights, Predictor(bad).info)
     (tmp_path / "data" / "a").mkdir(parents=True)
     shutil.copy(image_folder / "a.png", tmp_path / "data" / "a")
-    made, source = predictor(bad), open_parts(DataConfig(str(tmp_path / "data"))).train
+    made, source = predictor(bad), open_dataset(DataConfig(str(tmp_path / "data"))).train
     for _ in range(2):
         cache = FeatureCache(cache_name(made), tmp_path / "cache")
         with pytest.raises(CheckpointError, match=r"features of .*a\.png are not finite numbers"):

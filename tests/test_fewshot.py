@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitcli.config import ClassLabel, DataConfig, FewshotConfig
-from vitcli.data.records import Names, Source, new_source
+from vitcli.data.source import Names, Source
 from vitcli.errors import ConfigError, DataError
 from vitcli.fewshot import Draw, check_shots, choose_shots, run_trials
 
@@ -16,7 +16,7 @@ LABELS = np.random.default_rng(0).integers(0, 5, 300)
 def source(labels: list[int], classes: int) -> Source:
     names = tuple(ClassLabel(name, name) for name in "abcdefgh"[:classes])
     images = Names.pack(f"{i}.jpg" for i in range(len(labels)))
-    return new_source(names, np.array(labels, np.int64), images, None, Path())  # type: ignore[arg-type]
+    return Source(names, np.array(labels, np.int64), images, None, Path())  # type: ignore[arg-type]
 
 
 def test_shots_are_nested_and_of_their_classes():

@@ -10,7 +10,7 @@ import pytest
 
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
-from vitcli.data.records import FileReader, Names, Source, new_source
+from vitcli.data.source import FileReader, Names, Source
 from vitcli.errors import DataError
 from vitcli.hub import registry
 from vitcli.imagenet import IMAGES, Reassessment, imagenet_classes, read_accepted
@@ -22,7 +22,7 @@ def images(*numbers: object) -> Source:
     )
     classes = (ClassLabel("n0000", "n0000"),)
     root = Path("/val")
-    return new_source(classes, np.zeros(len(names), np.int64), names, FileReader(root, names), root)
+    return Source(classes, np.zeros(len(names), np.int64), names, FileReader(root, names), root)
 
 
 def as_they_are(count: int) -> Alignment:

@@ -18,11 +18,11 @@ import numpy as np
 
 from vitcli.config import ClassLabel, DataConfig, Preprocess, Score, Size
 from vitcli.data.alignment import Alignment, MatchRules, align
-from vitcli.data.folder import open_unlabelled
+from vitcli.data.classes import listed
+from vitcli.data.dataset import Split, open_split
+from vitcli.data.directory import open_unlabelled
 from vitcli.data.inputs import ImageInput
-from vitcli.data.labels import listed
-from vitcli.data.records import Source
-from vitcli.data.sources import Part, open_part
+from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, ConfigError, DataError
 from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
 from vitcli.metrics import Evaluation, Tally
@@ -84,7 +84,7 @@ class Answer:
 def evaluate(
     predictor: Predictor,
     data: DataConfig,
-    part: Part = "auto",
+    part: Split = "auto",
     batch_size: int | None = None,
     rules: MatchRules | None = None,
     accepted: Accepted | None = None,
@@ -178,7 +178,7 @@ class _Opened(NamedTuple):
 def _open(
     predictor: Predictor,
     data: DataConfig,
-    part: Part,
+    part: Split,
     rules: MatchRules,
     imagenet: bool,
     report: Callable[[str], None],
@@ -194,7 +194,7 @@ def _open(
     labelled, words, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent, data.path)
-        source, words, warnings = open_part(data, part, None, record, report)
+        source, words, warnings = open_split(data, part, None, record, report)
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)

@@ -25,8 +25,8 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import files_of
 from vitcli.config import ModelConfig, Pool
 from vitcli.data.inputs import ImageInput
-from vitcli.data.records import Source
-from vitcli.data.shards import cache_folder
+from vitcli.data.shards import cache_directory
+from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, DataError
 from vitcli.prediction import Predictor
 
@@ -91,7 +91,7 @@ class FeatureCache:
     def __init__(self, name: str, folder: Path | None = None) -> None:
         self.database: sqlite3.Connection | None = None
         self.put_since_commit = 0
-        path = (folder or cache_folder().parent / "features") / f"{name}.sqlite"
+        path = (folder or cache_directory().parent / "features") / f"{name}.sqlite"
         with contextlib.suppress(OSError, sqlite3.Error):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.database = sqlite3.connect(path, timeout=10.0)

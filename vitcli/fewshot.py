@@ -21,8 +21,8 @@ from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
-from vitcli.data.records import Source
-from vitcli.data.sources import Splits, open_data
+from vitcli.data.dataset import Splits, open_data
+from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, OutputError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.hub.card import model_card

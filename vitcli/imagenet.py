@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
-from vitcli.data.labels import ClassIndex
-from vitcli.data.records import Source
+from vitcli.data.classes import ClassIndex
+from vitcli.data.source import Source
 from vitcli.errors import DataError
 from vitcli.hub import registry
 

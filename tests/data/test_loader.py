@@ -18,10 +18,10 @@ import torch
 from data.conftest import MakeFolder
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
 from vitcli.data import loader
+from vitcli.data.dataset import open_split
 from vitcli.data.images import decode
 from vitcli.data.loader import batch_orders, eval_batches, train_batches
-from vitcli.data.records import Source
-from vitcli.data.sources import open_part
+from vitcli.data.source import Source
 from vitcli.data.transforms import EvalTransform, TrainTransform, sample_rng, to_tensor
 from vitcli.errors import DataError, ImageError
 
@@ -32,7 +32,7 @@ EVAL = EvalTransform(Preprocess((8, 8)))
 
 @pytest.fixture
 def source(make_folder: MakeFolder) -> Source:
-    return open_part(DataConfig(str(make_folder({"cat": 5, "dog": 6}))))[0]
+    return open_split(DataConfig(str(make_folder({"cat": 5, "dog": 6}))))[0]
 
 
 def test_a_batch_is_what_seed_and_step_say(source: Source) -> None:
@@ -53,7 +53,7 @@ def test_a_batch_is_what_seed_and_step_say(source: Source) -> None:
 
 
 def test_a_balanced_epoch_has_as_many_of_each_class(make_folder: MakeFolder) -> None:
-    source, *_ = open_part(DataConfig(str(make_folder({"bee": 2, "cat": 9, "dog": 12}))))
+    source, *_ = open_split(DataConfig(str(make_folder({"bee": 2, "cat": 9, "dog": 12}))))
     batches = list(batch_orders(source, 23, seed=3, start_step=0, steps=8, balanced=True))
     for indices, _ in batches:  # an epoch each
         assert np.ptp(np.bincount(source.labels[indices])) <= 1
@@ -227,9 +227,9 @@ def test_a_process_that_leaves_batches_over_ends(make_folder: MakeFolder) -> Non
     code = (
         "from vitcli.config import *\n"
         "from vitcli.data.loader import train_batches\n"
-        "from vitcli.data.sources import open_part\n"
+        "from vitcli.data.dataset import open_split\n"
         "from vitcli.data.transforms import TrainTransform\n"
-        f"source = open_part(DataConfig({str(root)!r}))[0]\n"
+        f"source = open_split(DataConfig({str(root)!r}))[0]\n"
         "transform = TrainTransform((8, 8), 'bilinear', AugmentConfig())\n"
         "batches = train_batches(source, transform, 4, 0, 0, 10**6, 2)\n"
         "print(len(next(batches)[0]))\n"

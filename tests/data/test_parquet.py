@@ -17,7 +17,7 @@ import pytest
 
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.sources import open_data, open_part
+from vitcli.data.dataset import open_data, open_split
 from vitcli.errors import DataError, ImageError, MissingExtraError
 
 
@@ -65,13 +65,13 @@ def test_one_file_is_all_images_and_is_split(tmp_path: Path) -> None:
     splits = open_data(DataConfig(str(tmp_path / "all.parquet")))
     assert splits.val is not None
     assert [len(splits.train), len(splits.val)] == [18, 2]
-    everything, words, _ = open_part(DataConfig(str(tmp_path / "all.parquet")))
+    everything, words, _ = open_split(DataConfig(str(tmp_path / "all.parquet")))
     assert (len(everything), words) == (20, "all images")
 
 
 def test_a_source_is_pickled_by_the_path_of_its_file(tmp_path: Path) -> None:
     write(tmp_path / "all.parquet", 0, [0, 1] * 200)
-    source, _, _ = open_part(DataConfig(str(tmp_path / "all.parquet")))
+    source, _, _ = open_split(DataConfig(str(tmp_path / "all.parquet")))
     pickled = pickle.dumps(source)
     assert len(pickled) < 100 * len(source)
     assert pickle.loads(pickled).read(7) == jpeg(7)
@@ -84,7 +84,7 @@ def test_names_that_repeat_become_indices(tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(path)
     text = table.schema.metadata[b"huggingface"].replace(b'"dog"', b'"n01440764"')
     pyarrow.parquet.write_table(table.replace_schema_metadata({b"huggingface": text}), path)
-    source, _, _ = open_part(DataConfig(str(path)))
+    source, _, _ = open_split(DataConfig(str(path)))
     assert [c.id for c in source.classes] == ["crane", "n01440764"]
 
 
@@ -93,7 +93,7 @@ def test_plain_columns(tmp_path: Path) -> None:
         tmp_path / "x.parquet",
         {"id": [7, 8], "image_bytes": [jpeg(0), jpeg(1)], "class": ["wolf", "bear"]},
     )
-    source, _, warnings = open_part(DataConfig(str(path)))
+    source, _, warnings = open_split(DataConfig(str(path)))
     assert [source.classes[i].id for i in source.labels] == ["wolf", "bear"]
     assert source.read(1) == jpeg(1)
     assert not warnings
@@ -101,11 +101,11 @@ def test_plain_columns(tmp_path: Path) -> None:
 
 def test_indices_without_names(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "x.parquet", {"image": [jpeg(0), jpeg(1)], "label": [1, 0]})
-    source, _, warnings = open_part(DataConfig(str(path)))
+    source, _, warnings = open_split(DataConfig(str(path)))
     assert [c.id for c in source.classes] == ["0", "1"]
     assert "--classes FILE" in warnings[0]
     (tmp_path / "names").write_text("a\nb\n")
-    source, _, warnings = open_part(DataConfig(str(path), classes=str(tmp_path / "names")))
+    source, _, warnings = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
     assert [source.classes[i].id for i in source.labels] == ["b", "a"]
     assert not warnings
 
@@ -114,7 +114,7 @@ def test_a_list_of_classes_reorders_named_ones(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", 0, [0, 1])
     (tmp_path / "names").write_text("dog\nbird\ncat\n")
     config = DataConfig(str(tmp_path / "x.parquet"), classes=str(tmp_path / "names"))
-    source, _, _ = open_part(config)
+    source, _, _ = open_split(config)
     assert [source.classes[i].id for i in source.labels] == ["cat", "dog"]
     assert list(source.labels) == [2, 0]
 
@@ -129,7 +129,7 @@ def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path) -> None:
         tmp_path / "x.parquet",
         {"image": [jpeg(i) for i in range(3)], "label": ["a", None, "b"]},
     )
-    source, _, warnings = open_part(DataConfig(str(path)))
+    source, _, warnings = open_split(DataConfig(str(path)))
     assert source.read(1) == jpeg(2)
     assert "1 rows of train have no label" in warnings[0]
 
@@ -152,7 +152,7 @@ def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path) -> None:
 def test_unusable_columns(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     path = write_raw(tmp_path / "x.parquet", columns)
     with pytest.raises(DataError, match=message) as caught:
-        open_part(DataConfig(str(path)))
+        open_split(DataConfig(str(path)))
     assert "\n" not in caught.value.what
 
 
@@ -161,7 +161,7 @@ def test_an_empty_table(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(schema.empty_table(), path)
     with pytest.raises(DataError, match="holds no labelled image"):
-        open_part(DataConfig(str(path)))
+        open_split(DataConfig(str(path)))
 
 
 @pytest.mark.parametrize("empty", [0, 1, 2])
@@ -171,7 +171,7 @@ def test_files_without_rows_are_left_out(tmp_path: Path, empty: int) -> None:
     write(tmp_path / "test-0.parquet", 50, [])
     splits = open_data(DataConfig(str(tmp_path)))
     assert splits.test is None
-    source, _, warnings = open_part(DataConfig(str(tmp_path)), "train")
+    source, _, warnings = open_split(DataConfig(str(tmp_path)), "train")
     first, second = (i for i in range(3) if i != empty)
     assert [source.read(i) for i in range(4)] == [
         jpeg(10 * i + row) for i in (first, second) for row in (0, 1)
@@ -192,7 +192,7 @@ def test_damaged(
     write(path, 0, [0, 1])
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(DataError, match="cannot be read as parquet") as caught:
-        open_part(DataConfig(str(path)))
+        open_split(DataConfig(str(path)))
     assert "\n" not in caught.value.what
     assert caught.value.where == str(path)
     assert not caplog.records  # what the library would log is said once, by us
@@ -204,7 +204,7 @@ def test_a_damaged_file_among_others_is_named(tmp_path: Path, damaged: int) -> N
         write(tmp_path / f"{i}.parquet", 10 * i, [0, 1])
     (tmp_path / f"{damaged}.parquet").write_bytes(b"garbage")
     with pytest.raises(DataError, match="cannot be read as parquet") as caught:
-        open_part(DataConfig(str(tmp_path)))
+        open_split(DataConfig(str(tmp_path)))
     assert caught.value.where == str(tmp_path / f"{damaged}.parquet")
 
 
@@ -212,7 +212,7 @@ def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
     write_raw(tmp_path / "a.parquet", {"image": [jpeg(0)], "label": [0]})
     write_raw(tmp_path / "b.parquet", {"image": [jpeg(1)], "kind": ["x"]})
     with pytest.raises(DataError, match="cannot be read as parquet") as caught:
-        open_part(DataConfig(str(tmp_path)))
+        open_split(DataConfig(str(tmp_path)))
     assert caught.value.where == str(tmp_path)
 
 
@@ -221,7 +221,7 @@ def test_a_row_without_a_image(tmp_path: Path) -> None:
         tmp_path / "x.parquet",
         {"image": pyarrow.array([None, jpeg(1)], pyarrow.binary()), "label": [0, 1]},
     )
-    source, _, _ = open_part(DataConfig(str(path)))
+    source, _, _ = open_split(DataConfig(str(path)))
     with pytest.raises(ImageError, match="the row holds no image"):
         source.read(0)
 
@@ -231,8 +231,8 @@ def test_without_datasets_the_extra_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['datasets'] = None\n"
         "from vitcli.config import DataConfig\n"
-        "from vitcli.data.sources import open_part\n"
-        f"open_part(DataConfig({str(tmp_path / 'x.parquet')!r}))"
+        "from vitcli.data.dataset import open_split\n"
+        f"open_split(DataConfig({str(tmp_path / 'x.parquet')!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -20,7 +20,7 @@ import webdataset
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import shards
-from vitcli.data.sources import open_data, open_part
+from vitcli.data.dataset import open_data, open_split
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
 
@@ -92,7 +92,7 @@ def test_what_webdataset_itself_writes(tmp_path: Path) -> None:
     with webdataset.TarWriter(str(tmp_path / "one.tar")) as sink:
         for i in range(6):
             sink.write({"__key__": f"k/{i}", "jpg": jpeg(i), "cls": i % 2, "json": {"a": i}})
-    source, _, _ = open_part(DataConfig(str(tmp_path / "one.tar")))
+    source, _, _ = open_split(DataConfig(str(tmp_path / "one.tar")))
     assert list(source.labels) == [0, 1] * 3
     assert source.read(5) == jpeg(5)
 
@@ -101,11 +101,11 @@ def test_what_webdataset_itself_writes(tmp_path: Path) -> None:
 def test_brace_patterns(shard_folder: Path, pattern: str) -> None:
     packed = shard_folder / "train-00001.tar.gz"
     (shard_folder / "train-00001.tar").write_bytes(gzip.decompress(packed.read_bytes()))
-    source, _, _ = open_part(DataConfig(str(shard_folder / pattern)))
+    source, _, _ = open_split(DataConfig(str(shard_folder / pattern)))
     assert source.classes == CLASSES
     assert len(source) == (15 if ".." in pattern else 10)
     with pytest.raises(DataError, match="not there: 'train-00003.tar' and 'train-00004.tar'"):
-        open_part(DataConfig(str(shard_folder / "train-{00002..00004}.tar")))
+        open_split(DataConfig(str(shard_folder / "train-{00002..00004}.tar")))
 
 
 def test_parts_in_folders(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_classes_from_a_file_or_indices_with_a_warning(shard_folder: Path, tmp_p
 def test_labels_that_are_ids_are_matched_to_the_list(tmp_path: Path) -> None:
     (tmp_path / "train-0.tar").write_bytes(tar_of(samples(0, ["dog", "n00000003", "bird"])))
     (tmp_path / "classes.txt").write_text("n00000003\tcat\nn00000001\tdog\nbird\n")
-    assert list(open_part(DataConfig(str(tmp_path)))[0].labels) == [1, 0, 2]
+    assert list(open_split(DataConfig(str(tmp_path)))[0].labels) == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_labels_that_are_ids_are_matched_to_the_list(tmp_path: Path) -> None:
 def test_compressed_shards(tmp_path: Path, name: str, compress: object) -> None:
     data = tar_of(samples(0, [0, 1, 1], "png"), tarfile.GNU_FORMAT)
     (tmp_path / name).write_bytes(compress(data))  # type: ignore[operator]
-    source, _, _ = open_part(DataConfig(str(tmp_path / name)))
+    source, _, _ = open_split(DataConfig(str(tmp_path / name)))
     assert [source.read(i) for i in (2, 0, 1)] == [jpeg(2), jpeg(0), jpeg(1)]
 
 
@@ -169,7 +169,7 @@ def test_long_names_metadata_and_other_files(tmp_path: Path) -> None:
         "z.json": b"{}",
     }
     (tmp_path / "x.tar").write_bytes(tar_of(files))
-    source, _, _ = open_part(DataConfig(str(tmp_path / "x.tar")))
+    source, _, _ = open_split(DataConfig(str(tmp_path / "x.tar")))
     assert list(source.names) == [f"x.tar/{key}", "x.tar/z"]
     assert list(source.labels) == [1, 0]
     assert source.read(0) == jpeg(1)
@@ -180,7 +180,7 @@ def test_long_names_metadata_and_other_files(tmp_path: Path) -> None:
 
 
 def cached() -> list[str]:
-    return sorted(path.suffix for path in shards.cache_folder().iterdir())
+    return sorted(path.suffix for path in shards.cache_directory().iterdir())
 
 
 def test_shards_are_unpacked_and_indexed_once(
@@ -211,14 +211,14 @@ def test_a_changed_shard_is_read_anew_and_the_old_copy_removed(shard_folder: Pat
 
 def test_what_a_killed_process_left_is_removed_after_a_day(shard_folder: Path) -> None:
     open_data(DataConfig(str(shard_folder)))
-    spool = next(shards.cache_folder().glob("*.tar"))
+    spool = next(shards.cache_directory().glob("*.tar"))
     for age, name in ((0, "young"), (2 * 24 * 3600, "old")):
         part = spool.with_name(f".{spool.name}.{name}.tmp")
         part.write_bytes(b"half")
         os.utime(part, (os.path.getmtime(part) - age,) * 2)
     spool.with_suffix(".npz").unlink()
     open_data(DataConfig(str(shard_folder)))
-    assert [p.name.split(".")[-2] for p in shards.cache_folder().glob(".*.tmp")] == ["young"]
+    assert [p.name.split(".")[-2] for p in shards.cache_directory().glob(".*.tmp")] == ["young"]
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,16 +230,16 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(shards, "_unpack", full)
     with pytest.raises(OutputError, match="No space left") as caught:
-        open_part(DataConfig(str(tmp_path / "a.tar.gz")))
+        open_split(DataConfig(str(tmp_path / "a.tar.gz")))
     assert "VIT_CACHE" in str(caught.value.hint)
-    assert not list(shards.cache_folder().iterdir())
+    assert not list(shards.cache_directory().iterdir())
 
 
 def test_plain_shards_need_no_cache(shard_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIT_CACHE", "/dev/null/nowhere")
-    assert len(open_part(DataConfig(str(shard_folder / "train-00000.tar")))[0]) == 5
+    assert len(open_split(DataConfig(str(shard_folder / "train-00000.tar")))[0]) == 5
     with pytest.raises(OutputError, match="cannot be unpacked here"):
-        open_part(DataConfig(str(shard_folder / "train-00001.tar.gz")))
+        open_split(DataConfig(str(shard_folder / "train-00001.tar.gz")))
 
 
 def test_memory_is_offsets_and_names(shard_folder: Path) -> None:
@@ -253,7 +253,7 @@ def test_memory_is_offsets_and_names(shard_folder: Path) -> None:
 
 def fails(path: Path, message: str) -> DataError:
     with pytest.raises(DataError, match=message) as caught:
-        open_part(DataConfig(str(path)))
+        open_split(DataConfig(str(path)))
     assert "\n" not in caught.value.what
     return caught.value
 
@@ -274,7 +274,7 @@ def test_a_compressed_shard_cut_short(tmp_path: Path) -> None:
     for length in range(3, len(packed) - 1, 97):
         path.write_bytes(packed[:length])
         fails(path, "damaged or cut short")
-        assert not shards.cache_folder().exists() or not list(shards.cache_folder().iterdir())
+        assert not shards.cache_directory().exists() or not list(shards.cache_directory().iterdir())
 
 
 def test_flipped_bytes_raise_nothing_but_data_errors(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_flipped_bytes_raise_nothing_but_data_errors(tmp_path: Path) -> None:
             damaged[place] = rng.integers(0, 256)
         path.write_bytes(damaged)
         try:
-            source, _, _ = open_part(DataConfig(str(path)))
+            source, _, _ = open_split(DataConfig(str(path)))
             assert len(source) <= 3
         except DataError as error:
             assert "\n" not in error.what
@@ -316,7 +316,7 @@ def test_not_a_tar(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_shard_that_was_replaced_by_a_shorter_one(shard_folder: Path) -> None:
-    source, _, _ = open_part(DataConfig(str(shard_folder / "train-00000.tar")))
+    source, _, _ = open_split(DataConfig(str(shard_folder / "train-00000.tar")))
     (shard_folder / "train-00000.tar").write_bytes(b"x")
     with pytest.raises(ImageError, match="has become shorter"):
         source.read(3)
@@ -326,8 +326,8 @@ def test_without_webdataset_the_extra_is_named(shard_folder: Path) -> None:
     code = (
         "import sys; sys.modules['webdataset'] = None\n"
         "from vitcli.config import DataConfig\n"
-        "from vitcli.data.sources import open_part\n"
-        f"open_part(DataConfig({str(shard_folder)!r}))"
+        "from vitcli.data.dataset import open_split\n"
+        f"open_split(DataConfig({str(shard_folder)!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

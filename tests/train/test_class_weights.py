@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from vitcli.config import ClassLabel, DataConfig, TrainConfig
-from vitcli.data.records import FileReader, Names, new_source
+from vitcli.data.source import FileReader, Names, Source
 from vitcli.errors import DataError
 from vitcli.train.class_weights import class_weights, read_class_weights
 from vitcli.train.objectives import classification_loss, soft_targets
@@ -21,7 +21,7 @@ CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("dog
 def source(labels: list[int], classes=CLASSES):
     names = Names.pack(str(i) for i in range(len(labels)))
     reader = FileReader(Path(), names)
-    return new_source(classes, np.array(labels, np.int64), names, reader, Path())
+    return Source(classes, np.array(labels, np.int64), names, reader, Path())
 
 
 def test_balanced_is_inverse_to_the_number_of_images():

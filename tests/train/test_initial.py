@@ -15,7 +15,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, TrainConfig, model_config
-from vitcli.data.sources import open_data
+from vitcli.data.dataset import open_data
 from vitcli.data.transforms import eval_transform
 from vitcli.errors import ConfigError, DataError
 from vitcli.models.vit import ViT

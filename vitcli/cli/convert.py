@@ -250,7 +250,7 @@ def describe(job: Conversion, written: bool) -> dict[str, Any]:
 
 
 def _read_labels(path: str | None) -> Any:
-    from vitcli.data.labels import read_classes
+    from vitcli.data.classes import read_classes
 
     return read_classes(Path(path)) if path else ()
 

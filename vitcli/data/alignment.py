@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.labels import ClassIndex, read_lines, require_known
-from vitcli.data.records import Ints
+from vitcli.data.classes import ClassIndex, read_lines, require_known
+from vitcli.data.source import Ints
 from vitcli.errors import DataError
 
 UNKNOWN = "; --mapping FILE says which class is which, --skip-unknown leaves images out"

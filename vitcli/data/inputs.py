@@ -110,7 +110,7 @@ def _walk(folder: str, seen: set[tuple[int, int]]) -> Iterator[ImageInput]:
 
 
 def _is_image(name: str) -> bool:
-    from vitcli.data.records import IMAGE_SUFFIXES
+    from vitcli.data.source import IMAGE_SUFFIXES
 
     return name.rpartition(".")[2].lower() in IMAGE_SUFFIXES
 

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vitcli.config import Size
-from vitcli.data.records import Ints, Source
+from vitcli.data.source import Ints, Source
 from vitcli.data.transforms import EvalTransform, TrainTransform, order_rng, sample_rng
 from vitcli.errors import DataError, ImageError, VitError
 

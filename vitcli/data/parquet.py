@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.config import ClassLabel
-from vitcli.data.labels import folder_label, listed, match_classes, name_labels, read_classes
-from vitcli.data.records import Ints, Names, Parts, Source, group_by_part
+from vitcli.data.classes import class_of, listed, match_classes, name_labels, read_classes
+from vitcli.data.source import Dataset, Ints, Names, Source, group_by_split
 from vitcli.errors import DataError, ImageError, MissingExtraError
 
 _IMAGE_COLUMNS = ("image", "img", "image", "jpg", "jpeg", "png", "image_bytes", "bytes")
@@ -51,7 +51,7 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() == ".parquet" and not path.name.startswith(".")
 
 
-def open_parquet(path: Path, classes_file: Path | None) -> Parts:
+def open_parquet(path: Path, classes_file: Path | None) -> Dataset:
     """The parts of a parquet file, or of a folder of them, told by the words train, validation
     and test in their names (data/train-00000-of-00001.parquet).
 
@@ -60,7 +60,7 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
         MissingExtraError: `datasets` is not installed.
     """
     files = sorted(filter(is_parquet, path.rglob("*"))) if path.is_dir() else [path]
-    grouped = group_by_part(files, path)
+    grouped = group_by_split(files, path)
     loaded = {part: _load(group, path) for part, group in grouped.items()}
     tables = {part: table for part, table in loaded.items() if table is not None}
     if not tables:
@@ -97,12 +97,12 @@ def open_parquet(path: Path, classes_file: Path | None) -> Parts:
             labels,
             _row_names(grouped[part]).select(kept[part]),
             ArrowReader(tables[part], image),
+            grouped[part][0].parent,
             kept[part],
-            str(grouped[part][0].parent),
         )
         for part, labels in indices.items()
     }
-    return Parts(parts.get("train"), parts.get("val"), parts.get("test"), (*warnings, *notes))
+    return Dataset(parts.get("train"), parts.get("val"), parts.get("test"), (*warnings, *notes))
 
 
 def _load(files: list[Path], path: Path) -> Any:
@@ -170,7 +170,7 @@ def _named_classes(table: Any, label: str) -> tuple[ClassLabel, ...] | None:
     names = getattr(table.features[label], "names", None)
     if not names:
         return None
-    classes = tuple(folder_label(name) for name in names)
+    classes = tuple(class_of(name) for name in names)
     if len({entry.id for entry in classes}) < len(classes):  # then a name is no identity
         classes = tuple(ClassLabel(str(i), name) for i, name in enumerate(names))
     return classes

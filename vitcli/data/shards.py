@@ -27,15 +27,14 @@ import numpy.typing as npt
 
 from vitcli.atomic import whole_file
 from vitcli.config import ClassLabel
-from vitcli.data.labels import listed, name_labels, read_classes
-from vitcli.data.records import (
+from vitcli.data.classes import listed, name_labels, read_classes
+from vitcli.data.source import (
     IMAGE_SUFFIXES,
+    Dataset,
     Ints,
     Names,
-    Parts,
     Source,
-    group_by_part,
-    new_source,
+    group_by_split,
 )
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
@@ -88,10 +87,10 @@ class ShardIndex:
 
 def open_shards(
     path: Path, classes_file: Path | None, report: Callable[[str], None] = lambda text: None
-) -> Parts:
+) -> Dataset:
     """The parts of a shard folder, of a pattern such as train-{00000..00009}.tar, or of one shard.
 
-    Parts are told by words in the names: train-*, val-*, test-*, or folders of these names.
+    Dataset are told by words in the names: train-*, val-*, test-*, or folders of these names.
     Names that say nothing are the training part. `report` is called with a line before shards
     are unpacked, which takes its time, but once only.
     """
@@ -100,10 +99,10 @@ def open_shards(
     if packed:
         size = sum(shard.stat().st_size for shard in packed) / 1e6
         report(
-            f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {cache_folder()}, "
-            "once"
+            f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into "
+            f"{cache_directory()}, once"
         )
-    grouped = group_by_part(shards, path)
+    grouped = group_by_split(shards, path)
     folder = path if path.is_dir() else shards[0].parent
     if classes_file is None and (folder / "classes.txt").is_file():
         classes_file = folder / "classes.txt"
@@ -115,7 +114,7 @@ def open_shards(
         part: _source(classes, labels[part], grouped[part], group)
         for part, group in indexes.items()
     }
-    return Parts(parts.get("train"), parts.get("val"), parts.get("test"), tuple(warnings))
+    return Dataset(parts.get("train"), parts.get("val"), parts.get("test"), tuple(warnings))
 
 
 def find_shards(path: Path) -> list[Path]:
@@ -158,14 +157,14 @@ def _source(
         for shard, index in zip(shards, indexes, strict=True)
         for key in index.keys
     )
-    return new_source(classes, labels, names, reader, shards[0].parent)
+    return Source(classes, labels, names, reader, shards[0].parent)
 
 
 # ---------------------------------------------------------------------------------------------
 # The index of one shard, remembered in the cache folder
 
 
-def cache_folder() -> Path:
+def cache_directory() -> Path:
     """Where indices and unpacked shards are kept: $VIT_CACHE, else the user's cache folder."""
     if os.environ.get("VIT_CACHE"):
         return Path(os.environ["VIT_CACHE"]) / "shards"
@@ -201,7 +200,7 @@ def _kept(shard: Path) -> Kept:
         raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
     place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
     state = hashlib.sha256(f"v1 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
-    stem = cache_folder() / f"{place}-{state}"
+    stem = cache_directory() / f"{place}-{state}"
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
     file = stem.with_suffix(".tar") if opener else shard
     return Kept(place, state, file, stem.with_suffix(".npz"), opener)

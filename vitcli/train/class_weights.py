@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.config import ClassLabel
-from vitcli.data.labels import match_classes, read_lines
-from vitcli.data.records import Source
+from vitcli.data.classes import match_classes, read_lines
+from vitcli.data.source import Source
 from vitcli.errors import DataError
 
 ClassWeights = Literal["balanced"] | dict[str, float]

@@ -12,8 +12,8 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import Weights, load_weights
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, TrainConfig
 from vitcli.config import architecture as named_architecture
-from vitcli.data.labels import ClassIndex, listed, match_classes
-from vitcli.data.records import Ints
+from vitcli.data.classes import ClassIndex, listed, match_classes
+from vitcli.data.source import Ints
 from vitcli.errors import ConfigError, RunError
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data.loader import batch_orders, eval_batches, train_batches
-from vitcli.data.records import Source
+from vitcli.data.source import Source
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError

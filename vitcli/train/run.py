@@ -15,7 +15,7 @@ from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
 from vitcli.config import Architecture, BiTConfig, Preprocess, TrainConfig
-from vitcli.data.records import Source
+from vitcli.data.source import Source
 from vitcli.data.transforms import TrainTransform
 from vitcli.devices import ran_out_of_memory
 from vitcli.errors import ConfigError, RunError

@@ -13,9 +13,9 @@ import vitcli
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.load import Weights
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size, TrainConfig
-from vitcli.data.labels import listed
-from vitcli.data.records import Ints, Source
-from vitcli.data.sources import open_data
+from vitcli.data.classes import listed
+from vitcli.data.dataset import open_data
+from vitcli.data.source import Ints, Source
 from vitcli.data.transforms import TrainTransform
 from vitcli.devices import choose_device, choose_precision
 from vitcli.errors import ConfigError, RunError

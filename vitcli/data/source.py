@@ -124,15 +124,15 @@ class Source:
     labels: Ints
     names: Names
     reader: Reader
-    rows: Ints  # image i is row rows[i] of the reader
-    root: str  # what the names are relative to
+    root: str | Path  # what the names are relative to
+    rows: Ints | None = None  # image i is row rows[i] of the reader; None: row i
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> bytes:
         """The encoded image at `index`."""
-        return self.reader.read(int(self.rows[index]))
+        return self.reader.read(index if self.rows is None else int(self.rows[index]))
 
     def where(self, index: int) -> str:
         """The place of an image in full, for messages."""
@@ -144,7 +144,7 @@ class Source:
             self,
             labels=self.labels[indices],
             names=self.names.select(indices),
-            rows=self.rows[indices],
+            rows=indices if self.rows is None else self.rows[indices],
         )
 
     def counts(self) -> Ints:
@@ -178,25 +178,12 @@ def join_sources(*sources: Source) -> Source:
     labels = np.concatenate([source.labels for source in sources])
     names = Names.pack(source.where(i) for source in sources for i in range(len(source)))
     starts = np.cumsum([0, *(len(source) for source in sources[:-1])]).tolist()
-    rows = np.arange(len(labels), dtype=np.int64)
     reader = _Joined(tuple(sources), tuple(starts))
-    return Source(sources[0].classes, labels, names, reader, rows, root="")
-
-
-def new_source(
-    classes: tuple[ClassLabel, ...],
-    labels: Ints,
-    names: Names,
-    reader: Reader,
-    root: Path,
-) -> Source:
-    """A source of all rows of a reader."""
-    rows = np.arange(len(labels), dtype=np.int64)
-    return Source(classes, labels, names, reader, rows, str(root))
+    return Source(sources[0].classes, labels, names, reader, root="")
 
 
 @dataclass(frozen=True)
-class Parts:
+class Dataset:
     """A data set as it lies on disk: the parts that it names itself, before any split."""
 
     train: Source | None = None
@@ -222,18 +209,18 @@ _PART_WORDS = {
 }
 
 
-def part_of(word: str) -> str | None:
+def split_of(word: str) -> str | None:
     """The part ("train", "val" or "test") that a folder's name, or a word of a file's, means."""
     return _PART_WORDS.get(word.lower())
 
 
-def group_by_part(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
+def group_by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
     """Files by the part that a word of their names below `root`, or of the file itself, means;
     the last such word counts (val/train-list.tar is training). Names that say nothing: train."""
     grouped: dict[str, list[Path]] = {}
     for file in files:
         inner = file.relative_to(root) if file.is_relative_to(root) and file != root else file.name
         words = re.split(r"[^A-Za-z]+", str(inner))
-        part = next((part for word in reversed(words) if (part := part_of(word))), "train")
+        part = next((part for word in reversed(words) if (part := split_of(word))), "train")
         grouped.setdefault(part, []).append(file)
     return {part: grouped[part] for part in ("train", "val", "test") if part in grouped}

@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.labels import (
-    folder_label,
+from vitcli.data.classes import (
+    class_of,
     listed,
     match_classes,
     name_labels,
     read_classes,
     require_unique_ids,
 )
-from vitcli.data.records import FileReader, Names, Parts, Source, is_image, new_source, part_of
+from vitcli.data.source import Dataset, FileReader, Names, Source, is_image, split_of
 from vitcli.errors import DataError
 
 _LAYOUT = "put the images of each class into a folder of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
 
 
-def open_folder(root: Path, classes_file: Path | None) -> Parts:
+def open_directory(root: Path, classes_file: Path | None) -> Dataset:
     """The parts of a folder of class folders, or of train/, val/ and test/ that hold them.
 
     Classes are those of all parts in order of their ids, or the list of classes (`--classes
@@ -45,7 +45,7 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
                 del found[part]
                 continue
             raise DataError(_why_empty(place), where=place, hint=_LAYOUT)
-        labels[part] = {name: folder_label(name) for name in found[part]}
+        labels[part] = {name: class_of(name) for name in found[part]}
         require_unique_ids(list(labels[part].values()), place)
     by_id = {label.id: label for by_name in labels.values() for label in by_name.values()}
     classes = tuple(by_id[id] for id in sorted(by_id))
@@ -64,8 +64,8 @@ def open_folder(root: Path, classes_file: Path | None) -> Parts:
         indices = np.repeat(
             np.array(values, np.int64), [len(names) for names in by_folder.values()]
         )
-        sources[part] = new_source(classes, indices, files, FileReader(root, files), root)
-    return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
+        sources[part] = Source(classes, indices, files, FileReader(root, files), root)
+    return Dataset(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
 
 
 def open_unlabelled(root: Path, classes: tuple[ClassLabel, ...]) -> Source | None:
@@ -76,13 +76,13 @@ def open_unlabelled(root: Path, classes: tuple[ClassLabel, ...]) -> Source | Non
     names = sorted(e.name for e in os.scandir(root) if is_image(e.name) and e.is_file())
     files = Names.pack(names)
     labels = np.zeros(len(names), np.int64)
-    return new_source(classes, labels, files, FileReader(root, files), root) if names else None
+    return Source(classes, labels, files, FileReader(root, files), root) if names else None
 
 
 def _part_folders(root: Path, warnings: list[str]) -> dict[str, Path]:
     """{part: its folder}; a folder that has no parts is the training part."""
     names = _subfolders(root)
-    named = {name: part for name in names if (part := part_of(name))}
+    named = {name: part for name in names if (part := split_of(name))}
     flat = not any(_subfolders(root / name) for name in named)  # classes may be called so: trains
     if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
         return {"train": root}
@@ -154,7 +154,7 @@ _LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
 _PART_COLUMNS = ("split", "part", "set", "subset")
 
 
-def open_csv(path: Path, classes_file: Path | None) -> Parts:
+def open_csv(path: Path, classes_file: Path | None) -> Dataset:
     """The parts of a CSV (or TSV) with a header and a row for each image: its path, relative to
     the CSV's folder, and its label, a class's name or index; a column `split` names parts.
 
@@ -181,8 +181,8 @@ def open_csv(path: Path, classes_file: Path | None) -> Parts:
     for part, (files, _) in rows.items():
         names = Names.pack(files)
         reader = FileReader(path.parent, names)
-        sources[part] = new_source(classes, indices[part], names, reader, path.parent)
-    return Parts(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
+        sources[part] = Source(classes, indices[part], names, reader, path.parent)
+    return Dataset(sources.get("train"), sources.get("val"), sources.get("test"), tuple(warnings))
 
 
 def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
@@ -207,7 +207,7 @@ def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
                 if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row lacks its path or its label", where=where)
                 word = "train" if split is None else cells[split].strip()
-                part = part_of(word)
+                part = split_of(word)
                 if part is None:
                     hint = "write train, val or test"
                     raise DataError(f"'{word}' is not a part", where=where, hint=hint)

@@ -9,7 +9,7 @@ import pytest
 
 from data.conftest import MakeFolder, jpeg
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.sources import open_data, open_part
+from vitcli.data.dataset import open_data, open_split
 from vitcli.errors import DataError, ImageError
 
 
@@ -34,7 +34,7 @@ def test_class_folders(make_folder: MakeFolder) -> None:
 
 def test_images_in_folders_below_a_class_folder_belong_to_it(make_folder: MakeFolder) -> None:
     root = make_folder({"cat/indoors": 2, "cat/outdoors": 3, "dog": 4})
-    source, _, _ = open_part(DataConfig(str(root)))
+    source, _, _ = open_split(DataConfig(str(root)))
     assert list(source.counts()) == [5, 4]
 
 
@@ -50,9 +50,9 @@ def test_parts(make_folder: MakeFolder, word: str) -> None:
     assert list(splits.val.counts()) == [1, 2]
     assert list(splits.test.counts()) == [0, 3]
     assert splits.record["kind"] == "given"
-    source, words, _ = open_part(DataConfig(str(root)))
+    source, words, _ = open_split(DataConfig(str(root)))
     assert (len(source), words) == (3, "test part")
-    source, words, _ = open_part(DataConfig(str(root)), "val")
+    source, words, _ = open_split(DataConfig(str(root)), "val")
     assert (len(source), words) == (3, "validation part")
 
 
@@ -130,7 +130,7 @@ def test_labels_are_aligned_to_a_model(make_folder: MakeFolder) -> None:
         ClassLabel("n00000002", "goldfish"),
         ClassLabel("n00000003", "Tabby cat"),
     )
-    source, words, _ = open_part(DataConfig(str(root)), classes=model)
+    source, words, _ = open_split(DataConfig(str(root)), classes=model)
     assert words == "all images"
     assert source.classes == model
     assert list(source.counts()) == [1, 2, 3]
@@ -143,7 +143,7 @@ def test_a_full_name_wins_over_a_first_name(make_folder: MakeFolder) -> None:
         ClassLabel("n2", "maillot"),
         ClassLabel("n3", "dog"),
     )
-    source, _, _ = open_part(DataConfig(str(root)), classes=model)
+    source, _, _ = open_split(DataConfig(str(root)), classes=model)
     assert list(source.counts()) == [0, 2, 1]
 
 
@@ -151,15 +151,15 @@ def test_ambiguous_and_unknown_classes_are_listed(make_folder: MakeFolder) -> No
     root = make_folder({"crane": 2, "dog": 1})
     model = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "dog"))
     with pytest.raises(DataError, match="'crane' could be more than one class"):
-        open_part(DataConfig(str(root)), classes=model)
+        open_split(DataConfig(str(root)), classes=model)
     with pytest.raises(DataError, match="'crane' is not among the 1 classes of the model"):
-        open_part(DataConfig(str(root)), classes=model[2:])
+        open_split(DataConfig(str(root)), classes=model[2:])
 
 
 def test_an_archive_beside_the_class_folders_is_not_the_data(make_folder: MakeFolder) -> None:
     root = make_folder({"cat": 3, "dog": 3})
     (root / "images.tgz").write_bytes(b"the download")
-    assert len(open_part(DataConfig(str(root)))[0]) == 6
+    assert len(open_split(DataConfig(str(root)))[0]) == 6
 
 
 def test_a_link_to_a_class_folder_is_followed(make_folder: MakeFolder, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_link_to_a_class_folder_is_followed(make_folder: MakeFolder, tmp_path:
     other.mkdir()
     (other / "a.png").write_bytes(jpeg(1))
     (root / "dog").symlink_to(other, target_is_directory=True)
-    assert list(open_part(DataConfig(str(root)))[0].counts()) == [3, 1]
+    assert list(open_split(DataConfig(str(root)))[0].counts()) == [3, 1]
 
 
 def test_a_link_inside_a_class_folder_is_followed_but_never_back_up(
@@ -180,7 +180,7 @@ def test_a_link_inside_a_class_folder_is_followed_but_never_back_up(
     (other / "a.png").write_bytes(jpeg(1))
     for name, target in (("more", other), ("up", root), ("again", root / "dog")):
         (root / "dog" / name).symlink_to(target, target_is_directory=True)
-    source = open_part(DataConfig(str(root)))[0]
+    source = open_split(DataConfig(str(root)))[0]
     assert list(source.counts()) == [3, 3]
     assert str(root / "dog" / "more" / "a.png") in [source.where(i) for i in range(len(source))]
 
@@ -226,7 +226,7 @@ def test_one_class(make_folder: MakeFolder) -> None:
 def test_one_class_can_be_evaluated(make_folder: MakeFolder) -> None:
     root = make_folder({"cat": 5})
     model = (ClassLabel("dog", "dog"), ClassLabel("cat", "cat"))
-    source, _, _ = open_part(DataConfig(str(root)), classes=model)
+    source, _, _ = open_split(DataConfig(str(root)), classes=model)
     assert set(source.labels) == {1}
 
 
@@ -259,7 +259,7 @@ def test_a_class_without_training_images(make_folder: MakeFolder) -> None:
         open_data(DataConfig(str(root)))
     assert caught.value.hint == "add some there, or take it out of the validation part"
     assert open_data(DataConfig(str(root), merge_val=True)).train.counts().tolist() == [1, 3, 3]
-    assert len(open_part(DataConfig(str(root)))[0]) == 1  # to evaluate on it is no mistake
+    assert len(open_split(DataConfig(str(root)))[0]) == 1  # to evaluate on it is no mistake
 
 
 def test_two_names_for_one_part(make_folder: MakeFolder) -> None:
@@ -273,7 +273,7 @@ def test_only_a_validation_part(make_folder: MakeFolder) -> None:
 
 def test_a_part_that_is_not_there(make_folder: MakeFolder) -> None:
     with pytest.raises(DataError, match="there is no test part") as caught:
-        open_part(DataConfig(str(make_folder({"train/cat": 3, "val/cat": 3}))), "test")
+        open_split(DataConfig(str(make_folder({"train/cat": 3, "val/cat": 3}))), "test")
     assert caught.value.hint == "this data has a validation part and a training part"
 
 
@@ -286,7 +286,7 @@ def test_a_class_that_the_list_does_not_have(make_folder: MakeFolder) -> None:
 
 def test_a_image_that_went_away(make_folder: MakeFolder) -> None:
     root = make_folder({"cat": 2, "dog": 2})
-    source, _, _ = open_part(DataConfig(str(root)))
+    source, _, _ = open_split(DataConfig(str(root)))
     (root / source.names[0]).unlink()
     with pytest.raises(ImageError, match="No such file"):
         source.read(0)
@@ -308,7 +308,7 @@ def test_csv(make_folder: MakeFolder) -> None:
         f"a/{i:03}.jpg,{label}\n" for i, label in enumerate(["dog", "cat", "cat", "dog"])
     )
     path = write_csv(root, "\ufeffPath,Label\n" + rows + "\n")
-    source, _, warnings = open_part(DataConfig(str(path)))
+    source, _, warnings = open_split(DataConfig(str(path)))
     assert [source.classes[i].id for i in source.labels] == ["dog", "cat", "cat", "dog"]
     assert source.read(2) == (root / "a/002.jpg").read_bytes()
     assert source.where(2) == str(root / "a/002.jpg")
@@ -332,11 +332,11 @@ def test_csv_with_parts_and_other_columns(make_folder: MakeFolder, name: str, si
 def test_csv_of_indices(make_folder: MakeFolder, tmp_path: Path) -> None:
     root = make_folder({"a": 3})
     path = write_csv(root, "path,label\na/000.jpg,2\na/001.jpg,0\na/002.jpg,2\n")
-    source, _, warnings = open_part(DataConfig(str(path)))
+    source, _, warnings = open_split(DataConfig(str(path)))
     assert [c.id for c in source.classes] == ["0", "1", "2"]
     assert "--classes FILE" in warnings[0]
     (tmp_path / "names").write_text("n01440764\ttench\ncat\ndog\n")
-    source, _, warnings = open_part(DataConfig(str(path), classes=str(tmp_path / "names")))
+    source, _, warnings = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
     assert [source.classes[i].name for i in source.labels] == ["dog", "tench", "dog"]
     assert not warnings
 

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.config import ClassLabel
-from vitcli.data.records import Ints
+from vitcli.data.source import Ints
 from vitcli.errors import DataError
 
 _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 
 
-def folder_label(name: str) -> ClassLabel:
+def class_of(name: str) -> ClassLabel:
     """The class that a folder stands for. "n01440764" and "n01440764_tench" keep the WordNet
     synset as their id; any other folder's name is both id and name."""
     match = _SYNSET.fullmatch(name)
@@ -45,7 +45,7 @@ def read_classes(path: Path) -> tuple[ClassLabel, ...]:
                 where=path,
                 hint="each line holds the class of that index: its id, or id, tab and name",
             )
-        classes.append(ClassLabel(label, name or folder_label(label).name))
+        classes.append(ClassLabel(label, name or class_of(label).name))
     if not classes:
         raise DataError("the list of classes is empty", where=path)
     require_unique_ids(classes, path)
@@ -98,7 +98,7 @@ def name_labels(
     if not numbers:
         raw = {part: labels.astype(np.str_) for part, labels in raw.items()}
         ids = sorted({str(label) for labels in raw.values() for label in np.unique(labels)})
-        classes = known or tuple(folder_label(label) for label in ids)
+        classes = known or tuple(class_of(label) for label in ids)
         if known is None:
             require_unique_ids(classes, where)
         spelt = tuple(ClassLabel(label, label) for label in ids)

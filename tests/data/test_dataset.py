@@ -11,15 +11,15 @@ import pytest
 
 from data.conftest import MakeFolder, jpeg
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.records import FileReader, Names, Source, new_source
-from vitcli.data.sources import open_data, open_part, stratified
+from vitcli.data.dataset import open_data, open_split, stratified
+from vitcli.data.source import FileReader, Names, Source
 
 
 def labelled(counts: list[int]) -> Source:
     labels = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
     names = Names.pack(f"{i}.jpg" for i in range(len(labels)))
     classes = tuple(ClassLabel(str(i), str(i)) for i in range(len(counts)))
-    return new_source(classes, labels, names, FileReader(Path("."), names), Path("."))
+    return Source(classes, labels, names, FileReader(Path("."), names), Path("."))
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.99])
@@ -54,7 +54,7 @@ def test_the_split_is_written_down_and_re_used(make_folder: MakeFolder) -> None:
     assert set(again.val.names) == set(first.val.names)
     assert len(again.train) == len(first.train) + 5
     assert any("has changed" in warning for warning in again.warnings)
-    source, words, _ = open_part(config, "auto", record=record)
+    source, words, _ = open_split(config, "auto", record=record)
     assert set(source.names) == set(first.val.names)
     assert words == "images held out of training"
     gone = root / first.val.names[0]

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data import folder, parquet, shards
-from vitcli.data.labels import listed, match_classes
-from vitcli.data.records import Ints, Parts, Source, is_image, join_sources
+from vitcli.data import directory, parquet, shards
+from vitcli.data.classes import listed, match_classes
+from vitcli.data.source import Dataset, Ints, Source, is_image, join_sources
 from vitcli.errors import DataError
 
-Part = Literal["auto", "train", "val", "test"]
+Split = Literal["auto", "train", "val", "test"]
 
 _PART_NAMES = {"train": "training part", "val": "validation part", "test": "test part"}
 
@@ -71,7 +71,7 @@ def open_data(
             without training images.
         MissingExtraError: the library that reads it is not installed.
     """
-    parts = open_parts(config, report)
+    parts = open_dataset(config, report)
     train, val = parts.train, parts.val
     if train is None:
         raise DataError(
@@ -124,9 +124,9 @@ def open_data(
     )
 
 
-def open_part(
+def open_split(
     config: DataConfig,
-    part: Part = "auto",
+    split: Split = "auto",
     classes: tuple[ClassLabel, ...] | None = None,
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
@@ -135,7 +135,7 @@ def open_part(
 
     Args:
         config: where it is; nothing is held out of it.
-        part: "auto" takes the test part if the data has one, else its validation part, else all.
+        split: "auto" takes the test part if the data has one, else its validation part, else all.
         classes: of a model; labels become indices into them, matched by id, then by unique name.
         record: the split of a run on this data: "val" (and "auto", where the data has no parts)
             is then what that run held out; images that it was trained on are warned of.
@@ -147,14 +147,14 @@ def open_part(
     Raises:
         DataError: as `open_data`; there is no such part; a class that the model does not have.
     """
-    parts = open_parts(config, report)
+    parts = open_dataset(config, report)
     named = {"test": parts.test, "val": parts.val, "train": parts.train}
     there = {name: source for name, source in named.items() if source is not None}
-    chosen = next(iter(there)) if part == "auto" else part
+    chosen = next(iter(there)) if split == "auto" else split
     warnings = list(parts.warnings)
     words = "all images" if len(there) == 1 and chosen in there else _PART_NAMES[chosen]
     source = there.get(chosen)
-    wants_held = part == "val" or (part == "auto" and chosen == "train")
+    wants_held = split == "val" or (split == "auto" and chosen == "train")
     kind = record.get("kind") if record is not None else None
     if wants_held and kind == "held out" and "val" not in there and "train" in there:
         held, _ = _hold_out(there["train"], config, record, warnings)
@@ -170,7 +170,7 @@ def open_part(
     return _aligned(source, classes, config.path), words, tuple(warnings)
 
 
-def open_parts(config: DataConfig, report: Callable[[str], None] = lambda text: None) -> Parts:
+def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text: None) -> Dataset:
     """The parts of a data set as they lie on disk, whatever its kind."""
     path = Path(config.path).expanduser()
     classes_file = Path(config.classes).expanduser() if config.classes else None
@@ -188,13 +188,13 @@ def open_parts(config: DataConfig, report: Callable[[str], None] = lambda text: 
                 return shards.open_shards(path, classes_file, report)
             if _holds(path, parquet.is_parquet):
                 return parquet.open_parquet(path, classes_file)
-        return folder.open_folder(path, classes_file)
+        return directory.open_directory(path, classes_file)
     if shards.is_shard(path):
         return shards.open_shards(path, classes_file, report)
     if parquet.is_parquet(path):
         return parquet.open_parquet(path, classes_file)
     if path.suffix.lower() in (".csv", ".tsv"):
-        return folder.open_csv(path, classes_file)
+        return directory.open_csv(path, classes_file)
     raise DataError(
         "is not a data set of a known kind",
         where=config.path,
