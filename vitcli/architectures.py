@@ -6,14 +6,29 @@ Standard library only.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from vitcli.choices import check_choices
+from vitcli.choices import check_choices, check_range
 from vitcli.errors import ConfigError
-from vitcli.resnets import DEPTHS, BiTConfig, ResNetConfig, Size, bit_resnet
+from vitcli.resnets import (
+    DEPTHS,
+    LARGEST_IMAGE,
+    MOST_BLOCKS,
+    BiTConfig,
+    Layer,
+    ResNetConfig,
+    Shape,
+    Size,
+    bit_resnet,
+    conv,
+    linear,
+    norm,
+    num_params,
+    shapes,
+)
 
 Pool = Literal["token", "gap", "map", "token+gap"]
 Posemb = Literal["learn", "learn2d", "sincos2d", "none"]
@@ -81,27 +96,28 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("width", "depth", "num_heads", "mlp_dim"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_range(self, 1, 1 << 20, "width", "num_heads", "mlp_dim")
+        check_range(self, 1, MOST_BLOCKS, "depth")
+        check_range(self, 0, 1 << 20, "num_registers", "pre_logits")
+        check_range(self, 0, 10**9, "num_classes")
+        check_range(self, 0.0, 1.0, "norm_eps")
         if self.width % self.num_heads:
             raise ConfigError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
         for axis, size, patch in zip(
             ("height", "width"), self.image_size, self.patch_size, strict=True
         ):
-            if patch < 1 or size < patch:  # not `size % patch`: SigLIP has patches of 14 at 384
-                raise ConfigError(f"{axis} {size} does not hold a patch of {patch}")
+            # Not `size % patch`: SigLIP has patches of 14 at 384.
+            if not 1 <= patch <= size <= LARGEST_IMAGE:
+                raise ConfigError(f"images of {axis} {size} cannot have patches of {patch}")
         if self.stem and any(patch % self.stem.stride for patch in self.patch_size):
             raise ConfigError(
-                f"a patch of {self.patch_size[0]} x {self.patch_size[1]} pixels is not made of "
-                f"whole cells of a stem of stride {self.stem.stride}"
+                f"a patch of {self.patch_size[0]} x {self.patch_size[1]} pixels is not a multiple "
+                f"of the ResNet stem's stride {self.stem.stride}"
             )
-        if self.num_classes < 0 or self.num_registers < 0 or self.pre_logits < 0:
-            raise ConfigError("num_classes, num_registers and pre_logits cannot be negative")
         if "token" in self.pool and not self.class_token:
             raise ConfigError(f"pool '{self.pool}' needs a class token; use pool 'gap' or 'map'")
         if self.pool == "token+gap" and (self.pre_logits or self.fc_norm or self.distill_token):
-            raise ConfigError("pool 'token+gap' has nothing but a linear head behind it")
+            raise ConfigError("pool 'token+gap' takes a linear head only")
         if self.posemb in ("learn2d", "sincos2d"):
             if self.posemb_tokens != "patches" and self.num_prefix_tokens:
                 raise ConfigError(f"posemb '{self.posemb}' needs posemb_tokens='patches'")
@@ -157,65 +173,108 @@ class ModelConfig:
         """The same model for images of another size.
 
         Raises:
-            ConfigError: the new size is not a multiple of the patch size.
+            ConfigError: the new size is not a multiple of the patch size. (A hybrid's ResNet pads.)
         """
-        _check_whole_patches(image_size, self.patch_size)
+        _check_whole_patches(image_size, self)
         return dataclasses.replace(self, image_size=image_size)
 
     def with_classes(self, num_classes: int) -> ModelConfig:
         """The same model with another number of classes."""
         return dataclasses.replace(self, num_classes=num_classes)
 
+    def layers(self) -> Iterator[Layer]:
+        """The table that describes the architecture: every tensor with its shape, and what each
+        layer costs. The torch module (`models/vit.py`) is tested against it; parameter counts,
+        FLOPs and the tensors of a checkpoint follow from it."""
+        d, n = self.width, self.num_tokens
+        patches = self.grid[0] * self.grid[1]
+
+        def mlp(name: str, positions: int, swiglu: bool) -> Iterator[Layer]:
+            yield linear(f"{name}.fc1", d, self.mlp_dim, positions)
+            yield linear(f"{name}.fc2", self.mlp_dim // (2 if swiglu else 1), d, positions)
+
+        tokens = {"cls_token": int(self.class_token), "dist_token": int(self.distill_token)}
+        for name, count in {**tokens, "reg_token": self.num_registers}.items():
+            if count:
+                yield Layer(name, {name: (1, count, d)})
+        yield from self._posemb_layers()
+        if self.stem:
+            yield from self.stem.layers(self.image_size, STEM)
+        channels, kernel = self.patch_channels, self.patch_kernel
+        yield conv("patch_embed.proj", channels, d, kernel, patches, bias=self.patch_bias)
+        if self.pre_norm:
+            yield norm("norm_pre", d)
+        for i in range(self.depth):
+            block = f"blocks.{i}"
+            yield norm(f"{block}.norm1", d)
+            yield linear(f"{block}.attn.qkv", d, 3 * d, n, self.qkv_bias)
+            yield Layer(f"{block}.attn", {}, 2 * n * n * d)
+            yield linear(f"{block}.attn.proj", d, d, n)
+            yield norm(f"{block}.norm2", d)
+            yield from mlp(f"{block}.mlp", n, self.swiglu)
+            if self.layer_scale:
+                yield Layer(f"{block}.ls1", {f"{block}.ls1.gamma": (d,)})
+                yield Layer(f"{block}.ls2", {f"{block}.ls2.gamma": (d,)})
+        if self.final_norm:
+            yield norm("norm", d)
+        if self.pool == "map":
+            yield Layer("attn_pool", {"attn_pool.latent": (1, 1, d)}, 2 * patches * d)
+            yield linear("attn_pool.q", d, d, 1)
+            yield linear("attn_pool.kv", d, 2 * d, patches)
+            yield linear("attn_pool.proj", d, d, 1)
+            yield norm("attn_pool.norm", d)
+            yield from mlp("attn_pool.mlp", 1, swiglu=False)
+        if self.fc_norm:
+            yield norm("fc_norm", d)
+        if self.pre_logits:
+            yield linear("pre_logits.fc", d, self.pre_logits, 1)
+        if self.num_classes:
+            for name in ("head", "head_dist") if self.distill_token else ("head",):
+                yield linear(name, self.feature_dim, self.num_classes, 0)
+
+    def _posemb_layers(self) -> Iterator[Layer]:
+        rows, columns = self.grid
+        table = (1, self.posemb_prefix + rows * columns, self.width)
+        if self.posemb in ("learn", "sincos2d"):
+            yield Layer("pos_embed", {"pos_embed": table}, learned=self.posemb == "learn")
+        elif self.posemb == "learn2d":
+            half = self.width // 2
+            yield Layer("pos_embed_row", {"pos_embed_row": (1, rows, half)})
+            yield Layer("pos_embed_column", {"pos_embed_column": (1, columns, half)})
+
+    def tensor_shapes(self) -> dict[str, Shape]:
+        """Name and shape of every tensor of a checkpoint, as the module's `state_dict` has them."""
+        return shapes(self.layers())
+
     def macs(self) -> int:
         """Multiply-accumulates of one image's forward pass: convolutions and matrix products,
         the head excluded (FLOPs = 2 x MACs; one training step = 3 x forward)."""
-        n, d = self.num_tokens, self.width
-        patches = self.grid[0] * self.grid[1]
-        embed = patches * self.patch_channels * math.prod(self.patch_kernel) * d
-        embed += self.stem.macs(self.image_size) if self.stem else 0
-        attention = 4 * n * d * d + 2 * n * n * d
-        mlp = n * d * self.mlp_dim + n * (self.mlp_dim // 2 if self.swiglu else self.mlp_dim) * d
-        pool = 0
-        if self.pool == "map":
-            pool = 2 * n * d * d + 2 * d * d + 2 * n * d + 2 * d * self.mlp_dim
-        return embed + self.depth * (attention + mlp) + pool + d * self.pre_logits
+        return sum(layer.macs for layer in self.layers())
 
     def num_params(self) -> int:
         """Number of learned values, the head included."""
-        d, m = self.width, self.mlp_dim
-        norm = 2 * d
-        embed = self.patch_channels * math.prod(self.patch_kernel) * d + d * self.patch_bias
-        embed += self.stem.num_params() if self.stem else 0
-        embed += self.num_prefix_tokens * d
-        if self.posemb == "learn":
-            embed += (self.posemb_prefix + self.grid[0] * self.grid[1]) * d
-        elif self.posemb == "learn2d":
-            embed += sum(self.grid) * d // 2
-        mlp = d * m + m + (m // 2 if self.swiglu else m) * d + d
-        block = 2 * norm + 3 * d * d + 3 * d * self.qkv_bias + d * d + d + mlp
-        block += 2 * d * self.layer_scale
-        pool = 0
-        if self.pool == "map":
-            pool = d + 4 * (d * d + d) + norm + d * m + m + m * d + d
-        norms = norm * (self.pre_norm + self.final_norm + self.fc_norm)
-        head = (d + 1) * self.pre_logits
-        head += (self.feature_dim + 1) * self.num_classes * (2 if self.distill_token else 1)
-        return embed + self.depth * block + norms + pool + head
+        return num_params(self.layers())
 
 
-def _check_whole_patches(image_size: Size, patch_size: Size) -> None:
-    """For sizes that someone asks for: what hangs over the last whole patch is never looked at."""
-    for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
-        if patch > 0 and size % patch:
+STEM = "patch_embed.backbone."
+"""The prefix of a hybrid's ResNet in tensor names."""
+
+
+def _check_whole_patches(image_size: Size, model: ModelConfig) -> None:
+    """For sizes that someone asks for: pixels beyond the last whole patch would be ignored."""
+    if model.stem and model.patch_kernel == (1, 1):
+        return  # the ResNet pads
+    for axis, size, patch in zip(("height", "width"), image_size, model.patch_size, strict=True):
+        if size % patch:
             sizes = {size // patch * patch, -(-size // patch) * patch} - {0}
             raise ConfigError(
                 f"{axis} {size} is not a multiple of the patch size {patch}",
-                hint=f"take a resolution of {' or '.join(map(str, sorted(sizes)))}",
+                hint=f"use a resolution of {' or '.join(map(str, sorted(sizes)))}",
             )
 
 
 Architecture = ModelConfig | BiTConfig
-"""Any model that we have."""
+"""Any model."""
 
 
 class Variant(NamedTuple):
@@ -254,7 +313,7 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
         patch = ROOT_PATCH if (match[1], patch) == ("", 16) else patch
     sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
     config = ModelConfig(**(sizes | overrides))
-    _check_whole_patches(config.image_size, config.patch_size)
+    _check_whole_patches(config.image_size, config)
     return config
 
 
@@ -299,9 +358,9 @@ def architecture(variant: str, **overrides: Any) -> Architecture:
 def _no_variant(variant: str) -> ConfigError:
     resnets = ", ".join(f"R{depth}" for depth in DEPTHS)
     return ConfigError(
-        f"there is no variant '{variant}'",
-        hint=f"write one of {', '.join(VARIANTS)}, a slash and the patch size, as in B/16; with "
-        f"one of {resnets} in front, as in R50+B/16; or a BiT ResNet, as in R50x1",
+        f"unknown architecture '{variant}'",
+        hint=f"use a size ({', '.join(VARIANTS)}) and a patch size, as in B/16; a hybrid "
+        f"({resnets}), as in R50+B/16; or a BiT ResNet, as in R50x1",
     )
 
 

@@ -26,7 +26,6 @@ from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, OutputError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.hub.card import model_card
-from vitcli.layouts.shapes import tensor_shapes
 from vitcli.prediction import Predictor
 from vitcli.ridge import Ints, LinearHead, RidgeSolver
 
@@ -242,7 +241,7 @@ def save_head(
         name: rows[name.rpartition(".")[2]].reshape(shape)
         if name.startswith("head")  # both of a distilled model, whose logits are their mean
         else found[name]
-        for name, shape in tensor_shapes(model).items()
+        for name, shape in model.tensor_shapes().items()
     }
     file = model_file(path)
     try:

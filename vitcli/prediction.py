@@ -238,7 +238,6 @@ class Predictor:
             from vitcli.checkpoints.adapt import adapt
             from vitcli.checkpoints.load import build, load_weights
             from vitcli.devices import PRECISIONS, choose_device, choose_precision
-            from vitcli.layouts.shapes import tensor_shapes
             from vitcli.models.cpu import accelerate
             from vitcli.models.vit import ViT
 
@@ -246,7 +245,7 @@ class Predictor:
             self.device = choose_device(device)
             self.dtype = choose_precision(precision, self.device)
             weights = load_weights(self.file).tensors
-            tensors = {name: weights[name] for name in tensor_shapes(self.info.model)}
+            tensors = {name: weights[name] for name in self.info.model.tensor_shapes()}
             if self.info.model != self.stored:
                 tensors = adapt(tensors, self.stored, self.info.model, self.posemb_method)
             self._model = build(self.info, tensors, self.device, self.dtype).eval()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from vitcli.choices import check_range
 from vitcli.errors import ConfigError
 
 Size = tuple[int, int]
@@ -20,6 +21,10 @@ Size = tuple[int, int]
 
 GROUPS = 32
 """Of every GroupNorm."""
+MOST_BLOCKS = 1000
+"""A larger depth is a mistake, and its table of layers would fill the memory."""
+LARGEST_IMAGE = 1 << 16
+"""Pixels along an axis."""
 EXPANSION = 4
 """A bottleneck gives so many times the channels that it works on."""
 
@@ -33,15 +38,55 @@ DEPTHS: dict[int, tuple[int, ...]] = {
 """Blocks a stage by a ResNet's name; 26 is of the hybrids (arXiv 2106.10270)."""
 
 
+Shape = tuple[int, ...]
+
+
 class Layer(NamedTuple):
-    """A convolution or a norm of the network."""
+    """A row of the table that describes an architecture."""
 
     name: str
-    kind: Literal["conv", "norm"]
-    shape: tuple[int, ...]
-    """Of its weight: (out, in, k, k), or (channels,)."""
-    positions: int
-    """Where its outputs lie: rows times columns."""
+    """timm's."""
+    tensors: dict[str, Shape]
+    """Its tensors' full names and shapes; none for a product of activations."""
+    macs: int = 0
+    """Multiply-accumulates for one image; a head's are not counted."""
+    outputs: int = 0
+    """Values that a dense layer or a convolution computes for one image."""
+    learned: bool = True
+    """Whether its tensors are trained (a sine-cosine table is not)."""
+
+
+def linear(name: str, inputs: int, outputs: int, positions: int, bias: bool = True) -> Layer:
+    """A dense layer that is applied to so many vectors of an image."""
+    tensors: dict[str, Shape] = {f"{name}.weight": (outputs, inputs)}
+    tensors |= {f"{name}.bias": (outputs,)} if bias else {}
+    return Layer(name, tensors, inputs * outputs * positions, outputs * positions)
+
+
+def conv(
+    name: str, inputs: int, outputs: int, kernel: Size, positions: int, bias: bool = False
+) -> Layer:
+    """A convolution with so many output positions in an image."""
+    tensors: dict[str, Shape] = {f"{name}.weight": (outputs, inputs, *kernel)}
+    tensors |= {f"{name}.bias": (outputs,)} if bias else {}
+    macs = inputs * outputs * math.prod(kernel) * positions
+    return Layer(name, tensors, macs, outputs * positions)
+
+
+def norm(name: str, channels: int) -> Layer:
+    """A LayerNorm or GroupNorm."""
+    return Layer(name, {f"{name}.weight": (channels,), f"{name}.bias": (channels,)})
+
+
+def shapes(layers: Iterable[Layer]) -> dict[str, Shape]:
+    """Name and shape of every tensor of these layers."""
+    return {name: shape for layer in layers for name, shape in layer.tensors.items()}
+
+
+def num_params(layers: Iterable[Layer]) -> int:
+    """Number of learned values in these layers."""
+    learned = (layer for layer in layers if layer.learned)
+    return sum(math.prod(shape) for layer in learned for shape in layer.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -67,17 +112,18 @@ class ResNetConfig:
     """Epsilon of every GroupNorm: 1e-5 in timm, 1e-6 in flax."""
 
     def __post_init__(self) -> None:
-        if len(self.depths) > 4 or any(depth < 1 for depth in self.depths):
-            raise ConfigError(f"a ResNet has up to 4 stages of 1 block or more, not {self.depths}")
-        if self.width_factor <= 0 or (64 * self.width_factor) % GROUPS:
+        if len(self.depths) > 4 or any(not 1 <= depth <= MOST_BLOCKS for depth in self.depths):
+            raise ConfigError(
+                f"a ResNet has up to 4 stages of 1 to {MOST_BLOCKS} blocks, not {self.depths}"
+            )
+        if not 0 < self.width_factor <= 1024 or (64 * self.width_factor) % GROUPS:
             raise ConfigError(
                 f"width_factor {self.width_factor:g} does not give groups of {GROUPS} channels",
                 hint="take a multiple of 0.5",
             )
         if self.preact and not self.depths:
             raise ConfigError("a pre-activation ResNet needs a stage")
-        if self.std_eps < 0 or self.norm_eps < 0:
-            raise ConfigError("an epsilon cannot be negative")
+        check_range(self, 0.0, 1.0, "std_eps", "norm_eps")
 
     @property
     def width(self) -> int:
@@ -100,48 +146,35 @@ class ResNetConfig:
         rows, columns = (math.ceil(side / self.stride) for side in image_size)
         return rows, columns
 
-    def layers(self, image_size: Size = (224, 224)) -> Iterator[Layer]:
-        """Every layer from the root on, under timm's names."""
+    def layers(self, image_size: Size = (224, 224), prefix: str = "") -> Iterator[Layer]:
+        """Every layer from the root on, for images of that size; names begin with `prefix`."""
 
-        def layer(name: str, *shape: int, stride: int = 1) -> Layer:
-            kind: Literal["conv", "norm"] = "conv" if len(shape) > 1 else "norm"
-            positions = math.prod(math.ceil(side / stride) for side in image_size)
-            return Layer(name, kind, shape, positions)
+        def cells(stride: int) -> int:
+            return math.prod(math.ceil(side / stride) for side in image_size)
 
-        root = "stem." if self.depths else ""  # where there are no stages, timm's stem is all
-        yield layer(f"{root}conv", self.width, 3, 7, 7, stride=2)
+        root = prefix + ("stem." if self.depths else "")  # timm's stem of no stages is the root
+        yield conv(f"{root}conv", 3, self.width, (7, 7), cells(2))
         if not self.preact:
-            yield layer(f"{root}norm", self.width, stride=2)
+            yield norm(f"{root}norm", self.width)
         before, stride = self.width, 4
         for stage, depth in enumerate(self.depths):
             inner = self.width * 2**stage
             after, old, stride = inner * EXPANSION, stride, stride * (2 if stage else 1)
             for block in range(depth):
-                name = f"stages.{stage}.blocks.{block}"
+                name = f"{prefix}stages.{stage}.blocks.{block}"
                 if block == 0:
-                    yield layer(f"{name}.downsample.conv", after, before, 1, 1, stride=stride)
+                    yield conv(f"{name}.downsample.conv", before, after, (1, 1), cells(stride))
                     if not self.preact:
-                        yield layer(f"{name}.downsample.norm", after, stride=stride)
-                yield layer(f"{name}.norm1", before if self.preact else inner, stride=old)
-                yield layer(f"{name}.conv1", inner, before, 1, 1, stride=old)
-                yield layer(f"{name}.norm2", inner, stride=stride)
-                yield layer(f"{name}.conv2", inner, inner, 3, 3, stride=stride)
-                yield layer(f"{name}.norm3", inner if self.preact else after, stride=stride)
-                yield layer(f"{name}.conv3", after, inner, 1, 1, stride=stride)
+                        yield norm(f"{name}.downsample.norm", after)
+                yield norm(f"{name}.norm1", before if self.preact else inner)
+                yield conv(f"{name}.conv1", before, inner, (1, 1), cells(old))
+                yield norm(f"{name}.norm2", inner)
+                yield conv(f"{name}.conv2", inner, inner, (3, 3), cells(stride))
+                yield norm(f"{name}.norm3", inner if self.preact else after)
+                yield conv(f"{name}.conv3", inner, after, (1, 1), cells(stride))
                 before, old = after, stride
         if self.preact:
-            yield layer("norm", before, stride=stride)
-
-    def macs(self, image_size: Size) -> int:
-        """Multiply-accumulates of its convolutions for one image."""
-        convolutions = (layer for layer in self.layers(image_size) if layer.kind == "conv")
-        return sum(math.prod(layer.shape) * layer.positions for layer in convolutions)
-
-    def num_params(self) -> int:
-        """Number of learned values: convolutions have no bias, norms a scale and a bias."""
-        return sum(
-            math.prod(layer.shape) * (1 if layer.kind == "conv" else 2) for layer in self.layers()
-        )
+            yield norm(f"{prefix}norm", before)
 
 
 @dataclass(frozen=True)
@@ -158,10 +191,9 @@ class BiTConfig:
     def __post_init__(self) -> None:
         if not self.resnet.preact:
             raise ConfigError("a BiT ResNet is pre-activation")
-        if min(self.image_size) < 1:
+        if not 1 <= min(self.image_size) <= max(self.image_size) <= LARGEST_IMAGE:
             raise ConfigError(f"an image cannot have the size {self.image_size}")
-        if self.num_classes < 0:
-            raise ConfigError("num_classes cannot be negative")
+        check_range(self, 0, 10**9, "num_classes")
 
     @property
     def grid(self) -> Size:
@@ -206,13 +238,23 @@ class BiTConfig:
         """The same model with another number of classes."""
         return dataclasses.replace(self, num_classes=num_classes)
 
+    def layers(self) -> Iterator[Layer]:
+        """Every layer; timm's head is a 1 x 1 convolution."""
+        yield from self.resnet.layers(self.image_size)
+        if self.num_classes:
+            yield conv("head.fc", self.feature_dim, self.num_classes, (1, 1), 0, bias=True)
+
+    def tensor_shapes(self) -> dict[str, Shape]:
+        """Name and shape of every tensor of a checkpoint."""
+        return shapes(self.layers())
+
     def macs(self) -> int:
         """Multiply-accumulates of one image's forward pass, the head excluded."""
-        return self.resnet.macs(self.image_size)
+        return sum(layer.macs for layer in self.layers())
 
     def num_params(self) -> int:
         """Number of learned values, the head included."""
-        return self.resnet.num_params() + (self.feature_dim + 1) * self.num_classes
+        return num_params(self.layers())
 
 
 def bit_resnet(depths: tuple[int, ...], width_factor: float) -> ResNetConfig:

@@ -23,7 +23,6 @@ from vitcli.checkpoints.read import read_info
 from vitcli.config import BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts import targets
-from vitcli.layouts.shapes import tensor_shapes
 from vitcli.layouts.targets import not_in
 
 SOURCES = {

@@ -20,7 +20,6 @@ from vitcli.checkpoints.resize import plan_resize, resize_posemb, similarity
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import ModelConfig, Preprocess, Size, model_config
 from vitcli.errors import CheckpointError, ConfigError, OutputError
-from vitcli.layouts.shapes import tensor_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), num_classes=3)
@@ -28,7 +27,7 @@ SMALL = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), num_cl
 
 def tensors_of(config: ModelConfig, dtype: object = np.float32) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
-    return {n: draw.normal(size=s).astype(dtype) for n, s in tensor_shapes(config).items()}
+    return {n: draw.normal(size=s).astype(dtype) for n, s in config.tensor_shapes().items()}
 
 
 def written(path: Path, config: ModelConfig = SMALL, dtype: object = np.float32) -> Path:
@@ -217,7 +216,7 @@ def test_a_b16_is_resized_in_little_memory(tmp_path: Path) -> None:
     source = tmp_path / "b16.safetensors"
     zeros = {
         name: LazyTensor("float32", shape, functools.partial(np.zeros, shape, np.float32))
-        for name, shape in tensor_shapes(config).items()
+        for name, shape in config.tensor_shapes().items()
     }
     tensor_file.write(source, zeros, {})
     assert source.stat().st_size > 346e6

@@ -24,7 +24,6 @@ from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.cli.main import app
 from vitcli.config import ModelConfig
-from vitcli.layouts.shapes import tensor_shapes
 
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
@@ -160,7 +159,7 @@ def test_in_place_where_nothing_may_be_written(
 def test_killed_in_the_middle(tmp_path: Path) -> None:
     """kill -9 at twelve moments: the old file or the new one, at its place."""
     config = ModelConfig(512, 8, 8, 2048, patch_size=(16, 16), num_classes=0)
-    shapes = tensor_shapes(config)
+    shapes = config.tensor_shapes()
     source = tmp_path / "x.safetensors"
     tensor_file.write(source, {n: np.zeros(s, np.float32) for n, s in shapes.items()}, {})
     original = tmp_path / "original"

@@ -89,7 +89,7 @@ WRONG = {
     "--preprocess size=48": "position embeddings are for images of 64 x 64 pixels\n`vit resize",
     "--preprocess crop_pct=0": "crop_pct must be above 0",
     "--arch B/16": "B/16 has width 768, the file has 48",
-    "--arch nonsense": "there is no variant 'nonsense'",
+    "--arch nonsense": "unknown architecture 'nonsense'",
     "--arch vit_nonsense": "timm's architecture 'vit_nonsense' is not one that vit knows",
     "--num-heads 5": "the file says that it has 3 heads, not 5",
     "--to vit-npz": "the layout vit-npz is written to a .npz file",

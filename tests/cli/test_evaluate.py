@@ -318,7 +318,7 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
         (
             ("--resolutions", "64,100"),
             "error: height 100 is not a multiple of the patch size 16\n"
-            "take a resolution of 96 or 112\n",
+            "use a resolution of 96 or 112\n",
         ),
     ):
         result = evaluate(*words)

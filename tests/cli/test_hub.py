@@ -16,7 +16,6 @@ import vitcli
 from hub_server import LoopbackHub
 from vitcli.config import model_config
 from vitcli.hub import registry
-from vitcli.layouts.shapes import tensor_shapes
 
 ROOT = Path(__file__).parents[1]
 CAT = ROOT / "images" / "cat.jpg"
@@ -37,7 +36,7 @@ def weights(**changes: Any) -> bytes:
     """A ViT-B/16 with random weights, or a smaller one, as a safetensors file."""
     model = model_config("B/16", num_classes=21843, image_size=(224, 224), **changes)
     draw = np.random.default_rng(0)
-    shapes = tensor_shapes(model).items()
+    shapes = model.tensor_shapes().items()
     return save({n: draw.standard_normal(s, np.float32) / 50 for n, s in shapes})
 
 

@@ -107,13 +107,13 @@ def test_a_file_of_nothing_but_tensors_says_what_was_assumed(vit, tiny_checkpoin
     [
         (
             ["X/16"],
-            "error: there is no variant 'X/16'\n"
-            "write one of Ti, S, B, L, H, a slash and the patch size, as in B/16",
+            "error: unknown architecture 'X/16'\n"
+            "use a size (Ti, S, B, L, H) and a patch size, as in B/16",
         ),
         (
             ["B/16", "--resolution", "225"],
             "error: height 225 is not a multiple of the patch size 16\n"
-            "take a resolution of 224 or 240\n",
+            "use a resolution of 224 or 240\n",
         ),
         (["./nowhere"], "error: ./nowhere: there is no such file or folder\n"),
     ],

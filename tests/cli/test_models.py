@@ -15,7 +15,6 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli import models
 from vitcli.hub import registry
-from vitcli.layouts.shapes import tensor_shapes
 
 REPO = "timm/vit_base_patch16_224.augreg_in21k"
 FILES = {"model.safetensors": b"x" * 2_000_000, "config.json": b"{}"}
@@ -173,7 +172,7 @@ def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
     """The registry's smallest, with a config.json that says otherwise than the registry."""
     entry = registry.entries()["test-vit"]
     info = CheckpointInfo(entry.model, dataclasses.replace(entry.preprocess, crop_pct=0.5))
-    tensors = {name: np.zeros(s, np.float32) for name, s in tensor_shapes(info.model).items()}
+    tensors = {name: np.zeros(s, np.float32) for name, s in info.model.tensor_shapes().items()}
     save_checkpoint(tmp_path / "model", tensors, info)
     hub.add(entry.repo, {file.name: file for file in (tmp_path / "model").iterdir()})
 

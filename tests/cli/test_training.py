@@ -68,13 +68,13 @@ def test_the_best_model_is_replaced_by_ours_where_there_is_no_network(images, mo
     assert "cannot be reached: starting from" in lines[0] and "vit-b16-i21k" in lines[0]
     text = failure(result)
     assert "height 225 is not a multiple of the patch size 16" in text
-    assert "take a resolution of 224 or 240" in text
+    assert "use a resolution of 224 or 240" in text
 
 
 def test_resolution_between_patches(images, parent):
     text = failure(vit("finetune", "--data", images, "--model", parent, "--resolution", "25"))
     assert text == (
-        "error: height 25 is not a multiple of the patch size 8\ntake a resolution of 24 or 32\n"
+        "error: height 25 is not a multiple of the patch size 8\nuse a resolution of 24 or 32\n"
     )
 
 

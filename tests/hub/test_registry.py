@@ -11,7 +11,6 @@ from vitcli.config import ModelConfig, model_config, variant_name
 from vitcli.errors import ModelNotFoundError
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry, resolve
-from vitcli.layouts.shapes import tensor_shapes
 
 
 def is_plain(entry: RegistryEntry) -> bool:
@@ -50,7 +49,7 @@ def test_parameters_are_those_of_the_release(entry: RegistryEntry) -> None:
     model = entry.model
     assert model.num_params() == entry.params
     count = 0
-    for shape in tensor_shapes(model).values():
+    for shape in model.tensor_shapes().values():
         size = 1
         for axis in shape:
             size *= axis

@@ -25,7 +25,6 @@ from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError, OutputError
-from vitcli.layouts.shapes import tensor_shapes
 
 CASE = PACKED["timm_bit_resnetv2"]
 
@@ -140,7 +139,7 @@ def test_a_name_of_timms_takes_timms_epsilons() -> None:
     assert isinstance(timms, BiTConfig)
     authors = dataclasses.replace(timms.resnet, std_eps=1e-10, pool_padding="-inf")
     info = CheckpointInfo(dataclasses.replace(timms, resnet=authors), Preprocess())
-    tensors = {n: LazyTensor("float32", s, np.empty) for n, s in tensor_shapes(timms).items()}
+    tensors = {n: LazyTensor("float32", s, np.empty) for n, s in timms.tensor_shapes().items()}
     found, _ = change(info, tensors, Changes(arch="resnetv2_50x1_bit"))
     assert found.model == timms
     assert change(info, tensors, Changes(arch="R50x1"))[0].model == info.model

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from checkpoints.golden_cases import CASES, Case
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
-from vitcli.layouts.shapes import compare_keys, infer_model, tensor_shapes
+from vitcli.layouts.shapes import compare_keys, infer_model
 from vitcli.layouts.timm_architectures import model_from_args
 from vitcli.layouts.timm_names import architectures
 from vitcli.models.vit import ViT
@@ -48,13 +48,13 @@ MODELS = {
 def test_shapes_are_the_modules(model: ModelConfig) -> None:
     with torch.device("meta"):
         state = ViT(model).state_dict()
-    assert tensor_shapes(model) == {name: tuple(t.shape) for name, t in state.items()}
+    assert model.tensor_shapes() == {name: tuple(t.shape) for name, t in state.items()}
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_shapes_tell_the_model(model: ModelConfig) -> None:
-    found, assumed = infer_model(tensor_shapes(model))
-    assert tensor_shapes(found) == tensor_shapes(model)
+    found, assumed = infer_model(model.tensor_shapes())
+    assert found.tensor_shapes() == model.tensor_shapes()
     assert found.num_heads == 1 and assumed[0] == "1 attention heads (64 channels each)"
     same = ("pool", "num_registers", "posemb", "norm_eps", "swiglu", "image_size", "class_token")
     assert all(getattr(found, name) == getattr(model, name) for name in same)
@@ -77,7 +77,7 @@ def test_files_without_a_config_are_understood_but_for_the_heads(case: Case) -> 
 )
 def test_a_released_model_is_inferred_whole(name: str) -> None:
     model = model_from_args(name, {})
-    found, _ = infer_model(tensor_shapes(model))
+    found, _ = infer_model(model.tensor_shapes())
     assert found == model and name in architectures()
 
 
@@ -85,7 +85,7 @@ def test_the_heads_of_what_was_released_are_known_by_the_width() -> None:
     wrong = []
     for name in architectures():
         model = model_from_args(name, {})
-        found, _ = infer_model(tensor_shapes(model), grid=model.grid)
+        found, _ = infer_model(model.tensor_shapes(), grid=model.grid)
         wrong += [name] if found.num_heads != model.num_heads else []
     # 16 heads at 768, where all others have 12; at 1536, where DINOv2's g has 24; and a toy.
     odd = ("vit_base_patch16_gap_224", "vit_giantopt_", "test_vit")
@@ -112,7 +112,7 @@ def test_other_tensors_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 def test_a_grid_that_is_no_square_has_to_be_told() -> None:
-    shapes = tensor_shapes(ModelConfig(**{**SMALL, "image_size": (32, 40)}))
+    shapes = ModelConfig(**{**SMALL, "image_size": (32, 40)}).tensor_shapes()
     with pytest.raises(CheckpointError, match="21 position embeddings are not a square grid"):
         infer_model(shapes)
 

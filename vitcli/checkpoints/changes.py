@@ -18,7 +18,6 @@ from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
 from vitcli.layouts import timm_architectures
-from vitcli.layouts.shapes import tensor_shapes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +65,7 @@ def change(
         model = dataclasses.replace(model, patch_size=size, image_size=pixels)
     info = _with_preprocess(info, model, changes)
     changed, dtype = {}, next(iter(tensors.values())).dtype
-    for name, shape in tensor_shapes(info.model).items():
+    for name, shape in info.model.tensor_shapes().items():
         if name.startswith("head") and changes.num_classes is not None:
             changed[name] = zeros(dtype, shape)
         elif changes.patch_size and tensors[name].shape != shape:

@@ -19,7 +19,7 @@ from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
-from vitcli.layouts.shapes import check_keys, infer_architecture, tensor_shapes
+from vitcli.layouts.shapes import check_keys, infer_architecture
 from vitcli.layouts.timm_config import from_timm
 
 
@@ -184,7 +184,7 @@ def describe(
             f"tensors",
             where=file,
         )
-    check_keys(tensor_shapes(info.model), header.shapes, where=file)
+    check_keys(info.model.tensor_shapes(), header.shapes, where=file)
     return info, header
 
 

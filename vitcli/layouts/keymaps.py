@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from vitcli.layouts.shapes import STEM
+from vitcli.architectures import STEM
 
 
 class Op(NamedTuple):

@@ -23,7 +23,7 @@ from vitcli.layouts import keymaps, open_clip
 from vitcli.layouts import transformers_config as hf
 from vitcli.layouts.keymaps import Row
 from vitcli.layouts.recognise import Layout, recognise
-from vitcli.layouts.shapes import check_keys, infer_architecture, tensor_shapes
+from vitcli.layouts.shapes import check_keys, infer_architecture
 from vitcli.posemb import sincos2d
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_layout(
     is_said = layout.name == "timm" and said is not None
     info = said if is_said and said is not None else _describe(store, layout, rows, grid)
     model, heads = info.model, getattr(info.model, "num_heads", 1)
-    wanted = tensor_shapes(model)
+    wanted = model.tensor_shapes()
     expected: dict[str, tuple[int, ...]] = {}
     tensors: dict[str, LazyTensor] = {}
     sources: dict[str, tuple[str, ...]] = {}

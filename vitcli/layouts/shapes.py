@@ -7,99 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vitcli.architectures import STEM
 from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.resnets import bit_resnet
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-STEM = "patch_embed.backbone."
-"""What the names of a hybrid's ResNet begin with."""
-
-
-def tensor_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a checkpoint, as the model's `state_dict()` has them."""
-    return _bit_shapes(model) if isinstance(model, BiTConfig) else _vit_shapes(model)
-
-
-def _resnet_shapes(resnet: ResNetConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in resnet.layers():
-        shapes[f"{prefix}{layer.name}.weight"] = layer.shape
-        if layer.kind == "norm":
-            shapes[f"{prefix}{layer.name}.bias"] = layer.shape
-    return shapes
-
-
-def _bit_shapes(model: BiTConfig) -> dict[str, tuple[int, ...]]:
-    shapes = _resnet_shapes(model.resnet, "")
-    if model.num_classes:  # timm's head is a 1 x 1 convolution
-        shapes["head.fc.weight"] = (model.num_classes, model.feature_dim, 1, 1)
-        shapes["head.fc.bias"] = (model.num_classes,)
-    return shapes
-
-
-def _vit_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    d, m, prefix = model.width, model.mlp_dim, model.posemb_prefix
-    rows, columns = model.grid
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def linear(name: str, inputs: int, outputs: int, bias: bool = True) -> None:
-        shapes[f"{name}.weight"] = (outputs, inputs)
-        if bias:
-            shapes[f"{name}.bias"] = (outputs,)
-
-    def norm(name: str) -> None:
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (d,)
-
-    def mlp(name: str, swiglu: bool) -> None:
-        linear(f"{name}.fc1", d, m)
-        linear(f"{name}.fc2", m // 2 if swiglu else m, d)
-
-    tokens = {
-        "cls_token": int(model.class_token),
-        "dist_token": int(model.distill_token),
-        "reg_token": model.num_registers,
-    }
-    shapes |= {name: (1, count, d) for name, count in tokens.items() if count}
-    if model.posemb in ("learn", "sincos2d"):
-        shapes["pos_embed"] = (1, prefix + rows * columns, d)
-    elif model.posemb == "learn2d":
-        shapes["pos_embed_row"] = (1, rows, d // 2)
-        shapes["pos_embed_column"] = (1, columns, d // 2)
-    if model.stem:
-        shapes |= _resnet_shapes(model.stem, STEM)
-    shapes["patch_embed.proj.weight"] = (d, model.patch_channels, *model.patch_kernel)
-    if model.patch_bias:
-        shapes["patch_embed.proj.bias"] = (d,)
-    if model.pre_norm:
-        norm("norm_pre")
-    for i in range(model.depth):
-        norm(f"blocks.{i}.norm1")
-        linear(f"blocks.{i}.attn.qkv", d, 3 * d, model.qkv_bias)
-        linear(f"blocks.{i}.attn.proj", d, d)
-        norm(f"blocks.{i}.norm2")
-        mlp(f"blocks.{i}.mlp", model.swiglu)
-        if model.layer_scale:
-            shapes[f"blocks.{i}.ls1.gamma"] = shapes[f"blocks.{i}.ls2.gamma"] = (d,)
-    if model.final_norm:
-        norm("norm")
-    if model.pool == "map":
-        shapes["attn_pool.latent"] = (1, 1, d)
-        linear("attn_pool.q", d, d)
-        linear("attn_pool.kv", d, 2 * d)
-        linear("attn_pool.proj", d, d)
-        norm("attn_pool.norm")
-        mlp("attn_pool.mlp", swiglu=False)
-    if model.fc_norm:
-        norm("fc_norm")
-    if model.pre_logits:
-        linear("pre_logits.fc", d, model.pre_logits)
-    if model.num_classes:
-        linear("head", model.feature_dim, model.num_classes)
-        if model.distill_token:
-            linear("head_dist", model.feature_dim, model.num_classes)
-    return shapes
 
 
 def infer_architecture(

@@ -106,5 +106,4 @@ def _micro_batches(batch: int, model: Architecture, device: torch.device) -> int
 def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:
     """What a ResNet keeps for its backward pass: a feature map before and behind every norm and
     ReLU, so about 3 for a convolution."""
-    layers = (layer for layer in resnet.layers(image_size) if layer.kind == "conv")
-    return sum(3 * 4 * layer.shape[0] * layer.positions for layer in layers)
+    return sum(3 * 4 * layer.outputs for layer in resnet.layers(image_size))
