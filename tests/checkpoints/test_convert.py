@@ -173,7 +173,7 @@ def test_dropping_the_head_drops_what_stands_before_it(tmp_path: Path) -> None:
 
 def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
     model = ModelConfig(192, 12, 3, 768, patch_size=(16, 16), image_size=(32, 32))
-    tensors = {n: np.zeros(s, np.float16) for n, s in tensor_shapes(model).items()}
+    tensors = {n: np.zeros(s, np.float16) for n, s in model.tensor_shapes().items()}
     tensor_file.write(tmp_path / "a.safetensors", tensors, {})
     out = convert(tmp_path / "a.safetensors", tmp_path / "b", changes=Changes(arch="Ti/16"))
     info, _ = read_info(out)

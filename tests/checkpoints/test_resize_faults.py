@@ -83,7 +83,7 @@ def test_headers_that_lie(tmp_path: Path) -> None:
 def test_tables_that_are_no_grid(tmp_path: Path) -> None:
     config = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(160, 80), num_classes=3)
     draw = np.random.default_rng(0)
-    tensors = {n: draw.normal(size=s) for n, s in tensor_shapes(config).items()}
+    tensors = {n: draw.normal(size=s) for n, s in config.tensor_shapes().items()}
     tensor_file.write(tmp_path / "x.safetensors", tensors, {})
     words = (tmp_path / "x.safetensors", "--grid", "14")
     assert_refused(tmp_path, *words, said="--old-grid ROWSxCOLUMNS")
