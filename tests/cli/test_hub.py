@@ -163,14 +163,10 @@ def test_a_repo_is_resized_and_converted_to_where_it_is_told(
     )
 
 
-def test_pickles_need_a_word(
-    hub: LoopbackHub, vit: Vit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_pickles_need_a_word(hub: LoopbackHub, vit: Vit, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    monkeypatch.delenv("VIT_ALLOW_PICKLE", raising=False)
-    monkeypatch.setenv("VIT_ALLOW_PICKLE", "0")  # so that it is put back
     case = GOLDEN / "timm_vit_default"
     torch.save(load_file(case / "model.safetensors"), tmp_path / "pytorch_model.bin")
     files = {"config.json": case / "config.json"}
@@ -186,7 +182,6 @@ def test_pickles_need_a_word(
     assert here.info == vitcli.load(case).info and mine.predictions
     assert vit("push", "me/model", "me/safe", "--quiet").exit_code == 1
     assert answer(vit, "me/model", "--allow-pickle") == answer(vit, case)
-    monkeypatch.setenv("VIT_ALLOW_PICKLE", "0")
     assert vit("push", "me/model", "me/safe", "--allow-pickle", "--quiet").exit_code == 0
     assert answer(vit, "me/safe") == answer(vit, case)
 

@@ -180,7 +180,7 @@ def test_shards(hub: LoopbackHub) -> None:
     assert fetch("me/model") == file and blob("b.safetensors").read_bytes() == b"\0b"
 
 
-def test_pickles_have_to_be_allowed(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickles_have_to_be_allowed(hub: LoopbackHub) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"\0pickle", "training_args.bin": b"\0"}
     hub.add("me/model", files)
     error = refused()
@@ -189,8 +189,6 @@ def test_pickles_have_to_be_allowed(hub: LoopbackHub, monkeypatch: pytest.Monkey
     assert not [asked for asked in hub.asked if "pytorch_model" in asked]
     assert fetch("me/model", allow_pickle=True).name == "pytorch_model.bin"
     refused()
-    monkeypatch.setenv("VIT_ALLOW_PICKLE", "1")
-    assert fetch("me/model").name == "pytorch_model.bin"
 
 
 def test_several_checkpoints_are_not_guessed_at(hub: LoopbackHub) -> None:

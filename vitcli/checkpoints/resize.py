@@ -125,6 +125,7 @@ def plan_resize(
     old_grid: Size | None = None,
     offline: bool = False,
     on_progress: hub.Progress | None = None,
+    allow_pickle: bool = False,
 ) -> Resize:
     """Reads a checkpoint's header and its position embeddings and resizes them in memory.
 
@@ -148,7 +149,7 @@ def plan_resize(
         raise OutputError(
             "is not a file here: it has no place beside it", where=spec, hint="say where: -o OUT"
         )
-    source = read.locate(spec, offline, on_progress)
+    source = read.locate(spec, offline, on_progress, allow_pickle)
     opened = read.open_checkpoint(source.file, source.entry, old_grid)
     model, kind = opened.info.model, store.kind_of(source.file)
     if not isinstance(model, ModelConfig):

@@ -134,6 +134,7 @@ def convert(
             old_grid=options.parse_resolution(old_grid) if old_grid else None,
             offline=offline,
             on_progress=fetching,
+            allow_pickle=allow_pickle,
         )
     verified = [_verified(job.source)] if verify else []
     if not dry_run:

@@ -152,7 +152,9 @@ def evaluate(
     with output.FetchDisplay(quiet) as fetching:
         # All before the first image: a size that the model cannot have fails at once.
         waiting = deque(
-            Predictor(model, device, precision, offline, fetching, size, posemb_method)
+            Predictor(
+                model, device, precision, offline, fetching, size, posemb_method, allow_pickle
+            )
             for size in sizes
         )
     stored = waiting[0].stored.image_size

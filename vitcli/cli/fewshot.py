@@ -150,7 +150,9 @@ def fewshot(
         raise OutputError("exists already", where=save, hint="--force replaces it")
 
     with output.FetchDisplay(quiet) as fetching:
-        predictor = Predictor(model, device, precision, offline, fetching)
+        predictor = Predictor(
+            model, device, precision, offline, fetching, allow_pickle=allow_pickle
+        )
     with output.Meter("features", quiet=quiet) as meter:
 
         def advance(done: int, total: int) -> None:

@@ -86,7 +86,7 @@ def info(
     told: dict[str, Any] = {"model": model}
     if config is None:
         with output.FetchDisplay(quiet) as fetching:
-            checkpoint, file = read_info(model, offline, fetching)
+            checkpoint, file = read_info(model, offline, fetching, allow_pickle)
         config = checkpoint.model
         told["file"] = str(file)
     config = config.at(size) if size else config

@@ -17,15 +17,6 @@ def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
-def _allow_pickle(wanted: bool) -> bool:
-    """hub/fetch.py looks it up."""
-    if wanted:
-        from vitcli.hub.fetch import ALLOW_PICKLE
-
-        os.environ[ALLOW_PICKLE] = "1"
-    return wanted
-
-
 def complete_model(incomplete: str) -> list[str]:
     """Names for the shell: those that ship and those of the registry."""
     from vitcli.hub import registry
@@ -112,7 +103,6 @@ AllowPickle = Annotated[
     typer.Option(
         "--allow-pickle",
         help="Take a Hub repo whose weights are a pickle only; tensors are read, nothing is run.",
-        callback=_allow_pickle,
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]

@@ -75,7 +75,9 @@ def predict(
     kind: Literal["json", "csv", "plain"] = "json" if json else "csv" if csv else "plain"
     with output.results_file(output_file) as file:
         with output.FetchDisplay(quiet) as fetching:
-            predictor = Predictor(model, device, precision, offline, fetching)
+            predictor = Predictor(
+                model, device, precision, offline, fetching, allow_pickle=allow_pickle
+            )
         _introduce(predictor, model, quiet)
         answers: Iterator[Result | Embedding]
         if features is None:

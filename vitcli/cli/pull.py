@@ -30,7 +30,7 @@ def pull(
         try:
             found = registry.resolve(name)
             with output.FetchDisplay(quiet) as fetching:
-                located = locate(name, offline, fetching)
+                located = locate(name, offline, fetching, allow_pickle)
             if isinstance(found, RegistryEntry):
                 open_checkpoint(located.file, found)  # warns where the registry is wrong
         except KeyboardInterrupt as stop:

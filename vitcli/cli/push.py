@@ -88,7 +88,7 @@ def push(
         check_login(repo)
     with tempfile.TemporaryDirectory(prefix="vit-push-") as folder:
         with output.FetchDisplay(quiet) as fetching:
-            package = pack(checkpoint, Path(folder), repo, license, on_progress=fetching)
+            package = pack(checkpoint, Path(folder), repo, license, fetching, allow_pickle)
         for text in package.warnings:
             output.warning(text)
         if dry_run:

@@ -93,6 +93,7 @@ def resize_posemb(
             old_grid=parse_resolution(old_grid) if old_grid else None,
             offline=offline,
             on_progress=fetching,
+            allow_pickle=allow_pickle,
         )
     for name, table in job.tables.items():
         if not (table == table).all():

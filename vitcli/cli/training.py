@@ -199,6 +199,7 @@ def run_training(task: Literal["pretrain", "finetune"], given: Mapping[str, Any]
             resume=bool(resume),
             force=given["force"],
             offline=given["offline"],
+            allow_pickle=given["allow_pickle"],
             on_event=show,
         )
     where = shlex.quote(str(outcome.folder.path))

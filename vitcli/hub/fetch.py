@@ -30,8 +30,6 @@ SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
 PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
 """What weights are called, the best first."""
 NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
-ALLOW_PICKLE = "VIT_ALLOW_PICKLE"
-"""Set to 1 by the option --allow-pickle."""
 
 
 def fetch(
@@ -53,7 +51,6 @@ def fetch(
             fails, a file arrives damaged twice, or the weights are pickled and `allow_pickle` is
             not set.
     """
-    allow_pickle = allow_pickle or os.environ.get(ALLOW_PICKLE) == "1"
     cache, revision = RepoCache(repo), revision or MAIN
     found = _look(cache, revision, offline or is_offline())
     weights = _choose(found.listing, repo, allow_pickle)

@@ -102,8 +102,8 @@ def pack(
     folder: Path,
     repo: str,
     license: str | None = None,
-    offline: bool = False,
     on_progress: hub.Progress | None = None,
+    allow_pickle: bool = False,
 ) -> Package:
     """Writes timm's Hub layout, a card and its images into an empty folder.
 
@@ -116,7 +116,7 @@ def pack(
     Raises:
         VitError: there is no such checkpoint, or it cannot be read.
     """
-    located = read.locate(spec, offline, on_progress)
+    located = read.locate(spec, on_progress=on_progress, allow_pickle=allow_pickle)
     source = read.open_checkpoint(located.file, located.entry)
     provenance = without_paths(source.info.provenance)
     info = dataclasses.replace(source.info, provenance=provenance)

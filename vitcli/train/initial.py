@@ -46,10 +46,10 @@ def choose_model(offline: bool, report: Report) -> str:
     return SHIPPED_MODEL
 
 
-def read_weights(config: TrainConfig, offline: bool) -> Weights:
+def read_weights(config: TrainConfig, offline: bool, allow_pickle: bool = False) -> Weights:
     """The checkpoint to start from; without one, a description and no tensors."""
     if config.model is not None:
-        return load_weights(config.model, offline=offline)
+        return load_weights(config.model, offline=offline, allow_pickle=allow_pickle)
     size = config.resolution or (224, 224)
     patch = {"patch_size": (config.patch_size,) * 2} if config.patch_size else {}
     fields = {"image_size": size, **patch, **config.overrides}

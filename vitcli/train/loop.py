@@ -72,6 +72,7 @@ def train(
     resume: bool = False,
     force: bool = False,
     offline: bool = False,
+    allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
     computed: Computed | None = None,
 ) -> Outcome:
@@ -82,6 +83,7 @@ def train(
         resume: go on from the folder's state; `config` is then the one that the run wrote.
         force: replace a run that the folder holds.
         offline: do not touch the network.
+        allow_pickle: take a Hub repo whose weights are a pickle only; nothing in it is run.
         on_event: told of the plan, of steps, of evaluations and of what should be known; of one
             event at a time, also where a signal comes meanwhile.
         computed: features that another run on the same model and data has computed; those of this
@@ -95,7 +97,7 @@ def train(
     folder, on_event = RunFolder(config.output), _OneByOne(on_event)
     with folder.lock:
         folder.check_resumable() if resume else folder.check_free(force, config.data.path)
-        run = setup.prepare(config, folder, resume, offline, on_event)
+        run = setup.prepare(config, folder, resume, offline, on_event, allow_pickle)
         computed = {} if computed is None else computed
         return _train(run, folder, resume, on_event, computed)
 

@@ -31,7 +31,12 @@ from vitcli.train.tensorboard import require_tensorboard
 
 
 def prepare(
-    config: TrainConfig, folder: RunFolder, resume: bool, offline: bool, report: Report
+    config: TrainConfig,
+    folder: RunFolder,
+    resume: bool,
+    offline: bool,
+    report: Report,
+    allow_pickle: bool = False,
 ) -> Run:
     """Opens the data, reads the initial weights, plans the run and builds its model."""
     if config.tensorboard:
@@ -42,7 +47,7 @@ def prepare(
     if not resume:
         if config.task == "finetune" and config.model is None:
             config = dataclasses.replace(config, model=initial.choose_model(offline, report))
-        start = initial.read_weights(config, offline)
+        start = initial.read_weights(config, offline, allow_pickle)
         _trained_shape(start.info.model, config)  # impossible sizes fail before data is read
     splits = open_data(
         config.data,

@@ -70,6 +70,7 @@ def run_sweep(
     resume: bool = False,
     force: bool = False,
     offline: bool = False,
+    allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Outcome:
     """Trains at each rate of `config.sweep`, and leaves the chosen model in `config.output`.
@@ -78,7 +79,7 @@ def run_sweep(
         config: the run; what it leaves open is planned once and holds for all of its runs.
         resume: go on with the sweep in the folder; `config` is then the one that it wrote.
         force: replace what the folder holds.
-        offline: do not touch the network.
+        offline, allow_pickle: as `train`.
         on_event: told what `train` tells, with the rate as "trial"; and {"event": "trial" |
             "trial_result" | "choice"}.
 
@@ -95,15 +96,17 @@ def run_sweep(
             tell({"event": "note", "text": text})
         else:
             folder.check_free(force, config.data.path)
-            config, trials = _plan(config, folder, offline, tell), []
+            config, trials = _plan(config, folder, offline, allow_pickle, tell), []
             folder.start()
             _write_record(folder, config, trials)
-        return _go_on(config, folder, trials, offline, tell)
+        return _go_on(config, folder, trials, offline, allow_pickle, tell)
 
 
-def _plan(config: TrainConfig, folder: RunFolder, offline: bool, tell: OnEvent) -> TrainConfig:
+def _plan(
+    config: TrainConfig, folder: RunFolder, offline: bool, allow_pickle: bool, tell: OnEvent
+) -> TrainConfig:
     """The configuration without gaps. All that can be wrong is found before a file is written."""
-    prepared = setup.prepare(config, folder, False, offline, tell)
+    prepared = setup.prepare(config, folder, False, offline, tell, allow_pickle)
     if prepared.val is None:
         raise RunError(
             "nothing is held out that could choose a learning rate",
@@ -118,7 +121,12 @@ def _plan(config: TrainConfig, folder: RunFolder, offline: bool, tell: OnEvent) 
 
 
 def _go_on(
-    config: TrainConfig, folder: RunFolder, trials: list[Trial], offline: bool, tell: OnEvent
+    config: TrainConfig,
+    folder: RunFolder,
+    trials: list[Trial],
+    offline: bool,
+    allow_pickle: bool,
+    tell: OnEvent,
 ) -> Outcome:
     """What is still to do of a sweep."""
     computed: Computed = {}
@@ -132,7 +140,7 @@ def _go_on(
         trial_config = _part(config, place, lr=lr, note=note)
         tell({"event": "trial", "lr": lr, "number": number, "of": len(config.sweep)})
         try:
-            outcome = _train(trial_config, offline, _of_trial(lr, tell), computed)
+            outcome = _train(trial_config, offline, allow_pickle, _of_trial(lr, tell), computed)
         except DivergedError as error:
             trials.append(Trial(lr, failure=error.what))
         else:
@@ -158,7 +166,7 @@ def _go_on(
         fields = {"data": dataclasses.replace(config.data, merge_val=True), "patience": None}
         computed.clear()  # of other parts
         last = _part(config, place, lr=best.lr, note=note, **fields)
-        outcome = _train(last, offline, tell, computed)
+        outcome = _train(last, offline, allow_pickle, tell, computed)
         if outcome.stopped_by is not None:
             return dataclasses.replace(outcome, folder=folder)
     provenance = _provenance(place)
@@ -172,13 +180,22 @@ def _part(config: TrainConfig, place: RunFolder, **fields: Any) -> TrainConfig:
     return dataclasses.replace(config, output=str(place.path), sweep=(), **fields)
 
 
-def _train(config: TrainConfig, offline: bool, tell: OnEvent, computed: Computed) -> Outcome:
+def _train(
+    config: TrainConfig, offline: bool, allow_pickle: bool, tell: OnEvent, computed: Computed
+) -> Outcome:
     """Trains, from wherever a former call was stopped."""
     folder = RunFolder(config.output)
     if folder.is_finished():
         return Outcome(config, folder, config.steps or 0)
     if not folder.state.exists():
-        return train(config, force=True, offline=offline, on_event=tell, computed=computed)
+        return train(
+            config,
+            force=True,
+            offline=offline,
+            allow_pickle=allow_pickle,
+            on_event=tell,
+            computed=computed,
+        )
     written = read_train_config(folder.path)
     config = dataclasses.replace(
         written, output=config.output, device=config.device, workers=config.workers
