@@ -1,20 +1,36 @@
-# Everything that a contributor types. Each target makes what it needs in .venv, once.
+# The commands of a contributor. Each target installs what it needs into .venv, once.
 
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
-# The peers that we compare with. Installed without their dependencies: what of torchvision they
-# use needs no compiled operator, and its wheels ask for a torch of their own.
+# The libraries that the tests and benchmarks compare with. timm and torchvision go in without
+# their dependencies: the parts of torchvision that are used need no compiled operators, and its
+# wheels would replace torch.
 PEERS := timm==1.0.31 torchvision==0.28.0
-# These come with what they depend on.
-WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
+PEERS_WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
 
-.PHONY: demo test test-slow golden roundtrips lint bench clean
+.PHONY: help demo lint test test-slow bench golden roundtrips screens clean
 
-# Classify a photograph that ships in the repository, with weights that do too.
+help:
+	@echo "make demo        install into .venv and classify a photograph"
+	@echo "make test        run the quick tests, under 4 minutes on two cores"
+	@echo "make lint        ruff, and mypy in strict mode"
+	@echo "make test-slow   kills, many ranks, fuzzing, and comparisons with timm and transformers"
+	@echo "make bench       speed beside timm, transformers and scikit-learn"
+	@echo "make golden      largest difference from each original implementation"
+	@echo "make roundtrips  which layouts convert into which, and whether exactly"
+	@echo "make screens     rewrite tests/screens.txt: every help screen, and common errors"
+	@echo "make clean       remove .venv and build products"
+
+# Classify a photograph of this repository with the weights that ship, without the network.
 demo: .venv/.installed
 	HF_HUB_OFFLINE=1 $(BIN)/vit predict tests/images/cat.jpg
+
+lint: .venv/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 test: .venv/.test
 	$(BIN)/python -m pytest
@@ -22,22 +38,18 @@ test: .venv/.test
 test-slow: .venv/.peers
 	$(BIN)/python -m pytest -m "slow or peers"
 
-# Every golden case: the largest difference from what the original computed, and its tolerance.
+# Whole processes, run in turns; prints medians and ratios.
+bench: .venv/.peers
+	$(BIN)/python tests/bench/run.py
+
 golden: .venv/.test
 	$(BIN)/python tests/golden_table.py
 
-# Every layout that is read, in every layout that is written: exact to the bit, or why not.
 roundtrips: .venv/.test
 	$(BIN)/python tests/roundtrip_table.py
 
-lint: .venv/.lint
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-
-# Speed beside the peers: whole processes, paired, medians and ratios.
-bench: .venv/.peers
-	$(BIN)/python tests/bench/run.py
+screens: .venv/.test
+	$(BIN)/python tests/screens.py
 
 clean:
 	rm -rf .venv build dist
@@ -47,18 +59,20 @@ clean:
 	touch $@
 
 .venv/.installed: .venv/.made pyproject.toml
+	@echo "Installing vit and its dependencies into .venv; torch is the largest"
 	$(INSTALL) --editable .
 	touch $@
 
 .venv/.test: .venv/.made pyproject.toml
+	@echo "Installing vit and what its tests need into .venv; torch is the largest"
 	$(INSTALL) --editable '.[test]'
 	touch $@ .venv/.installed
 
 .venv/.lint: .venv/.made pyproject.toml
-	$(INSTALL) --editable '.[lint]'
+	$(INSTALL) --quiet --editable '.[lint]'
 	touch $@ .venv/.installed
 
 .venv/.peers: .venv/.test Makefile
-	$(INSTALL) --no-deps $(PEERS)
-	$(INSTALL) $(WITH_DEPENDENCIES)
+	$(INSTALL) --quiet --no-deps $(PEERS)
+	$(INSTALL) --quiet $(PEERS_WITH_DEPENDENCIES)
 	touch $@

@@ -1,56 +1,71 @@
-"""The README tells the truth: its commands are run, and print what it says they print.
+"""README.md and docs/ are true: their examples run and print what the pages show.
 
-A ```console block holds commands (`$ ...`), each followed by its output, standard error included.
-They are run in one folder, in order, with the photographs of tests/images in it. A line `...`
-stands for any lines; numbers may differ a little, as the last digits do between processors. The
-comment `<!-- not run: why -->` before a block leaves it out.
+In a ```console block every line that starts with `$ ` is a command, and the lines below it are its
+output, stderr included. A line `...` stands for any number of lines, and numbers may differ by a
+few percent, as the last digits do between processors. A ```python block has to run without an
+error. A block is left out only if the comment `<!-- not run: reason -->` stands before it.
+
+The README starts where `make demo` ends, in a clone with a virtual environment; the pages of docs/
+start in a copy of tests/images with that environment activated. A page is one shell session.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import typer
 
-from vitcli.cli.main import COMMANDS
+from vitcli.cli import main
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text("utf-8")
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text("utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+BLOCK = re.compile(r"(<!-- not run: [^>]+-->\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+PROGRESS = re.compile(r"^\w+: [\d,]+.*/s.*\n", re.MULTILINE)
+"""Lines of progress, which a slow machine prints and a fast one does not."""
 
 
-def console_blocks() -> list[list[tuple[str, list[str]]]]:
-    """(command, lines printed) of each block that is to be run."""
-    blocks = []
-    pattern = r"(<!-- not run: [^>]*-->\s*)?^```console\n(.*?)^```"
-    for match in re.finditer(pattern, README, re.DOTALL | re.MULTILINE):
-        if match[1]:
+class Step(NamedTuple):
+    """A command of a page, and the lines it prints; None: any, as long as it succeeds."""
+
+    command: str
+    output: list[str] | None
+
+
+def steps(page: str) -> Iterator[Step]:
+    """What the page runs."""
+    for left_out, kind, text in BLOCK.findall(PAGES[page]):
+        if left_out or kind not in {"console", "python", "sh"}:
             continue
-        steps: list[tuple[str, list[str]]] = []
-        for line in match[2].splitlines():
-            if line.startswith("$ "):
-                steps.append((line[2:], []))
-            else:
-                steps[-1][1].append(line)
-        blocks.append(steps)
-    return blocks
+        assert kind != "sh", f"{page}: use ```console, or give a reason with <!-- not run: -->"
+        if kind == "python":
+            yield Step(f"python - <<'END'\n{text}END", None)
+            continue
+        for example in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, *output = example.rstrip().splitlines()
+            yield Step(command, output)
 
 
 def sorted_answers(line: str) -> str:
-    """Answers ("a.jpg: cat 51%; dog 20%; bird 19%") after the first by name."""
+    """Answers ("a.jpg: cat 51%; dog 20%; bird 19%") after the first by name: their scores may be
+    closer than processors agree."""
     first, *others = line.split("; ")
     return "; ".join([first, *sorted(others)])
 
 
 def same_line(expected: str, found: str) -> bool:
-    """Equal but for spaces, for the last digits of numbers, and for the order of the answers after
-    the first, whose scores may lie nearer than processors agree."""
+    """Equal but for spaces, the last digits of numbers, and the order of answers."""
     expected, found = map(sorted_answers, (expected, found))
     words = [" ".join(NUMBER.sub("#", line).split()) for line in (expected, found)]
     numbers = [[float(n.replace(",", "")) for n in NUMBER.findall(x)] for x in (expected, found)]
@@ -66,7 +81,7 @@ def same_lines(expected: list[str], found: list[str]) -> bool:
     return bool(found) and same_line(expected[0], found[0]) and same_lines(expected[1:], found[1:])
 
 
-def test_lines_are_compared_as_told() -> None:
+def test_output_is_compared_up_to_small_differences() -> None:
     assert same_lines(["a  0.913", "...", "end"], ["a 0.912", "x", "y", "end"])
     assert not same_lines(["a 0.913"], ["a 0.813"])
     assert same_lines(["x: a 51%; b 20.2%; c 20%"], ["x: a 51%; c 20.1%; b 20%"])
@@ -75,56 +90,91 @@ def test_lines_are_compared_as_told() -> None:
     assert not same_lines(["a"], ["a", "b"])
 
 
-def test_commands_print_what_the_readme_says(tmp_path: Path) -> None:
-    for image in (ROOT / "tests" / "images").iterdir():
-        shutil.copy(image, tmp_path)
-    environment = {
-        **os.environ,
-        "COLUMNS": "100",
-        "HF_HOME": str(tmp_path / "hub"),
-        "HF_HUB_OFFLINE": "1",
-        "NO_COLOR": "1",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
+@pytest.mark.parametrize("page", [page for page in PAGES if any(steps(page))])
+def test_examples_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    environment = Path(sys.executable).parents[1]
+    images = tmp_path / "tests" / "images"
+    shutil.copytree(ROOT / "tests" / "images", images)
+    (tmp_path / ".venv").symlink_to(environment)
+    activate = "" if page == "README.md" else f"cd {images}; . {environment}/bin/activate\n"
+    if not (environment / "bin" / "activate").exists():
+        pytest.skip("needs a virtual environment, as `make test` makes it")
+    wanted = list(steps(page))
+    mark = "--- end of step"
+    commands = "".join(f"{step.command}\nprintf '\\n{mark} %s\\n' $?\n" for step in wanted)
+    (tmp_path / "session.sh").write_text(activate + commands, "utf-8")
+    done = subprocess.run(
+        ["bash", "session.sh"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "COLUMNS": "100",
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_HUB_OFFLINE": "1",
+            "NO_COLOR": "1",
+            "VIT_CACHE": str(tmp_path / "cache"),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    printed = re.split(rf"\n{mark} (\d+)\n", done.stdout)
+    for step, text, code in zip(wanted, printed[::2], printed[1::2], strict=False):
+        shown = f"$ {step.command}\n{text}"
+        if step.output is None:
+            assert code == "0", shown
+        else:
+            found = PROGRESS.sub("", text).rstrip().splitlines()
+            assert same_lines(step.output, found), "\n".join([shown, page, *step.output])
+    assert len(printed) == 2 * len(wanted) + 1, done.stdout
+
+
+def known_options() -> set[str]:
+    """Every option that some command's help shows."""
+
+    def options(command: typer.main.Any) -> Iterator[str]:
+        for parameter in command.params:
+            if not getattr(parameter, "hidden", False):
+                yield from [*parameter.opts, *parameter.secondary_opts]
+        for inner in getattr(command, "commands", {}).values():
+            yield from options(inner)
+
+    found = {"--help", "--version", "--install-completion", "--show-completion"}
+    for name in main.COMMANDS:
+        found.update(options(main._load(name)))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_exist(page: str) -> None:
+    code = re.findall(r"`(--[a-z][^`]*)`|`(vit [^`]+)`|^\$ (vit .*)$", PAGES[page], re.MULTILINE)
+    named = {
+        name for texts in code for name in re.findall(r"(?<!\S)--[a-z][\w-]*", " ".join(texts))
     }
-    vit = f"{shlex.quote(sys.executable)} -m vitcli"
-    for steps in console_blocks():
-        for command, expected in steps:
-            done = subprocess.run(
-                re.sub(r"(^|\| *)vit ", rf"\1{vit} ", command),
-                shell=True,
-                cwd=tmp_path,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            # A machine so slow that progress is told prints lines that are no part of the answer.
-            told = re.sub(r"^images: \d.*/s.*\n", "", done.stdout, flags=re.MULTILINE)
-            found = told.rstrip().splitlines()
-            while expected and not expected[-1].strip():
-                expected.pop()
-            told = "\n".join(expected)
-            assert same_lines(expected, found), f"$ {command}\n{done.stdout}\nREADME:\n{told}"
+    assert named <= known_options()
 
 
 def test_every_command_is_in_the_table() -> None:
-    table = README.partition("## Commands")[2].partition("## ")[0]
-    assert set(re.findall(r"^\| `vit (\w[\w-]*)", table, re.MULTILINE)) == set(COMMANDS)
+    table = PAGES["README.md"].partition("## Commands")[2].partition("## ")[0]
+    assert set(re.findall(r"^\| `vit (\w[\w-]*)", table, re.MULTILINE)) == set(main.COMMANDS)
 
 
 def test_every_room_is_described() -> None:
-    section = README.partition("## Architecture")[2].partition("\n## ")[0]
-    paths = [
-        p for p in (ROOT / "vitcli").iterdir() if p.name[0] not in "_." and p.name != "py.typed"
-    ]
-    for path in paths:
+    for path in (ROOT / "vitcli").iterdir():
         name = f"{path.name}/" if path.is_dir() else path.name
-        assert f"`{name}`" in section, f"the architecture section does not mention {name}"
+        if path.name[0] not in "_." and path.name != "py.typed":
+            assert f"`{name}`" in PAGES["docs/architecture.md"], name
 
 
-def test_links_into_the_repository_lead_somewhere() -> None:
-    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", README)
-    missing = [target for target in targets if not (ROOT / target).exists()]
-    assert not missing
+def test_links_lead_somewhere() -> None:
+    for page, text in PAGES.items():
+        here = (ROOT / page).parent
+        targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
+        missing = [target for target in targets if not (here / target).exists()]
+        assert not missing, page
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].encode()) <= 10_000
