@@ -11,8 +11,8 @@ from scipy import ndimage
 
 import vitcli.data.randaugment as module
 from data.preprocess_cases import IMAGES
+from vitcli.data.order import sample_rng
 from vitcli.data.randaugment import OPS, randaugment
-from vitcli.data.transforms import sample_rng
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,13 @@ from scipy import stats
 from data.preprocess_cases import IMAGES
 from vitcli.config import AugmentConfig
 from vitcli.data.images import decode
+from vitcli.data.order import batch_rng, sample_rng
 from vitcli.data.transforms import (
     TrainTransform,
-    batch_rng,
     draw_mixing,
     erase,
     inception_box,
     mix,
-    sample_rng,
 )
 
 CAT = (IMAGES / "cat.jpg").read_bytes()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +19,14 @@ import numpy as np
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import directory, parquet, shards
 from vitcli.data.classes import listed, match_classes
+from vitcli.data.images import decode
 from vitcli.data.source import Dataset, Ints, Source, is_image, join_sources
-from vitcli.errors import DataError
+from vitcli.errors import DataError, ImageError
+from vitcli.machine import cpu_cores
 
 Split = Literal["auto", "train", "val", "test"]
 
+_CHECKED_AT_ONCE = 256
 _PART_NAMES = {"train": "training part", "val": "validation part", "test": "test part"}
 
 
@@ -200,6 +204,31 @@ def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text
         where=config.path,
         hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
     )
+
+
+def unreadable_images(
+    source: Source, on_progress: Callable[[int], None] = lambda count: None
+) -> list[ImageError]:
+    """Decodes every image, in threads; an error for each that cannot be read, in order.
+
+    Args:
+        on_progress: called now and then with how many more images were checked.
+    """
+
+    def check(index: int) -> ImageError | None:
+        try:
+            decode(source.read(index), (1, 1))  # a JPEG at 1/8 of its size, the fastest
+        except ImageError as error:
+            return ImageError(error.what, where=source.where(index), hint=error.hint)
+        return None
+
+    found: list[ImageError] = []
+    with ThreadPoolExecutor(cpu_cores()) as pool:
+        for start in range(0, len(source), _CHECKED_AT_ONCE):
+            indices = range(start, min(start + _CHECKED_AT_ONCE, len(source)))
+            found += [error for error in pool.map(check, indices) if error is not None]
+            on_progress(len(indices))
+    return found
 
 
 def _require_trained(train: Source, val: Source | None, test: Source | None, path: str) -> None:

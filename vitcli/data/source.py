@@ -151,6 +151,11 @@ class Source:
         """int64 (K,): images of each class."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
+    def others_of_class(self, index: int) -> Ints:
+        """The other images of the same class, from the next one on; the first follow the last."""
+        members = np.flatnonzero(self.labels == self.labels[index])
+        return np.roll(members, -1 - int(np.searchsorted(members, index)))[:-1]
+
     def fingerprint(self) -> str:
         """A short hash of names, labels and classes: a changed data set has another one."""
         digest = hashlib.sha256(repr(self.classes).encode())

@@ -17,31 +17,11 @@ from PIL import Image
 
 from vitcli.config import AugmentConfig, Preprocess, Size
 from vitcli.data.fit import FILTERS, Fit
-from vitcli.data.images import Encoded, decode, load, open_image
+from vitcli.data.images import Encoded, load, open_image
 from vitcli.data.randaugment import randaugment
-
-__all__ = [
-    "EvalTransform", "TrainTransform", "batch_rng", "decode", "eval_transform", "mix", "order_rng",
-    "sample_rng", "to_float",
-]  # fmt: skip
 
 Box = tuple[float, float, float, float]
 """(left, upper, right, lower) in pixels, as Pillow has it."""
-
-
-def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Decides all that happens to image `index` of the data set in an epoch."""
-    return np.random.default_rng((seed, 0, epoch, index))
-
-
-def batch_rng(seed: int, step: int) -> np.random.Generator:
-    """Decides mixup and cutmix of a step's global batch."""
-    return np.random.default_rng((seed, 1, step))
-
-
-def order_rng(seed: int, epoch: int) -> np.random.Generator:
-    """Decides the order of an epoch."""
-    return np.random.default_rng((seed, 2, epoch))
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vitcli.data.loader import batch_orders, eval_batches, train_batches
+from vitcli.data.loader import eval_batches, train_batches
+from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.devices import free_memory, to_device

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from vitcli.config import TrainConfig
-from vitcli.data.transforms import batch_rng, mix
+from vitcli.data.order import batch_rng
+from vitcli.data.transforms import mix
 from vitcli.devices import ran_out_of_memory
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError
 from vitcli.train import report, setup

@@ -1,0 +1,84 @@
+"""The random choices of training, each a function of (seed, epoch, sample) or (seed, step): none
+depends on workers, ranks, or where a run was interrupted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from vitcli.data.source import Ints, Source
+from vitcli.errors import DataError
+
+
+def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Decides everything that happens to image `index` of the training split in an epoch."""
+    return np.random.default_rng((seed, 0, epoch, index))
+
+
+def batch_rng(seed: int, step: int) -> np.random.Generator:
+    """Decides mixup and cutmix of a step's global batch."""
+    return np.random.default_rng((seed, 1, step))
+
+
+def order_rng(seed: int, epoch: int) -> np.random.Generator:
+    """Decides the order of an epoch."""
+    return np.random.default_rng((seed, 2, epoch))
+
+
+def batch_orders(
+    source: Source,
+    batch_size: int,
+    seed: int,
+    start_step: int,
+    steps: int,
+    balanced: bool = False,
+) -> Iterator[tuple[Ints, Ints]]:
+    """(indices, epochs) of each global batch of the steps start_step .. steps - 1, both int64 (B,);
+    index and epoch together decide what happens to an image.
+
+    Epochs follow each other without a gap, so a batch may hold the end of one and the start of the
+    next. An epoch is a permutation of all images; a balanced one has the same length and as many
+    images of each class.
+    """
+    if not len(source):
+        raise DataError("there are no images to train on", where=source.root)
+
+    @functools.lru_cache(2)
+    def order(epoch: int) -> tuple[Ints, Ints]:
+        rng = order_rng(seed, epoch)
+        if balanced:
+            return balanced_order(source, epoch, rng)
+        return rng.permutation(len(source)), np.full(len(source), epoch)
+
+    for step in range(start_step, steps):
+        position = step * batch_size + np.arange(batch_size)
+        epochs, places = np.divmod(position, len(source))
+        pieces = [
+            [array[places[epochs == epoch]] for array in order(epoch)]
+            for epoch in np.unique(epochs).tolist()
+        ]
+        indices, seen = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        yield indices, seen
+
+
+def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """An epoch with as many images of each class, up to one: (indices, epochs), int64 (N,).
+
+    Images of small classes are repeated evenly; of large classes some are left out. Each
+    repetition of an image has an epoch of its own, so that it is cropped differently.
+    """
+    counts = source.counts()
+    members = np.split(np.argsort(source.labels, kind="stable"), np.cumsum(counts)[:-1])
+    present = np.flatnonzero(counts)
+    shares = np.full(len(present), len(source) // len(present))
+    shares[rng.permutation(len(present))[: len(source) % len(present)]] += 1
+    most = -(-int(shares.max()) // int(counts[present].min()))  # in any epoch
+    indices, epochs = [], []
+    for k, share in zip(present.tolist(), shares.tolist(), strict=True):
+        rounds = range(-(-share // int(counts[k])))
+        indices.append(np.concatenate([rng.permutation(members[k]) for _ in rounds])[:share])
+        epochs.append(epoch * most + np.arange(share) // int(counts[k]))
+    mixed = rng.permutation(len(source))
+    return np.concatenate(indices)[mixed], np.concatenate(epochs)[mixed]
