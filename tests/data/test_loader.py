@@ -185,12 +185,6 @@ def test_evaluation_leaves_unreadable_images_out(source: Source) -> None:
         batches = list(eval_batches(source, EVAL, 2, workers, on_unreadable=errors.append))
         found = [indices.tolist() for _, _, indices in batches]
         assert found == [[2, 3], [4, 5], [6], [8, 9], [10]]
-            [2, 3],
-            [4, 5],
-            [6],
-            [8, 9],
-            [10],
-        ]
         assert [error.where for error in errors] == [source.where(i) for i in (0, 1, 7)]
 
 
