@@ -25,7 +25,7 @@ PACKAGE = ROOT / "vitcli"
 # Rooms from the foundation upwards: a room may import its own level and those before it.
 LEVELS = [
     {"errors", "choices", "atomic", "resnets", "architectures", "config", "posemb", "patches"}
-    | {"machine", "presets"},
+    | {"machine", "presets", "typed_json"},
     {"models", "data", "devices", "metrics"},
     {"checkpoints", "hub", "layouts"},
     {"prediction"},

@@ -232,7 +232,7 @@ def save_head(
         "train_images": trial.shots * len(classes),
         "seed": trial.seed,
         "note": f"{trial.shots} shots, least squares with l2 {trial.l2:g} on frozen features",
-        "figures": {"test_top1": trial.accuracy},
+        "metrics": {"test_top1": trial.accuracy},
     }
     info = CheckpointInfo(model, read.preprocess, classes, "softmax", provenance)
     found = open_checkpoint(predictor.file).tensors

@@ -201,7 +201,7 @@ def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
         ("[]", "is not a config.json of timm's"),
         ('{"model_type": "vit"}', r"config.json of transformers \(vit\)"),
         ('{"architecture": "resnet50"}', "'resnet50' is not one that vit knows"),
-        ('{"vit": 3}', "description of the model is damaged"),
+        ('{"vit": 3}', "description of its model is damaged"),
     ],
 )
 def test_other_configs(model: Path, config: str, said: str) -> None:

@@ -83,7 +83,7 @@ def test_the_description_is_replaced_and_the_tensors_are_not(
     save_checkpoint(tmp_path, state, INFO, "bfloat16")
     before = load_file(tmp_path / "model.safetensors")
     info = CheckpointInfo(
-        MODEL, Preprocess(size=(16, 16)), INFO.classes, provenance={"figures": {"val_top1": 0.9}}
+        MODEL, Preprocess(size=(16, 16)), INFO.classes, provenance={"metrics": {"val_top1": 0.9}}
     )
     rewrite_info(tmp_path, info, train={"steps": 8})
     assert read_info(tmp_path)[0] == info

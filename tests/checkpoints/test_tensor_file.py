@@ -32,7 +32,7 @@ INFO = CheckpointInfo(
     Preprocess(mean=(0.1, 0.2, 0.3), interpolation="lanczos"),
     (ClassLabel("n02012849", "crane"), ClassLabel("n03126707", "crane")),
     "sigmoid",
-    {"command": "vit pretrain", "figures": {"val_top1": 0.5}, "umlaut": "ä"},
+    {"command": "vit pretrain", "metrics": {"val_top1": 0.5}, "umlaut": "ä"},
 )
 
 
@@ -356,7 +356,7 @@ def test_a_damaged_description_gets_one_line(said: Any, problem: str) -> None:
 
 def test_a_description_that_is_no_json_gets_one_line() -> None:
     for text in ("", "{", "[" * 100_000):
-        with pytest.raises(CheckpointError, match="description of the model is damaged"):
+        with pytest.raises(CheckpointError, match="description of its model is damaged"):
             CheckpointInfo.from_metadata({"vit": text})
 
 

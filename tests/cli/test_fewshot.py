@@ -126,7 +126,7 @@ def test_what_is_saved_decides_as_it_was_measured(choice, greys, tiny_checkpoint
     *_, five = rows(vit(*words, "--l2", "auto", "--save", saved, "--json", *CPU))
     info, _ = read_info(saved)
     assert [label.name for label in info.classes] == ["one", "three", "two"]
-    assert info.provenance["figures"] == {"test_top1": five["accuracies"][0]}
+    assert info.provenance["metrics"] == {"test_top1": five["accuracies"][0]}
     assert info.provenance["parent"] == tiny_checkpoint.name
     assert info.model.depth == (1 if "--layer" in choice else 2)
     assert info.preprocess.antialias == ("checkpoint" in choice)

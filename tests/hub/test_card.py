@@ -37,7 +37,7 @@ INFO = CheckpointInfo(
         "seed": 3,
         "steps": 500,
         "seconds": 3725,
-        "figures": {"val_top1": 0.9375, "val_ece": 0.03, "test_top1": 0.9, "val_loss": 0.3},
+        "metrics": {"val_top1": 0.9375, "val_ece": 0.03, "test_top1": 0.9, "val_loss": 0.3},
     },
 )
 SHOWN = shown(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))

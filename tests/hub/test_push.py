@@ -43,7 +43,7 @@ def run(tmp_path: Path, tiny_checkpoint: Path) -> Path:
         "command": f"vit finetune --data '{tmp_path / SECRET}/my flowers' -o {folder}",
         "data": "flowers",
         "parent": "vit-b16-i21k",
-        "figures": {"val_top1": 0.875, "val_top5": 1.0},
+        "metrics": {"val_top1": 0.875, "val_top5": 1.0},
         "history": [{"command": f"vit pretrain --data {folder}", "note": f"kept in {folder}"}],
     }
     info = dataclasses.replace(info, provenance=provenance)

@@ -100,7 +100,7 @@ def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
     assert computed[2:] == [train_part, val_part]
     record = json.loads((Path(swept.output) / "sweep.json").read_text())
     provenance = load(alone.output).info.provenance
-    assert record["trials"][0]["val_top1"] == provenance["figures"]["val_top1"]
+    assert record["trials"][0]["val_top1"] == provenance["metrics"]["val_top1"]
     run_sweep(probe("retrained", lr=None, sweep=(0.1, 0.01)))
     assert computed[4:] == [train_part, val_part, train_part + val_part]
 

@@ -63,7 +63,7 @@ def test_a_run_learns_and_writes_its_folder(tiny_run):
     model = load(folder)
     assert [label.name for label in model.classes] == ["blue", "green", "red"]
     assert "vit pretrain --data colours" in (folder / "README.md").read_text()
-    assert model.info.provenance["figures"]["val_top1"] == 1.0
+    assert model.info.provenance["metrics"]["val_top1"] == 1.0
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_the_workers(tiny_run, tmp_path):
@@ -140,7 +140,7 @@ def test_patience_ends_a_run_as_if_it_were_finished(tiny_run, monkeypatch):
     outcome = train(run)
     assert outcome.stopped_by is None and outcome.step == 8 and outcome.stored_step == 2
     assert not (Path(run.output) / "state.safetensors").exists()
-    assert outcome.figures["val_top1"] == load(run.output).info.provenance["figures"]["val_top1"]
+    assert outcome.figures["val_top1"] == load(run.output).info.provenance["metrics"]["val_top1"]
 
 
 def test_a_run_without_patience_that_is_killed_at_its_end_does_not_go_on(tiny_run, monkeypatch):

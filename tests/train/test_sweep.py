@@ -139,7 +139,7 @@ def test_without_retraining_the_best_run_is_kept(tiny_sweep, whole, tmp_path):
     alone = tiny_sweep(sweep=(), lr=3e-3, output=str(tmp_path / "alone"))
     figures = train(alone).figures
     assert same_weights(folder, tmp_path / "alone")
-    assert load(folder).info.provenance["figures"] == figures
+    assert load(folder).info.provenance["metrics"] == figures
     assert files(folder) == {
         *RUN_FILES, *DRAWN, "sweep.json", "sweep.png",
         *(f"sweep/lr-{rate}/{name}" for rate in ("1.0", "0.001") for name in TRIAL_FILES),

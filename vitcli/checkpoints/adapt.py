@@ -22,7 +22,7 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     provenance = info.provenance
     if old.posemb != "none":
         resized = {"method": method, "from": list(old.grid), "to": list(new.grid)}
-        provenance = {k: v for k, v in provenance.items() if k != "figures"}  # of the old size
+        provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # of the old size
         provenance["posemb_resize"] = resized
     preprocess = dataclasses.replace(info.preprocess, size=size)
     return dataclasses.replace(info, model=new, preprocess=preprocess, provenance=provenance)

@@ -14,10 +14,10 @@ from vitcli.checkpoints.adapt import adapt_tensor
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.tensor_file import LazyTensor
-from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
 from vitcli.layouts import timm_architectures
+from vitcli.typed_json import from_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,7 +162,7 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
         raise ConfigError(f"{len(classes)} labels for {model.num_classes} classes")
     provenance = info.provenance
     if model != info.model or prepared != info.preprocess:  # figures are of what it was
-        provenance = {key: said for key, said in provenance.items() if key != "figures"}
+        provenance = {key: said for key, said in provenance.items() if key != "metrics"}
     return dataclasses.replace(
         info, model=model, preprocess=prepared, classes=classes, provenance=provenance
     )

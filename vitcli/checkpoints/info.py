@@ -1,5 +1,4 @@
-"""What a checkpoint holds beside its tensors: the model, how images are prepared, the classes, and
-where it comes from."""
+"""The description of a checkpoint: its model, pre-processing, classes and provenance."""
 
 from __future__ import annotations
 
@@ -8,11 +7,64 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from vitcli.checkpoints.typed_json import from_json
-from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, Score
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ClassLabel,
+    ModelConfig,
+    PosembMethod,
+    Preprocess,
+    Score,
+)
 from vitcli.errors import CheckpointError, ConfigError
+from vitcli.typed_json import from_json, parse
+
+Resized = TypedDict(
+    "Resized", {"method": PosembMethod, "from": tuple[int, int], "to": tuple[int, int]}
+)
+"""How position embeddings were resized, from and to a grid of (rows, columns)."""
+
+
+class Run(TypedDict, total=False):
+    """One run that made a checkpoint."""
+
+    made_by: str
+    """Command and versions."""
+    command: str
+    """As it was typed."""
+    data: str
+    """Name of the dataset."""
+    train_images: int
+    parent: str
+    """The checkpoint it started from."""
+    seed: int
+    steps: int
+    seconds: float
+
+
+class Provenance(Run, total=False):
+    """Where a checkpoint comes from. Other keys may hold any JSON."""
+
+    history: list[Run]
+    """Earlier runs, oldest first."""
+    metrics: dict[str, float | None]
+    """Of the stored weights, as in {"val_top1": 0.93}."""
+    note: str
+    ema: float
+    """Decay of the weights' running average."""
+    posemb_resize: Resized
+    converted_from: str
+    """Name of a layout."""
+    assumed: list[str]
+    """What the file does not state."""
+    took: list[str]
+    """What was chosen where a file holds several models."""
+
+
+RENAMED = {"figures": "metrics", "train_pictures": "train_images"}
+"""Keys of provenance in files written by earlier versions, and today's."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +74,11 @@ class CheckpointInfo:
     model: Architecture
     preprocess: Preprocess
     classes: tuple[ClassLabel, ...] = ()
-    """In the order of the head's outputs; empty where nobody knows them."""
+    """In the order of the head's outputs; empty if unknown."""
     score: Score = "softmax"
     """What turns logits into scores: softmax, or sigmoid for models trained on many labels."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """What made it: command, data, parent, figures, versions, how position embeddings were
-    resized. JSON values."""
+    """JSON values; see `Provenance`."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON; `from_dict` reads it back."""
@@ -42,32 +93,30 @@ class CheckpointInfo:
 
     @classmethod
     def from_dict(cls, data: Any, where: object = None) -> CheckpointInfo:
-        """Raises CheckpointError where the JSON is not what `to_dict` writes."""
+        """Raises CheckpointError unless the JSON is what `to_dict` writes."""
         try:
             if data["version"] != 1:
                 raise CheckpointError(
-                    f"was written by a newer vit (layout {data['version']!r})",
+                    f"was written by a newer vit (layout {data['version']!r:.40})",
                     where=where,
                     hint="pip install --upgrade vitcli",
                 )
+            kind = BiTConfig if "resnet" in data["model"] else ModelConfig
             info = cls(
-                model=from_json(
-                    BiTConfig if "resnet" in data["model"] else ModelConfig, data["model"]
-                ),
+                model=from_json(kind, data["model"]),
                 preprocess=from_json(Preprocess, data["preprocess"]),
-                classes=tuple(ClassLabel(str(id), str(name)) for id, name in data["classes"]),
+                classes=_classes(data["classes"]),
                 score=from_json(Score, data["score"]),
-                provenance=dict(data["provenance"]),
+                provenance=_provenance(data["provenance"]),
             )
             if info.classes and len(info.classes) != info.model.num_classes:
-                raise ValueError(
-                    f"{len(info.classes)} classes for {info.model.num_classes} outputs"
-                )
+                count = info.model.num_classes
+                raise ValueError(f"{len(info.classes)} classes for {count} outputs")
             return info
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise CheckpointError(
-                f"its description of the model is damaged: {reason}", where=where
+                f"the description of its model is damaged: {reason}", where=where
             ) from error
 
     def to_metadata(self) -> dict[str, str]:
@@ -79,7 +128,7 @@ class CheckpointInfo:
     def from_metadata(
         cls, metadata: Mapping[str, str], where: object = None
     ) -> CheckpointInfo | None:
-        """None where the header holds no description of ours.
+        """None if the header does not hold a description of ours.
 
         Raises:
             CheckpointError: it holds one that cannot be read.
@@ -87,25 +136,41 @@ class CheckpointInfo:
         if "vit" not in metadata:
             return None
         try:
-            data = json.loads(metadata["vit"])
-        except (ValueError, RecursionError) as error:
+            data = parse(metadata["vit"])
+        except ValueError as error:
             raise CheckpointError(
-                f"its description of the model is damaged: {error}", where=where
+                f"the description of its model is damaged: {error}", where=where
             ) from error
         return cls.from_dict(data, where)
 
 
-ANCESTRY = ("made_by", "command", "data", "train_images", "parent", "seed", "steps", "seconds")
-"""What is kept of each run."""
+def _classes(pairs: Any) -> tuple[ClassLabel, ...]:
+    labels = tuple(ClassLabel(id, name) for id, name in pairs)
+    if not all(isinstance(word, str) for label in labels for word in label):
+        raise ValueError("classes: an id or a name is not a string")
+    return labels
+
+
+def _provenance(said: Any) -> dict[str, Any]:
+    """Provenance under today's keys, checked by type; what is stored keeps its JSON types."""
+    renamed = _renamed(said)
+    if "history" in renamed:
+        renamed["history"] = [_renamed(run) for run in renamed["history"]]
+    from_json(Provenance, renamed)
+    return renamed
+
+
+def _renamed(said: Any) -> dict[str, Any]:
+    return {RENAMED.get(key, key): value for key, value in said.items()}
 
 
 def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:
     """Provenance of a model whose initial weights are those of `start`, called `name`."""
-    before = {key: start.provenance[key] for key in ANCESTRY if key in start.provenance}
+    before = {key: start.provenance[key] for key in Run.__annotations__ if key in start.provenance}
     history = [*start.provenance.get("history", []), *([before] * bool(before))]
     return {"parent": public_name(name), "history": history}
 
 
 def public_name(model: str) -> str:
-    """A registry name or a Hub id as it is; a path by its last part."""
+    """A registry name or a Hub id as it is; of a path its last component."""
     return Path(model).name if Path(model).exists() else model

@@ -205,7 +205,7 @@ def _provenance_lines(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for i, command in enumerate(commands):
         yield "command" if i == 0 else "then", command
     for name, value in said.items():
-        if name == "figures":
+        if name == "metrics":
             value = ", ".join(f"{key.replace('_', ' ')} {x:.2%}" for key, x in value.items())
         elif name == "posemb_resize":
             name, value = "position embeddings", f"resized, {value.get('method')}"

@@ -23,7 +23,7 @@ FIGURES = {
     for part, words in (("val", "validation"), ("test", "test"))
     for key, (kind, name) in config.FIGURES.items()
 }
-"""What may stand under `provenance["figures"]`: the kind of metric, and what a reader calls it."""
+"""What may stand under `provenance["metrics"]`: the kind of metric, and what a reader calls it."""
 
 TAGS = ("vit", "vitcli", "timm")
 """Beside the task; the second tells that a card is ours."""
@@ -101,7 +101,7 @@ def _front_matter(
 
 
 def _numbers(info: CheckpointInfo) -> dict[str, float]:
-    figures = info.provenance.get("figures") or {}
+    figures = info.provenance.get("metrics") or {}
     return {key: float(figures[key]) for key in FIGURES if figures.get(key) is not None}
 
 
@@ -195,7 +195,7 @@ def _making(info: CheckpointInfo) -> list[str]:
     facts = {
         "Made by": said.get("made_by"),
         "Data": said.get("data"),
-        "Images trained on": said.get("train_images", said.get("train_pictures")),
+        "Images trained on": said.get("train_images"),
         "Started from": said.get("parent"),
         "Position embeddings resized": _resized(said.get("posemb_resize")),
         "Optimizer step that was kept": said.get("steps"),

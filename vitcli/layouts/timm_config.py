@@ -13,7 +13,6 @@ from collections import Counter
 from typing import Any
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import (
     Architecture,
     BiTConfig,
@@ -29,6 +28,7 @@ from vitcli.layouts.timm_architectures import (
     not_in_timm,
 )
 from vitcli.layouts.timm_resnet import bit_from_args
+from vitcli.typed_json import from_json
 
 # ---------------------------------------------------------------------------------------------
 # In

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.atomic import whole_file
-from vitcli.checkpoints.typed_json import from_json
 from vitcli.config import TrainConfig
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.train.lock import RunLock
+from vitcli.typed_json import from_json
 
 
 class RunFolder:

@@ -81,7 +81,7 @@ class Run:
             "seed": self.config.seed,
             "steps": progress.best_step,
             "seconds": round(progress.seconds),
-            "figures": figures,
+            "metrics": figures,
         }
         if progress.best_averaged:
             provenance["ema"] = self.config.ema

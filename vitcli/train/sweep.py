@@ -172,7 +172,7 @@ def _go_on(
     provenance = _provenance(place)
     _move_up(place, folder)
     stored = (provenance["steps"], "ema" in provenance)
-    return Outcome(config, folder, config.steps or 0, None, *stored, provenance["figures"])
+    return Outcome(config, folder, config.steps or 0, None, *stored, provenance["metrics"])
 
 
 def _part(config: TrainConfig, place: RunFolder, **fields: Any) -> TrainConfig:
@@ -206,7 +206,7 @@ def _train(
 def _result(place: RunFolder, lr: float) -> Trial:
     """The figures of a finished run, from its folder."""
     said = _provenance(place)
-    step, accuracy = said["steps"], said["figures"]["val_top1"]
+    step, accuracy = said["steps"], said["metrics"]["val_top1"]
     name = "ema_val_loss" if "ema" in said else "val_loss"
     losses = {line["step"]: line[name] for line in place.read_metrics() if name in line}
     return Trial(lr, accuracy, losses.get(step), step, said["seconds"])

@@ -1,0 +1,102 @@
+"""JSON from outside, checked once: `parse` lets plain values in, `from_json` gives them types."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import types
+import typing
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+MAX_DEPTH = 40
+"""How deep lists and tables may be nested; a configuration has five levels or so."""
+
+
+def parse(text: str | bytes) -> Any:
+    """A JSON value whose numbers are finite and fit in 64 bits and whose strings are valid Unicode.
+
+    Raises:
+        ValueError: it is not JSON, or holds another number or string, or is nested too deeply.
+    """
+    try:
+        value = json.loads(text, parse_int=_int64, parse_float=_finite, parse_constant=_finite)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    _check_depth(value, 1)
+    return value
+
+
+def _int64(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError(f"{digits:.20}... is too large a number")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits:.20} is not a finite number")
+    return number
+
+
+def _check_depth(value: Any, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError("it is nested too deeply")
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, (dict, list)):
+            _check_depth(item, depth + 1)
+
+
+def from_json(hint: Any, value: Any) -> Any:
+    """A JSON value as the annotated type: a dataclass, TypedDict (which may hold more than it
+    declares), tuple, list, dict, Literal, number, string or bool.
+
+    Raises:
+        ValueError: it is not of that type.
+        ConfigError: a dataclass refuses it.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if typing.is_typeddict(hint) and isinstance(value, dict):
+        hints = get_type_hints(hint)
+        return {k: _field(k, hints[k], item) if k in hints else item for k, item in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint)
+        if not isinstance(value, dict):
+            raise ValueError(f"{value!r:.60} is not a table")
+        if not set(value) <= set(hints):
+            raise ValueError(f"unknown fields {sorted(set(value) - set(hints))}")
+        return hint(**{name: _field(name, hints[name], item) for name, item in value.items()})
+    if origin is Literal:
+        if value in args:
+            return value
+        raise ValueError(f"{value!r:.60} is not one of {', '.join(map(str, args))}")
+    if isinstance(value, list) and (origin is list or (origin is tuple and args[1:] == (...,))):
+        return origin(from_json(args[0], item) for item in value)
+    if origin is tuple and isinstance(value, list) and len(value) == len(args):
+        return tuple(from_json(arg, item) for arg, item in zip(args, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {key: from_json(args[1], item) for key, item in value.items()}
+    if origin in (types.UnionType, Union):
+        *others, last = (arg for arg in args if arg is not type(None))
+        if value is None and type(None) in args:
+            return None
+        for arg in others:
+            with contextlib.suppress(ValueError):
+                return from_json(arg, value)
+        return from_json(last, value)
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if hint is Any or (hint in (int, bool, str) and type(value) is hint):
+        return value
+    wanted = f"{len(args)} values" if origin is tuple else getattr(hint, "__name__", hint)
+    raise ValueError(f"{value!r:.60} is not {wanted}")
+
+
+def _field(name: str, hint: Any, value: Any) -> Any:
+    """The value of a field; an error names the field."""
+    try:
+        return from_json(hint, value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
