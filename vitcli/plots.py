@@ -1,21 +1,23 @@
-"""Images of figures: confusions, calibration, the curves of a run. Arrays in, a file out.
+"""Plots: confusions, calibration, the curves of a run. Arrays in, an image file out.
 
-matplotlib is imported here and nowhere else, without pyplot: nothing opens a window. The ending of
-the file (.png, .pdf, .svg) decides its format.
+matplotlib is imported here and nowhere else, without pyplot: nothing opens a window. The file's
+suffix (.png, .pdf, .svg) decides its format.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -23,254 +25,254 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitcli.atomic import whole_file
 
-STYLE: Any = {
+STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "lines.linewidth": 1.5,
+    "hatch.linewidth": 0.6,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a class may be called "$5 or $10"
 }
-TRAINING, VALIDATION, NEUTRAL = "#0072b2", "#d55e00", "#555555"
-LINES = (TRAINING, VALIDATION, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", NEUTRAL)
-"""Told apart by colour-blind readers too (Okabe and Ito)."""
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#555555"
+COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GREY)
+"""Distinct for colour-blind readers too (Okabe and Ito)."""
 
 NUMBERED, NAMED, DRAWN = 25, 100, 2000
-"""Up to so many classes, a confusion matrix shows counts in its cells; names on its axes; can be
-drawn."""
+"""The most classes of a confusion matrix whose cells show counts; whose names are all shown; that
+can be drawn at all."""
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.integer[Any]]
 
 
-class Bins(Protocol):
-    """Answers by their confidence (`vitcli.metrics.Calibration`): three arrays (M,) of the bins'
-    answers, mean confidences and accuracies, and their mean gap."""
+@contextlib.contextmanager
+def _figure(
+    path: str | Path, width: float, height: float, text: str = "", grid: bool = True
+) -> Iterator[Figure]:
+    """A figure of so many inches in the style of all, with fonts for a text of any script; written
+    at the end of the block, whole or not at all.
 
-    @property
-    def counts(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def confidence(self) -> npt.NDArray[np.float64]: ...
-    @property
-    def accuracy(self) -> npt.NDArray[np.float64]: ...
-    @property
-    def error(self) -> float: ...
+    Raises:
+        OutputError: it cannot be written.
+    """
+    kind = Path(path).suffix.lower().removeprefix(".") or "png"
+    # Without date and version, the same numbers give the same file.
+    stamps = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Producer"]}
+    style: Any = {**STYLE, "axes.grid": grid, "font.family": _fonts(text)[0]}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        drawn = io.BytesIO()
+        with warnings.catch_warnings():
+            if kind == "svg":  # whoever displays the text brings the fonts
+                warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+            figure.savefig(drawn, format=kind, dpi=200, metadata=dict.fromkeys(stamps[kind]))
+    with whole_file(Path(path)) as file:
+        file.write(drawn.getvalue())
 
 
-def confusion_matrix(
-    confusion: npt.NDArray[np.integer[Any]], names: Sequence[str], path: str | Path
-) -> None:
+def _fonts(text: str) -> tuple[list[str], set[str]]:
+    """The font families that hold the characters of a text, and the characters that none holds:
+    those of matplotlib's own font, then of others on this machine."""
+    families, missing = ["DejaVu Sans"], set(text)
+    fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: font.name != families[0])
+    for font in fonts:
+        if not missing:
+            break
+        if font.style != "normal" or "Last" in font.name:  # Last Resort draws the code of a script
+            continue
+        with contextlib.suppress(OSError, RuntimeError):
+            held = {c for c in missing if ord(c) in font_manager.get_font(font.fname).get_charmap()}
+            missing -= held
+            families += [font.name] * bool(held and font.name not in families)
+    return families, missing
+
+
+def _drawable(names: Sequence[str], path: str | Path) -> list[str]:
+    """Names of classes as an image can show them: short, and as "#3" where no font can."""
+    lines = ["".join(c if c.isprintable() else " " for c in name) for name in names]
+    lines = [line if len(line) <= 24 else line[:23] + "…" for line in lines]
+    if str(path).lower().endswith(".svg"):
+        return lines
+    lacking = _fonts("".join(lines))[1]
+    return [f"#{i}" if lacking & set(line) else line for i, line in enumerate(lines)]
+
+
+def _in_percent(*axes: Any) -> None:
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1))
+
+
+def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) -> None:
     """Draws a confusion matrix.
 
     Args:
-        confusion: (K, K) counts: row is the label, column the prediction. Colours show each row's
-            shares, so that classes of any size compare.
-        names: of the K classes.
-        path: the image, written whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
+        confusion: (K, K) counts: row is the label, column the prediction. Colours are shares of a
+            row, so that classes of any size compare.
+        names: of the K classes; of many, those that are confused most are shown.
     """
-    counts = np.asarray(confusion)
-    k = len(counts)
+    counts, k = np.asarray(confusion), len(confusion)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    side = 2.4 + (0.42 * k if k <= NUMBERED else 0.14 * k if k <= NAMED else 5.0)
-    with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    side = 2.4 + (0.42 * k if k <= NUMBERED else 0.14 * k if k <= NAMED else 7.0)
+    short, named = _drawable(names, path), _most_confused(counts)
+    with _figure(path, side + 0.8, side, "".join(short), grid=False) as figure:
         axes = figure.add_subplot()
-        # The square root lets a confusion of a few per cent be seen beside a full diagonal.
+        # The square root makes a confusion of a few per cent visible beside a full diagonal.
         image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
-        axes.set(xlabel="prediction", ylabel="label")
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        if k <= NAMED:
-            size = 9 if k <= NUMBERED else 6
-            short = [name if len(name) <= 24 else name[:23] + "…" for name in names]
-            axes.set_xticks(range(k), short, rotation=90 if k > 6 else 30, fontsize=size)
-            if k <= 6:
-                for label in axes.get_xticklabels():
-                    label.set(ha="right", rotation_mode="anchor")
-            axes.set_yticks(range(k), short, fontsize=size)
-            axes.tick_params(length=0)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        few = "" if k <= NAMED else f" ({len(named)} of {k:,} named: those confused most)"
+        boxes = "\n(#: no font here can show the name)" * any("#" in name[:1] for name in short)
+        axes.set(xlabel="prediction" + boxes, ylabel="label" + few)
+        axes.spines[:].set_visible(False)
+        style: dict[str, Any] = {"fontsize": 9 if k <= NUMBERED else 6}
+        axes.set_yticks(named, [short[i] for i in named], **style)
+        style |= {"rotation": 90, "va": "center"} if k > 6 else {"rotation": 30, "va": "top"}
+        style |= {"ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(named, [short[i] for i in named], **style)
+        axes.tick_params(length=0 if k <= NAMED else 2)
         if k <= NUMBERED:
             _write_counts(axes, counts, shares)
         bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
-        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
+        _in_percent(bar.ax.yaxis)
         bar.set_label("share of the label's images")
         bar.outline.set_visible(False)
-        _save(figure, path)
 
 
-def _write_counts(
-    axes: Axes, counts: npt.NDArray[np.integer[Any]], shares: npt.NDArray[np.floating[Any]]
-) -> None:
-    widest = len(f"{int(counts.max(initial=0)):,}")
+def _most_confused(counts: Ints) -> list[int]:
+    """The classes that are confused most, far enough apart to be named; of few classes, all."""
+    k, named = len(counts), list[int]()
+    errors = counts.sum(axis=0) + counts.sum(axis=1) - 2 * np.diag(counts)
+    for i in np.argsort(-errors, kind="stable"):
+        if k <= NAMED or all(abs(i - other) >= k / 60 for other in named):
+            named.append(int(i))
+    return sorted(named)
+
+
+def _write_counts(axes: Axes, counts: Ints, shares: Floats) -> None:
+    size = 8 if counts.max(initial=0) < 1000 else 6
     for row, column in np.argwhere(counts > 0):
-        axes.text(
-            column,
-            row,
-            f"{counts[row, column]:,}",
-            ha="center",
-            va="center",
-            fontsize=8 if widest <= 4 else 6,
-            color="white" if shares[row, column] > 0.4 else "#222222",
-        )
+        colour = "white" if shares[row, column] > 0.4 else "#222222"
+        text = axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center")
+        text.set(fontsize=size, color=colour)
 
 
-def reliability(calibration: Bins, path: str | Path) -> None:
-    """Draws a reliability diagram (Guo et al. 2017, figure 1): the accuracy of each bin of the
-    confidence, its gap to the mean confidence, and how many answers the bin holds.
+def reliability(
+    counts: Ints, confidence: Floats, accuracy: Floats, error: float, path: str | Path
+) -> None:
+    """Draws a reliability diagram (Guo et al. 2017, figure 1).
 
-    Raises:
-        OutputError: it cannot be written.
+    Args:
+        counts, confidence, accuracy: (M,) of equally wide bins of the confidence: their answers,
+            mean confidence and accuracy.
+        error: the expected calibration error.
     """
-    counts, bins = calibration.counts, len(calibration.counts)
-    centres, full = (np.arange(bins) + 0.5) / bins, calibration.counts > 0
-    x, accuracy, confidence = (
-        centres[full],
-        calibration.accuracy[full],
-        calibration.confidence[full],
-    )
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.2, 5.0), layout="constrained")
+    bins = len(counts)
+    width, centres, full = 1 / bins, (np.arange(bins) + 0.5) / bins, np.asarray(counts) > 0
+    x, right, gap = centres[full], accuracy[full], (confidence - accuracy)[full]
+    with _figure(path, 4.2, 5.2) as figure:
         axes, histogram = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
-        width = 1 / bins
-        axes.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8, linestyle="--", zorder=3)
-        axes.bar(x, accuracy, width, color=TRAINING, edgecolor="white", label="accuracy")
-        axes.bar(
-            x,
-            confidence - accuracy,
-            width,
-            accuracy,
-            color=(VALIDATION, 0.25),
-            edgecolor=VALIDATION,
-            linewidth=0.8,
-            label="gap to the mean confidence",
-        )
+        axes.bar(x, right, width, color=BLUE, edgecolor="white", label="accuracy")
+        hatch = {"facecolor": "none", "edgecolor": ORANGE, "hatch": "////", "linewidth": 0.8}
+        axes.bar(x, gap, width, right, label="gap to confidence", **hatch)
+        dashes = {"color": GREY, "linewidth": 0.8, "linestyle": "--"}
+        axes.plot([0, 1], [0, 1], **dashes, label="perfect calibration")
         axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-        axes.set_title(f"expected calibration error {calibration.error:.1%}", loc="left", pad=20)
-        # Above the bars: within the axes there is no corner that they never reach.
+        axes.set_title(f"expected calibration error {error:.1%}", loc="left", pad=34)
+        # Above the bars, which may reach every corner of the axes.
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
-        histogram.bar(
-            centres, counts / max(counts.sum(), 1), width, color=NEUTRAL, edgecolor="white"
-        )
+        share = counts / max(counts.sum(), 1)
+        histogram.bar(centres, share, width, color=GREY, edgecolor="white")
         histogram.set(xlabel="confidence", ylabel="share of answers")
-        for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
-            axis.set_major_formatter(PercentFormatter(1, decimals=0))
-        _save(figure, path)
+        _in_percent(axes.yaxis, histogram.xaxis, histogram.yaxis)
 
 
-def training_curves(metrics: Iterable[Mapping[str, Any]], path: str | Path) -> None:
-    """Draws a run: loss, accuracy and learning rate against the step, one above the other.
+def training_curves(
+    metrics: Iterable[Mapping[str, Any]], path: str | Path, stored: int | None = None
+) -> None:
+    """Draws a run: loss, accuracy and learning rate against the step.
 
     Args:
         metrics: lines of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
             {"step", "val_loss", "val_top1"} of evaluations; accuracies in [0, 1].
-        path: the image, written whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
+        stored: the step of the stored weights, which is marked.
     """
     lines = list(metrics)
-    with mpl.rc_context({**STYLE, "text.parse_math": True}):
-        figure = Figure(figsize=(6.4, 6.0), layout="constrained")
+    with _figure(path, 6.4, 6.0) as figure:
         loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 1.6])
-        for axes, train, val in (
-            (loss, "loss", "val_loss"),
-            (accuracy, "accuracy", "val_top1"),
-        ):
+        for axes, train, val in ((loss, "loss", "val_loss"), (accuracy, "accuracy", "val_top1")):
             _draw_noisy(axes, *_series(lines, train), "training")
             steps, values = _series(lines, val)
-            few = len(steps) <= 30
-            axes.plot(
-                steps, values, color=VALIDATION, marker="o" if few else "", ms=3, label="validation"
-            )
-            if axes.has_data() and len(steps):
+            if len(steps):
+                style = {"marker": "o" if len(steps) <= 30 else "", "ms": 3}
+                axes.plot(steps, values, color=ORANGE, label="validation", **style)
+        rate.plot(*_series(lines, "lr"), color=GREY)
+        for axes in (loss, accuracy, rate):
+            axes.margins(x=0.01)
+            if stored is not None:
+                label = f"stored weights: step {stored:,}"
+                axes.axvline(stored, color=GREY, linewidth=0.8, linestyle=":", label=label)
+        for axes in (loss, accuracy):
+            if len(axes.get_lines()) > 1:
                 axes.legend(loc="best")
         loss.set_ylabel("loss")
         accuracy.set_ylabel("accuracy")
-        accuracy.yaxis.set_major_formatter(PercentFormatter(1))
-        steps, values = _series(lines, "lr")
-        rate.plot(steps, values, color=NEUTRAL)
+        _in_percent(accuracy.yaxis)
         rate.set(ylabel="learning rate", xlabel="step")
         rate.set_ylim(bottom=0)
-        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         rate.xaxis.set_major_locator(MaxNLocator(integer=True))
-        for axes in (loss, accuracy, rate):
-            axes.margins(x=0.01)
         figure.align_ylabels()
-        _save(figure, path)
 
 
-def _series(
-    lines: Iterable[Mapping[str, Any]], key: str
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _series(lines: Iterable[Mapping[str, Any]], key: str) -> tuple[Floats, Floats]:
     """(steps, values) of the lines that have a value under `key`."""
     points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
     steps, values = np.array(points, np.float64).reshape(-1, 2).T
     return steps, values
 
 
-def _draw_noisy(
-    axes: Axes,
-    steps: npt.NDArray[np.float64],
-    values: npt.NDArray[np.float64],
-    label: str,
-) -> None:
-    """A noisy curve: as it is, pale, and its running mean."""
+def _draw_noisy(axes: Axes, steps: Floats, values: Floats, label: str) -> None:
+    """A noisy curve, pale, and its running mean."""
     window = len(values) // 30
-    if window < 2:
-        axes.plot(steps, values, color=TRAINING, label=label)
-        return
-    axes.plot(steps, values, color=TRAINING, alpha=0.25, linewidth=0.8)
-    # The mean of what is there of the window: no bend towards zero at the ends.
-    kernel = np.ones(2 * window + 1)
-    mean = np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
-    axes.plot(steps, mean, color=TRAINING, label=label)
+    if window >= 2:
+        axes.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
+        # Of the values in the window: no bend towards zero at the ends.
+        kernel, ones = np.ones(2 * window + 1), np.ones_like(values)
+        values = np.convolve(values, kernel, "same") / np.convolve(ones, kernel, "same")
+    axes.plot(steps, values, color=BLUE, label=label)
 
 
 def accuracy_by_shots(
     shots: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], path: str | Path
 ) -> None:
-    """Draws few-shot accuracy: a dot for each seed, a line through the means.
+    """Draws few-shot accuracy: a dot for each seed, a line through their means.
 
     Args:
-        shots: training images of each class, drawn on a logarithmic axis.
-        curves: name -> for each number of shots the accuracies of the seeds, in [0, 1]. Names
-            are shown where there are several curves.
-        path: the image, written whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
+        shots: training images per class.
+        curves: by name, for each number of shots the accuracies of the seeds, in [0, 1].
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+    colours: Any = [BLUE]
+    if len(curves) > 1:
+        colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.85, len(curves)))
+    with _figure(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
-        colours = (
-            [TRAINING]
-            if len(curves) == 1
-            else mpl.colormaps["viridis"].resampled(256)(np.linspace(0.0, 0.85, len(curves)))
-        )
         for (name, accuracies), colour in zip(curves.items(), colours, strict=True):
             for count, values in zip(shots, accuracies, strict=True):
                 axes.plot([count] * len(values), values, "o", color=colour, alpha=0.4, ms=4)
             means = [float(np.mean(values)) for values in accuracies]
-            axes.plot(shots, means, color=colour, label=name)
-        if len(curves) > 1:
-            axes.legend(loc="best")
-        axes.set_xscale("log")
-        axes.set_xticks(shots, [str(count) for count in shots])
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set(xlabel="training images of each class", ylabel="accuracy on the test part")
-        _save(figure, path)
+            label = name if len(curves) > 1 else "mean of the seeds"
+            axes.plot(shots, means, color=colour, label=label)
+        colour = BLUE if len(curves) == 1 else GREY
+        axes.plot([], [], "o", color=colour, alpha=0.4, ms=4, label="one seed")
+        axes.legend(loc="best")
+        _scale_log(axes, shots, [str(count) for count in shots])
+        axes.set(xlabel="training images per class", ylabel="accuracy")
 
 
 def accuracy_by_resolution(
@@ -278,44 +280,33 @@ def accuracy_by_resolution(
     trained: tuple[int, int],
     path: str | Path,
 ) -> None:
-    """Draws accuracy against the resolution of the images, a line for each data set.
+    """Draws accuracy against the resolution of the images, a line for each dataset.
 
     Args:
-        lines: by the data's name, ((height, width), accuracy in [0, 1]) of each resolution.
+        lines: by the dataset's name, ((height, width), accuracy in [0, 1]) of each resolution.
         trained: the model's own resolution, which is marked.
-        path: the image, written whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
     """
 
     def side(size: tuple[int, int]) -> float:
-        return float(np.sqrt(size[0] * size[1]))
+        return math.sqrt(size[0] * size[1])
 
     sizes = sorted({size for points in lines.values() for size, _ in points} | {trained}, key=side)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+    names = _drawable(list(lines), path)
+    with _figure(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
-        axes.axvline(side(trained), color=NEUTRAL, linewidth=0.8, linestyle="--")
-        for i, (name, points) in enumerate(lines.items()):
-            ordered = sorted((side(size), value) for size, value in points)
-            axes.plot(
-                *zip(*ordered, strict=True),
-                marker="o",
-                ms=4,
-                color=LINES[i % len(LINES)],
-                label=name,
-            )
+        axes.axvline(side(trained), color=GREY, linewidth=0.8, linestyle="--")
+        for i, (name, points) in enumerate(zip(names, lines.values(), strict=True)):
+            x, y = zip(*sorted((side(size), value) for size, value in points), strict=True)
+            axes.plot(x, y, "-o", ms=4, color=COLOURS[i % len(COLOURS)], label=name)
         axes.set_xticks(
             [side(size) for size in sizes],
             [str(h) if h == w else f"{h}x{w}" for h, w in sizes],
             rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set(xlabel="resolution (dashed: the checkpoint's)", ylabel="top-1 accuracy")
+        _in_percent(axes.yaxis)
+        axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel="top-1 accuracy")
         if len(lines) > 1:
             axes.legend(loc="best")
-        _save(figure, path)
 
 
 def accuracy_by_rate(
@@ -324,54 +315,61 @@ def accuracy_by_rate(
     """Draws a sweep: validation accuracy against the peak learning rate.
 
     Args:
-        trials: (learning rate, drawn on a logarithmic axis; accuracy in [0, 1], or None where the
-            loss diverged, which is told below the axis).
-        best: the rate that was chosen.
-        path: the image, written whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
+        trials: (learning rate, accuracy in [0, 1]; None: the loss diverged).
+        best: the learning rate that was chosen.
     """
     sound = sorted((rate, accuracy) for rate, accuracy in trials if accuracy is not None)
     rates = sorted(rate for rate, _ in trials)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+    chosen = dict(sound)[best]
+    tied = [accuracy for _, accuracy in sound].count(chosen) > 1
+    with _figure(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
-        axes.plot(*zip(*sound, strict=True), "-o", color=TRAINING, ms=4)
-        chosen = dict(sound)[best]
-        inward = {rates[-1]: "right", rates[0]: "left"}  # beside an axis the label would cross it
-        axes.plot([best], [chosen], "o", color=VALIDATION, ms=7)
+        axes.plot(*zip(*sound, strict=True), "-o", color=BLUE, ms=4)
+        axes.plot([best], [chosen], "o", color=ORANGE, ms=7)
+        side: dict[float, Literal["left", "right"]] = {rates[-1]: "right", rates[0]: "left"}
         axes.annotate(
-            f"{best:g}: {chosen:.1%}",
+            f"{best:g}: {chosen:.1%}" + "\n(tied; lowest loss)" * tied,
             (best, chosen),
             xytext=(0, 7),
             textcoords="offset points",
-            ha=inward.get(best, "center"),
-            color=VALIDATION,
+            ha=side.get(best, "center"),  # centred beside an axis, it would cross it
+            color=ORANGE,
         )
-        axes.margins(0.1, 0.15)
-        axes.set_xscale("log")
+        axes.margins(0.1, 0.25 if tied else 0.15)
         diverged = {rate for rate, accuracy in trials if accuracy is None}
-        axes.set_xticks(rates, [f"{r:g}" + "\ndiverged" * (r in diverged) for r in rates])
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        _scale_log(axes, rates, [f"{r:g}" + "\ndiverged" * (r in diverged) for r in rates])
         axes.set(xlabel="peak learning rate", ylabel="validation accuracy")
-        _save(figure, path)
+
+
+def _scale_log(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> None:
+    """A logarithmic x axis with these ticks, a y axis in per cent."""
+    axes.set_xscale("log")
+    axes.set_xticks(values, labels)
+    axes.minorticks_off()
+    _in_percent(axes.yaxis)
 
 
 def position_similarity(
     tables: Sequence[tuple[str, npt.NDArray[np.float64]]], path: str | Path
 ) -> None:
-    """Draws cosine similarities of position embeddings side by side, one title and one square of
-    tiles each: a tile shows one position's similarity with all others (the paper's Figure 7).
+    """Draws cosine similarities of position embeddings, one title and one rectangle of tiles each:
+    a tile shows one position's similarity with all others (the paper's Figure 7).
 
-    Raises:
-        OutputError: it cannot be written.
+    Args:
+        tables: (title, (rows * rows, columns * columns)).
     """
-    with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure = Figure(figsize=(4.2 * len(tables) + 0.6, 4.2), layout="constrained")
-        grid = figure.subplots(1, len(tables), squeeze=False)
-        for axes, (title, tiles) in zip(grid[0], tables, strict=True):
+    ratios = [math.sqrt(tiles.shape[1] / tiles.shape[0]) for _, tiles in tables]
+    widths, heights = [3.6 * ratio for ratio in ratios], [3.6 / ratio for ratio in ratios]
+    layout: dict[str, Any]
+    if max(ratios) > 1:  # wide ones one above the other
+        width, height = max(widths), sum(heights) + 0.7 * (len(tables) - 1)
+        layout = {"nrows": len(tables), "height_ratios": heights}
+    else:
+        width, height = sum(widths) + 0.6 * (len(tables) - 1), max(heights)
+        layout = {"ncols": len(tables), "width_ratios": widths}
+    with _figure(path, width + 1.5, height + 0.7, grid=False) as figure:
+        panels = list(np.ravel(figure.subplots(squeeze=False, **layout)))
+        for axes, (title, tiles) in zip(panels, tables, strict=True):
             image = axes.imshow(tiles, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
             axes.set(title=title, xticks=[], yticks=[], xlabel="patch column", ylabel="patch row")
             rows, columns = (math.isqrt(size) for size in tiles.shape)
@@ -380,21 +378,4 @@ def position_similarity(
                 axes.axhline(row * rows - 0.5, **edges)
             for column in range(1, columns):
                 axes.axvline(column * columns - 0.5, **edges)
-        figure.colorbar(image, ax=grid[0].tolist(), label="cosine similarity", shrink=0.8)
-        _save(figure, path)
-
-
-def _save(figure: Figure, path: str | Path) -> None:
-    """Writes a figure, whole or not at all."""
-    path = Path(path)
-    drawn = io.BytesIO()
-    # No date and no version: the same figures give the same file.
-    kind = path.suffix.lower().removeprefix(".") or "png"
-    stamps = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Producer")}
-    nothing = dict.fromkeys(stamps.get(kind, ()))
-    with warnings.catch_warnings():
-        # Names may be in any script; who looks at the image sees what the font lacks.
-        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
-        figure.savefig(drawn, format=kind, dpi=200, metadata=nothing)
-    with whole_file(path) as file:
-        file.write(drawn.getvalue())
+        figure.colorbar(image, ax=panels, label="cosine similarity", shrink=0.8)

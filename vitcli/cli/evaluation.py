@@ -218,7 +218,8 @@ def draw(
         plots.accuracy_by_resolution(lines, stored, plot)
         output.note(f"accuracy against resolution is in {plot}", quiet)
     if reliability is not None and own is not None:
-        plots.reliability(own.calibration, reliability)
+        bins = own.calibration
+        plots.reliability(bins.counts, bins.confidence, bins.accuracy, bins.error, reliability)
         output.note(f"the reliability diagram is in {reliability}", quiet)
 
 

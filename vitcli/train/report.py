@@ -28,14 +28,17 @@ def finish(run: Run, folder: RunFolder, progress: Progress, report: Report) -> d
     figures, shown = _evaluate(run, folder, report)
     info = run.stored_info(progress, figures)
     rewrite_info(folder.path, info, train=config_to_json(run.config))
-    plots.training_curves(folder.read_metrics(), folder.curves)
+    plots.training_curves(folder.read_metrics(), folder.curves, progress.best_step)
     images = {"Loss, accuracy and learning rate": folder.curves.name}
     if shown is not None:
         names = [info.classes[i].name for i in shown.seen]
         if len(names) <= plots.DRAWN:
             plots.confusion_matrix(shown.confusion_of(shown.seen), names, folder.confusion)
             images["Confusion matrix"] = folder.confusion.name
-        plots.reliability(shown.calibration, folder.reliability)
+        bins = shown.calibration
+        plots.reliability(
+            bins.counts, bins.confidence, bins.accuracy, bins.error, folder.reliability
+        )
         images["Reliability"] = folder.reliability.name
     write_text(folder.card, card.model_card(info, shown, name=folder.name, images=images))
     return figures
