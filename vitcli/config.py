@@ -56,7 +56,8 @@ __all__ = [
 ]
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
-Score = Literal["softmax", "sigmoid"]
+Score = Literal["softmax", "sigmoid", "none"]
+"""What makes scores of logits; none: a regression, whose outputs are the values themselves."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ class TrainConfig:
     """Fields of Preprocess that depart from the checkpoint's, as in {"crop_mode": "center"}."""
     augment: AugmentConfig = AugmentConfig()
     """What happens to a training image."""
-    loss: Score = "softmax"
+    loss: Literal["softmax", "sigmoid"] = "softmax"
     """softmax cross-entropy, or sigmoid (binary) cross-entropy."""
     class_weights: Literal["balanced"] | dict[str, float] | None = None
     """How much images of a class count: {class: weight}, or inversely to how many there are."""

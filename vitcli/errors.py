@@ -28,7 +28,7 @@ class VitError(Exception):
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{line}\n{self.hint}" if self.hint else line
+        return f"{line}\nhint: {self.hint}" if self.hint else line
 
 
 NOT_FINITE = "the weights hold NaN, or numbers too large for the precision: try --precision fp32"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vitcli.checkpoints import read
-from vitcli.config import ClassLabel, PosembMethod, Size
+from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import ConfigError, DataError
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 TOP_K = 5
 """Classes that are named for each image."""
-THRESHOLD = 0.0
-"""Score below which a class is not named."""
 CORE_BATCH = 4
 """Images that a CPU computes at once, by core: with more, they outgrow its caches."""
 
@@ -84,7 +82,7 @@ def predict(
     images: AnyImage | Iterable[AnyImage],
     *,
     top_k: int = TOP_K,
-    threshold: float = THRESHOLD,
+    threshold: float | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -99,7 +97,7 @@ def predict(
         images: names as on the command line (files, folders, patterns, URLs), encoded bytes, or
             Pillow's images; one, or any number. An iterator is advanced in a thread of its own.
         top_k: classes for each image.
-        threshold: leave out classes with a lower score.
+        threshold: leave out classes with a lower score; None keeps all.
         batch_size: images that the model sees at once; None: by device.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto (bf16 where the hardware has it), fp32, bf16 or fp16.
@@ -160,7 +158,7 @@ class Predictor:
         self,
         images: AnyImage | Iterable[AnyImage],
         top_k: int = TOP_K,
-        threshold: float = THRESHOLD,
+        threshold: float | None = None,
         batch_size: int | None = None,
     ) -> Iterator[Result]:
         """The function `predict`, of this model."""
@@ -178,14 +176,14 @@ class Predictor:
                 yield Result(name, self.name, tuple(answers), error)
 
     def _best(
-        self, logits: Tensor, names: Sequence[str], k: int, threshold: float
+        self, logits: Tensor, names: Sequence[str], k: int, threshold: float | None
     ) -> Iterator[Prediction]:
         """The best classes of one image. Of many at once, torch would ask for the other cores,
         and wait for them to be done with the next."""
-        scores = logits.sigmoid() if self.info.score == "sigmoid" else logits.softmax(-1)
+        scores = to_scores(logits, self.info.score)
         best = scores.topk(min(k, len(scores)))
         for score, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            if score >= threshold:
+            if threshold is None or score >= threshold:
                 yield Prediction(i, self.classes[i].id, names[i], score)
 
     def embed(
@@ -320,6 +318,13 @@ class Cores:
         parts = [batch[i : i + share] for i in range(0, len(batch), share)]
         results = self.pool.map(compute, parts)
         return lambda: torch.cat(list(results))
+
+
+def to_scores(logits: Tensor, score: Score) -> Tensor:
+    """The scores of logits (..., K), as transformers' pipeline has them."""
+    if score == "none":
+        return logits
+    return logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
 
 
 def _expect(file: Path) -> None:

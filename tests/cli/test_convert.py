@@ -29,7 +29,7 @@ def test_an_npz_becomes_a_folder(vit: Vit, tmp_path: Path) -> None:
     found = load_file(tmp_path / "m" / "model.safetensors")
     assert np.array_equal(found["head.weight"], np.load(NPZ)["head/kernel"].T)
     again = vit("convert", NPZ, tmp_path / "m")
-    assert again.exit_code == 1 and "exists already\n--force replaces it" in again.stderr
+    assert again.exit_code == 1 and "exists already\nhint: --force replaces it" in again.stderr
 
 
 def test_a_dry_run_prints_the_names_and_writes_nothing(vit: Vit, tmp_path: Path) -> None:
@@ -83,10 +83,10 @@ def test_what_is_refused(vit: Vit, tmp_path: Path) -> None:
 
 SOURCE = GOLDEN / "timm_vit_default"
 WRONG = {
-    "--preprocess colour=1": "pre-processing has no colour\nit has size, mean",
+    "--preprocess colour=1": "pre-processing has no colour\nhint: it has size, mean",
     "--preprocess interpolation=wild": "interpolation: 'wild' is not one of nearest, bilinear",
     "--preprocess mean=1,2": "mean: [1, 2] is not 3 values",
-    "--preprocess size=48": "position embeddings are for images of 64 x 64 pixels\n`vit resize",
+    "--preprocess size=48": "position embeddings are for images of 64 x 64 pixels\nhint: `vit",
     "--preprocess crop_pct=0": "crop_pct must be above 0",
     "--arch B/16": "B/16 has width 768, the file has 48",
     "--arch nonsense": "unknown architecture 'nonsense'",
@@ -126,7 +126,7 @@ def test_verification_that_cannot_be_had_is_told_before_the_work(
     assert result.exit_code == 1 and not (tmp_path / "m").exists()
     assert result.stderr.splitlines() == [
         f"error: {NPZ}: cannot be verified: timm is not installed",
-        "pip install timm, or with pipx: pipx inject vitcli timm",
+        "hint: pip install timm, or with pipx: pipx inject vitcli timm",
     ]
 
 

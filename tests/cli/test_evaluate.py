@@ -271,7 +271,7 @@ def test_images_without_labels_that_are_not_imagenets(vit, unlabelled, tiny_chec
     assert result.stderr == (
         f"error: {unlabelled / 'cat.JPEG'}: is not named as one of ImageNet's validation images, "
         "and these labels go by their names\n"
-        "keep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG\n"
+        "hint: keep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG\n"
     )
 
 
@@ -306,19 +306,19 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
         (
             ("--labels", "real"),
             "is not named as one of ImageNet's validation images, and these labels go by their "
-            "names\nkeep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG\n",
+            "names\nhint: keep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC",
         ),
         (("--labels", "reel"), "error: reel: the labels cannot be read: No such file"),
         (
             ("--mapping", mapping),
             f"error: {data}: 'wolf' is not among the 10 classes of the model\n"
-            "the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' and 2 "
-            "more; --mapping FILE says which class is which, --skip-unknown leaves images out\n",
+            "hint: the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', "
+            "'rocket' and 2 more; --mapping FILE says which class is which,",
         ),
         (
             ("--resolutions", "64,100"),
             "error: height 100 is not a multiple of the patch size 16\n"
-            "use a resolution of 96 or 112\n",
+            "hint: use a resolution of 96 or 112\n",
         ),
     ):
         result = evaluate(*words)
@@ -345,8 +345,8 @@ def test_data_that_the_model_knows_nothing_of(vit, tiny_checkpoint, data, tmp_pa
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         f"error: {root}: none of 'daisy' and 'rose' is among the 10 classes of the model\n"
-        "the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' and 2 "
-        "more; --mapping FILE says which class is which, --skip-unknown leaves images out\n"
+        "hint: the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' "
+        "and 2 more; --mapping FILE says which class is which, --skip-unknown leaves images out\n"
     )
 
 
@@ -393,7 +393,7 @@ def test_data_of_which_nothing_can_be_read(vit, tiny_checkpoint, tmp_path):
     first = tmp_path / "dog" / "a.png"
     assert result.stderr == (
         f"error: {tmp_path}: none of its 2 images can be read\n"
-        f"the first, {first}: is not an image, or of a kind that is not known\n"
+        f"hint: the first, {first}: is not an image, or of a kind that is not known\n"
     )
 
 

@@ -143,7 +143,7 @@ def test_a_repo_is_resized_and_converted_to_where_it_is_told(
     assert nowhere.exit_code == 1 and nowhere.stdout == ""
     assert nowhere.stderr.splitlines() == [
         "error: me/model: is not a file here: it has no place beside it",
-        "say where: -o OUT",
+        "hint: say where: -o OUT",
     ]
     out = tmp_path / "out"
     done = vit("resize-posemb", "me/model", "--grid", 6, "-o", out, "--json")
@@ -175,7 +175,7 @@ def test_pickles_need_a_word(hub: LoopbackHub, vit: Vit, tmp_path: Path) -> None
     assert done.exit_code == 1 and done.stdout == ""
     assert done.stderr == (
         "error: me/model: has its weights as a pickle only, pytorch_model.bin, a kind of file that "
-        "can run code\n--allow-pickle reads its tensors, and nothing else in it\n"
+        "can run code\nhint: --allow-pickle reads its tensors, and nothing else in it\n"
     )
     here = vitcli.load("me/model", allow_pickle=True)
     (mine,) = vitcli.predict("me/model", CAT, top_k=1, allow_pickle=True)

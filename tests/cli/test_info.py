@@ -73,7 +73,7 @@ def test_a_configuration_is_no_checkpoint(vit, tmp_path):
     assert result.exit_code == 1
     assert result.stderr == (
         f"error: {tmp_path}/config.json: is no index of safetensors files, and no checkpoint\n"
-        f"give the folder that it lies in: {tmp_path}\n"
+        f"hint: give the folder that it lies in: {tmp_path}\n"
     )
 
 
@@ -108,12 +108,12 @@ def test_a_file_of_nothing_but_tensors_says_what_was_assumed(vit, tiny_checkpoin
         (
             ["X/16"],
             "error: unknown architecture 'X/16'\n"
-            "use a size (Ti, S, B, L, H) and a patch size, as in B/16",
+            "hint: use a size (Ti, S, B, L, H) and a patch size, as in B/16",
         ),
         (
             ["B/16", "--resolution", "225"],
             "error: height 225 is not a multiple of the patch size 16\n"
-            "use a resolution of 224 or 240\n",
+            "hint: use a resolution of 224 or 240\n",
         ),
         (["./nowhere"], "error: ./nowhere: there is no such file or folder\n"),
     ],

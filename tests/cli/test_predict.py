@@ -362,7 +362,7 @@ def test_a_checkpoint_cut_by_one_byte(vit, image_folder, tiny_checkpoint, tmp_pa
     assert result.exit_code == 1 and result.stdout == ""
     first, second = result.stderr.splitlines()
     assert first.startswith(f"error: {file}: ") and "bytes" in first
-    assert second == "fetch or copy the file again"
+    assert second == "hint: fetch or copy the file again"
 
 
 def test_a_header_that_claims_ten_gigabytes(vit, image_folder, tiny_checkpoint, tmp_path):
@@ -402,7 +402,7 @@ def test_a_model_without_classes_gives_features(
     result = vit("predict", image_folder, "--model", folder)
     assert result.exit_code == 1
     told = f"error: {folder}: the model has no classes: it gives features\n"
-    assert result.stderr == told + "save them with --features FILE.npy\n"
+    assert result.stderr == told + "hint: save them with --features FILE.npy\n"
     file = tmp_path / "features.npy"
     assert vit("predict", image_folder, "-m", folder, "--features", file, *FP32).exit_code == 0
     np.testing.assert_allclose(np.load(file)[:2], timm_features, atol=2e-5)

@@ -68,13 +68,14 @@ def test_the_best_model_is_replaced_by_ours_where_there_is_no_network(images, mo
     assert "cannot be reached: starting from" in lines[0] and "vit-b16-i21k" in lines[0]
     text = failure(result)
     assert "height 225 is not a multiple of the patch size 16" in text
-    assert "use a resolution of 224 or 240" in text
+    assert "hint: use a resolution of 224 or 240" in text
 
 
 def test_resolution_between_patches(images, parent):
     text = failure(vit("finetune", "--data", images, "--model", parent, "--resolution", "25"))
     assert text == (
-        "error: height 25 is not a multiple of the patch size 8\nuse a resolution of 24 or 32\n"
+        "error: height 25 is not a multiple of the patch size 8\n"
+        "hint: use a resolution of 24 or 32\n"
     )
 
 
@@ -177,7 +178,7 @@ def test_a_image_that_cannot_be_read_says_how_to_go_on(images, parent, tmp_path)
     assert result.exit_code == 1
     assert result.stderr.endswith(
         f"error: {broken}: cannot be read: No such file or directory\n"
-        "repair it, or take it out of the data\n"
+        "hint: repair it, or take it out of the data\n"
         f"stopped; go on with: vit finetune --resume {folder}\n"
     )
     broken.unlink()
@@ -243,7 +244,7 @@ def test_a_class_that_is_only_validated_is_named(images, parent, tmp_path, lr):
         words = ("finetune", "--data", data, "--model", parent, *SHORT, "-o", tmp_path / "run")
         assert failure(vit(*words, "--lr", lr)) == (
             f"error: {data}: 'lynx' has no images in the training part\n"
-            "add some there, or take it out of the validation part\n"
+            "hint: add some there, or take it out of the validation part\n"
         )
         assert not (tmp_path / "run").exists()
 

@@ -7,7 +7,6 @@ imported when that command is called.
 from __future__ import annotations
 
 import atexit
-import errno
 import functools
 import gc
 import importlib
@@ -90,6 +89,9 @@ class LazyGroup(TyperGroup):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # a full disk behind the pipe is our failure too
             return result
+        except BrokenPipeError:  # the reader has left, as in `vit predict ... | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
         except Exception as error:
             message = _explain(error)
             if message is None:
@@ -139,21 +141,19 @@ def _load(name: str) -> ClickCommand:
 
 
 def _explain(error: Exception) -> str | None:
-    """An error in one or two lines; None for what Typer reports (wrong calls, broken pipes)."""
+    """An error in one or two lines; None for what Typer reports (wrong calls)."""
     if isinstance(error, VitError):
         return str(error)
     if isinstance(error, (typer.TyperException, typer.Exit, typer.Abort, EOFError)):
         return None
     if isinstance(error, OSError):
-        if error.errno == errno.EPIPE:
-            return None
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename else reason
     if isinstance(error, MemoryError) or _is_torchs_memory(error):
-        return "out of memory\nA smaller --batch-size or --resolution needs less."
+        return "out of memory\nhint: use a smaller --batch-size or --resolution"
     return (
-        f"this should not have happened: {type(error).__name__}: {error}\n"
-        "Please report it with what --debug prints."
+        f"unexpected {type(error).__name__}: {error}\n"
+        "hint: this is a bug in vit; please report it with the output of --debug"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TextIO
 import typer
 
 from vitcli.cli import options, output
-from vitcli.prediction import THRESHOLD, TOP_K, Embedding, Predictor, Result
+from vitcli.prediction import TOP_K, Embedding, Predictor, Result
 
 Images = Annotated[
     list[str],
@@ -28,7 +28,10 @@ TopK = Annotated[
     int, typer.Option("--top-k", "-k", min=1, help="Classes that are named for each image.")
 ]
 Threshold = Annotated[
-    float, typer.Option("--threshold", min=0.0, max=1.0, help="Name no class with a lower score.")
+    float | None,
+    typer.Option(
+        "--threshold", min=0.0, max=1.0, help="Leave out classes with a lower score.  [default: 0]"
+    ),
 ]
 Features = Annotated[
     str | None,
@@ -49,7 +52,7 @@ def predict(
     images: Images,
     model: options.Model = "default",
     top_k: TopK = TOP_K,
-    threshold: Threshold = THRESHOLD,
+    threshold: Threshold = None,
     batch_size: options.BatchSize = None,
     features: Features = None,
     json: options.Json = False,

@@ -25,6 +25,12 @@ FIGURES = {
 }
 """What may stand under `provenance["metrics"]`: the kind of metric, and what a reader calls it."""
 
+_SCORES = {
+    "softmax": "Scores are the softmax of the logits.",
+    "sigmoid": "Scores are the sigmoid of the logits.",
+    "none": "The outputs are the predicted values.",
+}
+
 TAGS = ("vit", "vitcli", "timm")
 """Beside the task; the second tells that a card is ours."""
 
@@ -121,7 +127,7 @@ def _what_it_is(info: CheckpointInfo) -> list[str]:
         "",
         f"Images are resized ({filtered}, {preprocess.crop_mode}, crop "
         f"{preprocess.crop_pct:g}), scaled to [0, 1], less mean {_triple(preprocess.mean)}, over "
-        f"std {_triple(preprocess.std)}. Scores are the {info.score} of the logits.",
+        f"std {_triple(preprocess.std)}. {_SCORES[info.score]}",
     ]
     return lines
 

@@ -42,6 +42,7 @@ FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
 SCORES: dict[str, Score] = {
     "multi_label_classification": "sigmoid",
     "single_label_classification": "softmax",
+    "regression": "none",
 }
 """problem_type -> what transformers' pipeline makes scores of logits by."""
 
