@@ -178,7 +178,7 @@ def test_a_image_that_cannot_be_read_says_how_to_go_on(images, parent, tmp_path)
     assert result.exit_code == 1
     assert result.stderr.endswith(
         f"error: {broken}: cannot be read: No such file or directory\n"
-        "hint: repair it, or take it out of the data\n"
+        "hint: repair or remove the file\n"
         f"stopped; go on with: vit finetune --resume {folder}\n"
     )
     broken.unlink()
