@@ -26,6 +26,7 @@ help:
 # Classify a photograph of this repository with the weights that ship, without the network.
 demo: .venv/.installed
 	HF_HUB_OFFLINE=1 $(BIN)/vit predict tests/images/cat.jpg
+	@echo "To use vit in this shell: . $(BIN)/activate"
 
 lint: .venv/.lint
 	$(BIN)/ruff check .
