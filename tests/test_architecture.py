@@ -24,8 +24,8 @@ PACKAGE = ROOT / "vitcli"
 
 # Rooms from the foundation upwards: a room may import its own level and those before it.
 LEVELS = [
-    {"errors", "choices", "atomic", "resnets", "architectures", "config", "posemb", "patches"}
-    | {"machine", "presets", "typed_json"},
+    {"errors", "fields", "atomic", "resnets", "architectures", "config", "posemb", "patches"}
+    | {"machine", "presets", "typed_json", "train_config"},
     {"models", "data", "devices", "metrics"},
     {"checkpoints", "hub", "layouts"},
     {"prediction"},

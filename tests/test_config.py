@@ -9,13 +9,13 @@ from vitcli.config import (
     ModelConfig,
     Preprocess,
     ResNetConfig,
-    TrainConfig,
     architecture,
     bit_config,
     model_config,
     variant_name,
 )
 from vitcli.errors import ConfigError
+from vitcli.train_config import TrainConfig
 
 MILLIONS = {"Ti/16": 5.7, "S/16": 22, "B/16": 86, "L/16": 307, "H/14": 632}
 """Table 1 of the paper; Ti and S of arXiv 2012.12877 and 2106.10270. With an ImageNet head

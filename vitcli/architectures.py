@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from vitcli.choices import check_choices, check_range
 from vitcli.errors import ConfigError
+from vitcli.fields import check_fields, check_range
 from vitcli.resnets import (
     DEPTHS,
     LARGEST_IMAGE,
@@ -95,7 +95,7 @@ class ModelConfig:
     """A hybrid's ResNet, between the image and the patch embedding."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         check_range(self, 1, 1 << 20, "width", "num_heads", "mlp_dim")
         check_range(self, 1, MOST_BLOCKS, "depth")
         check_range(self, 0, 1 << 20, "num_registers", "pre_logits")

@@ -1,4 +1,4 @@
-"""The paper's fine-tuning recipes, as `--preset`: what departs from the defaults of TrainConfig,
+"""The paper's fine-tuning recipes (`--preset`): where they depart from the defaults of TrainConfig,
 which are the paper's too (SGD with momentum 0.9, no weight decay, gradients clipped at norm 1,
 cosine decay, softmax cross-entropy, inception crops and flips, evaluation on squashed images).
 
@@ -7,10 +7,9 @@ Standard library only.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from vitcli.config import nearest
-from vitcli.errors import ConfigError
+PresetName = Literal["imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab"]
 
 
 class Preset(NamedTuple):
@@ -19,52 +18,37 @@ class Preset(NamedTuple):
     steps: int
     """Optimizer steps."""
     rates: tuple[float, ...]
-    """Peak learning rates tried on the held-out part; the best one trains on everything."""
+    """Peak learning rates tried on the held-out images; the best one trains on all images."""
     val_fraction: float
-    """The part held out to choose by, where the data has no validation part."""
+    """Held out to choose by, if the data has no validation split."""
     warmup: int = 500
     """Steps of linear warm-up (vit_jax/configs/common.py)."""
     batch_size: int = 512
     resolution: int = 384
 
-    def fields(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(fields of TrainConfig, fields of DataConfig)"""
-        run = {
+    def fields(self) -> dict[str, Any]:
+        """Fields of TrainConfig, those of DataConfig under "data"."""
+        return {
             "steps": self.steps,
             "warmup": self.warmup,
             "batch_size": self.batch_size,
             "resolution": (self.resolution, self.resolution),
             "lr": self.rates[0] if len(self.rates) == 1 else None,
             "sweep": self.rates if len(self.rates) > 1 else (),
+            "data": {"val_fraction": self.val_fraction},
         }
-        return run, {"val_fraction": self.val_fraction}
 
 
-PRESETS = {
-    # The results of Table 2 on ImageNet were had at 512 px (L/16) and 518 px (H/14), with Polyak
-    # averaging at 0.9999.
+PRESETS: dict[PresetName, Preset] = {
+    # The ImageNet results of Table 2 are at 512 px (L/16) and 518 px (H/14), with Polyak
+    # averaging (0.9999).
     "imagenet": Preset(20_000, (0.003, 0.01, 0.03, 0.06), val_fraction=0.01),
     "cifar10": Preset(10_000, (0.001, 0.003, 0.01, 0.03), val_fraction=0.02),
     "cifar100": Preset(10_000, (0.001, 0.003, 0.01, 0.03), val_fraction=0.02),
     "pets": Preset(500, (0.001, 0.003, 0.01, 0.03), val_fraction=0.1, warmup=100),
     "flowers": Preset(500, (0.001, 0.003, 0.01, 0.03), val_fraction=0.1, warmup=100),
     # Each of the 19 tasks has 1,000 images: 800 to train on and 200 to choose by. The paper's
-    # figures are of models trained on all 1,000 (`--val-fraction 0`).
+    # results are of models trained on all 1,000 (`--val-fraction 0`).
     "vtab": Preset(2_500, (0.01,), val_fraction=0.2),
 }
-"""By the data that they were made for [paper, Table 4 and section B.1.1]."""
-
-
-def find_preset(name: str) -> Preset:
-    """The preset of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name in PRESETS:
-        return PRESETS[name]
-    near = nearest(name, list(PRESETS), n=1)
-    raise ConfigError(
-        f"there is no preset '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""),
-        hint=f"the presets are {', '.join(PRESETS)}",
-    )
+"""By dataset [paper, Table 4 and section B.1.1]."""

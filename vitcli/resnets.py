@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from vitcli.choices import check_range
 from vitcli.errors import ConfigError
+from vitcli.fields import check_range
 
 Size = tuple[int, int]
 """(height, width)."""

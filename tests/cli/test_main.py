@@ -281,12 +281,9 @@ def test_the_entry_point_is_the_one_that_is_packaged():
 
 @pytest.mark.parametrize("command", ["finetune", "pretrain"])
 def test_help_of_training_is_in_groups(vit, command):
-    from vitcli.cli.training_options import HELP_GROUPS
-
-    text = vit(command, "--help").stdout
+    text = vit(command, "--help").stdout.partition("resume runs/")[2]
     assert text.index("Data and model:") < text.index("--data") < text.index("Recipe:")
     assert text.index("Recipe:") < text.index("--lr ") < text.index("Machine:")
-    assert all(f"\n{heading}:\n" in text for heading in HELP_GROUPS)
     others = re.findall(r"^  (?:-\w, )?--([\w-]+)", text.partition("Other options:")[2], re.M)
     assert others == ["offline", "allow-pickle", "json", "quiet", "debug", "help"]
     for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.M):

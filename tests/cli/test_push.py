@@ -18,8 +18,9 @@ REPO = "me/colours"
 @pytest.fixture(scope="module")
 def fine_tuned(tiny_checkpoint, tmp_path_factory):
     """A run that `train` made, in a folder that nobody is to hear of."""
-    from vitcli.config import DataConfig, TrainConfig
+    from vitcli.config import DataConfig
     from vitcli.train.loop import train
+    from vitcli.train_config import TrainConfig
 
     root = tmp_path_factory.mktemp("tell-tale-jo")
     for i, name in enumerate(("red", "green", "blue")):

@@ -47,7 +47,7 @@ def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tm
     assert result.stderr.splitlines()[:2] == [
         "preset     flowers: 4 steps of 8, 16 x 16 px, learning rate 0.003, warm-up by the auto "
         "rule, cosine decay, sgd, momentum 0.9, weight decay 0, clipped at norm 1, 10% held out",
-        "           of these by option: --steps, --batch-size, --lr, --val-fraction, --resolution",
+        "           overridden: --batch-size, --lr, --resolution, --steps, --val-fraction",
     ]
     assert "4 steps of 8 (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps" in result.stderr
 
@@ -72,7 +72,7 @@ def test_a_preset_sweeps_and_its_numbers_reach_the_run(images, parent, tmp_path,
     assert config.warmup == 500 and config.data.val_fraction == 0.1  # given, though the default
     event = json.loads(result.stdout)
     assert event["event"] == "preset" and event["lr"] == [0.003, 0.01, 0.03, 0.06]
-    assert event["overridden"] == ["val_fraction", "clip_norm"] and event["batch_size"] == 512
+    assert event["overridden"] == ["clip_norm", "val_fraction"] and event["batch_size"] == 512
     seen.clear()
     vit(*words, "--epochs", "2")
     assert seen[0].steps is None and seen[0].warmup is None and seen[0].epochs == 2
@@ -129,17 +129,8 @@ def test_json_of_a_sweep(images, parent, tmp_path):
 @pytest.mark.parametrize(
     "words, code, said",
     [
-        (["--lr", "0.1,abc"], 2, "'0.1,abc' is not a learning rate, or several such as"),
-        (["--lr", "0.1,"], 2, "is not a learning rate"),
-        (["--lr", ""], 2, "it is empty"),
-        (["--lr", "0.1,-0.1"], 1, "a learning rate must be above 0, not -0.1"),
-        (["--lr", "-0.1"], 1, "lr must be above 0, not -0.1"),
-        (["--lr", "0.1,nan"], 1, "a learning rate must be above 0, not nan"),
-        (["--lr", "0.01,1e-2"], 1, "the sweep has the learning rate 0.01 more than once"),
         (["--lr", "0.1,0.2", "--val-fraction", "0"], 1, "nothing is held out that could choose"),
-        (["--no-retrain"], 2, "give --lr several rates"),
-        (["--preset", "flower"], 1, "no preset 'flower'; did you mean 'flowers'?"),
-        (["--preset", "vtab", "--no-retrain"], 2, "give --lr several rates"),
+        (["--preset", "vtab", "--no-retrain"], 2, "--retrain and --no-retrain need several"),
     ],
 )
 def test_what_cannot_be_asked_for(images, parent, tmp_path, words, code, said):
@@ -154,7 +145,7 @@ def test_a_preset_is_no_change_to_a_run_that_is_written_down(parent, tmp_path):
     result = vit("finetune", "--resume", parent, "--preset", "pets")
     assert result.exit_code == 2 and "leave out --preset" in result.stderr
     result = vit("finetune", "--config", parent, "--preset", "pets", "-o", tmp_path / "run")
-    assert result.exit_code == 2 and "--config and --preset both say how" in result.stderr
+    assert result.exit_code == 2 and "--config and --preset cannot be combined" in result.stderr
 
 
 def test_resume_names_the_sweep(images, parent, tmp_path):
@@ -186,7 +177,7 @@ def test_a_sweep_stopped_in_its_third_rate_goes_on(images, parent, tmp_path, num
     _, said = process.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number, said
-        assert f"go on with: vit finetune --resume {broken}" in said
+        assert f"continue with: vit finetune --resume {broken}" in said
     done = (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns
     resume = [sys.executable, "-m", "vitcli", "finetune", "--resume", str(broken)]
     table = subprocess.run(resume, check=True, capture_output=True, text=True).stdout

@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 from vitcli.checkpoints.load import load
-from vitcli.config import AugmentConfig, DataConfig, TrainConfig, model_config
+from vitcli.config import AugmentConfig, DataConfig, model_config
 from vitcli.models.vit import ViT
 from vitcli.train.loop import train
 from vitcli.train.optim import build_optimizer
+from vitcli.train_config import TrainConfig
 
 pytestmark = pytest.mark.peers
 

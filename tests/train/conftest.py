@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitcli.config import AugmentConfig, DataConfig, TrainConfig
+from vitcli.config import AugmentConfig, DataConfig
+from vitcli.train_config import TrainConfig
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
 

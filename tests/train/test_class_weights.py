@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitcli.config import ClassLabel, DataConfig, TrainConfig
+from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.source import FileReader, Names, Source
 from vitcli.errors import DataError
 from vitcli.train.class_weights import class_weights, read_class_weights
 from vitcli.train.objectives import classification_loss, soft_targets
+from vitcli.train_config import TrainConfig
 
 CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("dog", "dog"))
 

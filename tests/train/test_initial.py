@@ -14,13 +14,14 @@ import torch
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import ClassLabel, DataConfig, Preprocess, TrainConfig, model_config
+from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.data.dataset import open_data
 from vitcli.data.transforms import eval_transform
 from vitcli.errors import ConfigError, DataError
 from vitcli.models.vit import ViT
 from vitcli.train import initial
 from vitcli.train.loop import train
+from vitcli.train_config import TrainConfig
 
 SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 

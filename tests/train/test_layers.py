@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitcli.config import BiTConfig, DataConfig, TrainConfig, model_config
+from vitcli.config import BiTConfig, DataConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
 from vitcli.train.layers import Layers, freeze, set_training
 from vitcli.train.optim import build_optimizer
+from vitcli.train_config import TrainConfig
 
 SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 

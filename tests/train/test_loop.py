@@ -22,7 +22,7 @@ from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.models.vit import ViT
 from vitcli.train import inputs, lock, loop, report, setup
-from vitcli.train.folder import RunFolder, read_train_config
+from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 
 
@@ -382,7 +382,7 @@ def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, tmp_pat
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number, said
-    assert "go on with: vit pretrain --resume" in said and "Traceback" not in said
+    assert "continue with: vit pretrain --resume" in said and "Traceback" not in said
     assert f"{loop.STOPPING}\n" in said
     assert (Path(run.output) / "state.safetensors").exists()
 
@@ -609,7 +609,7 @@ def test_a_run_in_the_datas_folder(tiny_run, colours):
 
 
 def test_names_that_are_no_text_are_written_down(tiny_run):
-    folder = RunFolder(tiny_run().output)
+    folder = RunDirectory(tiny_run().output)
     folder.start()
     folder.write_json(folder.split, {"val": ["caf\udce9.jpg", "é"]})
     assert folder.read_split() == {"val": ["caf\udce9.jpg", "é"]}

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from vitcli.config import DataConfig, TrainConfig, model_config
+from vitcli.config import DataConfig, model_config
 from vitcli.models.vit import ViT
 from vitcli.train.optim import build_optimizer, learning_rate
+from vitcli.train_config import TrainConfig
 
 
 def config(**fields):

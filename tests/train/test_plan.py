@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from vitcli.config import DataConfig, TrainConfig, model_config
+from vitcli.config import DataConfig, model_config
 from vitcli.train import plan
 from vitcli.train.plan import make_plan
+from vitcli.train_config import TrainConfig
 
 MODEL = model_config("Ti/16", num_classes=5)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 
 from vitcli import plots
 from vitcli.checkpoints.load import load
-from vitcli.config import DataConfig, TrainConfig
+from vitcli.config import DataConfig
 from vitcli.errors import ConfigError, DataError, RunError
 from vitcli.train import sweep
-from vitcli.train.folder import read_train_config
+from vitcli.train.directory import read_train_config
 from vitcli.train.loop import train
 from vitcli.train.sweep import Trial, choose, run_sweep
+from vitcli.train_config import TrainConfig
 
 RATES = (1.0, 3e-3, 1e-3)
 

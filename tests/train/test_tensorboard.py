@@ -10,7 +10,7 @@ import pytest
 
 from vitcli import plots
 from vitcli.errors import MissingExtraError
-from vitcli.train.folder import RunFolder
+from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
 
 pytest.importorskip("tensorboard")
@@ -37,7 +37,7 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
 
 def assert_as_metrics(run) -> None:
     """The scalars are the lines of metrics.jsonl, each once."""
-    folder = RunFolder(run.output)
+    folder = RunDirectory(run.output)
     found, lines = scalars(folder.tensorboard), folder.read_metrics()
     for tag, key in (("train/loss", "loss"), ("train/lr", "lr"), ("val/top1", "val_top1")):
         expected = [(line["step"], pytest.approx(line[key])) for line in lines if key in line]
@@ -49,7 +49,7 @@ def test_scalars_are_the_metrics(tiny_run):
     run = tiny_run(tensorboard=True, ema=0.5)
     train(run)
     assert_as_metrics(run)
-    found = scalars(RunFolder(run.output).tensorboard)
+    found = scalars(RunDirectory(run.output).tensorboard)
     assert {tag.partition("/")[0] for tag in found} == {"train", "val", "ema_val"}
 
 
@@ -62,7 +62,9 @@ def test_a_resumed_run_shows_each_step_once(tiny_run):
 
     with pytest.raises(KeyboardInterrupt):
         train(run, on_event=kill)
-    assert [step for step, _ in scalars(RunFolder(run.output).tensorboard)["train/loss"]][-1] == 7
+    assert [step for step, _ in scalars(RunDirectory(run.output).tensorboard)["train/loss"]][
+        -1
+    ] == 7
 
     def stop(event) -> None:
         if event["event"] == "train" and event["step"] == 9:
@@ -71,7 +73,7 @@ def test_a_resumed_run_shows_each_step_once(tiny_run):
     assert train(run, resume=True, on_event=stop).stopped_by == signal.SIGTERM
     train(run, resume=True)
     assert_as_metrics(run)
-    assert len(scalars(RunFolder(run.output).tensorboard)["train/loss"]) == 12
+    assert len(scalars(RunDirectory(run.output).tensorboard)["train/loss"]) == 12
 
 
 def test_a_new_run_starts_anew(tiny_run):
@@ -84,7 +86,7 @@ def test_a_new_run_starts_anew(tiny_run):
 def test_nothing_is_written_unasked(tiny_run):
     run = tiny_run(steps=1)
     train(run)
-    assert not RunFolder(run.output).tensorboard.exists()
+    assert not RunDirectory(run.output).tensorboard.exists()
 
 
 def test_without_tensorboard_it_is_one_line(tiny_run, monkeypatch):
@@ -99,4 +101,4 @@ def test_without_tensorboard_it_is_one_line(tiny_run, monkeypatch):
         "--tensorboard needs the package 'tensorboard'\n"
         "pip install 'vitcli[tensorboard]', or with pipx: pipx inject vitcli tensorboard"
     )
-    assert not RunFolder(run.output).path.exists()
+    assert not RunDirectory(run.output).path.exists()

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitcli.cli import evaluation, options, output
-from vitcli.config import DataConfig, PosembMethod, Size, TrainConfig
+from vitcli.config import DataConfig, PosembMethod, Size
 from vitcli.prediction import Predictor
+from vitcli.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from vitcli.evaluate import Report

@@ -1,10 +1,8 @@
-"""What all commands have in common: options in groups, so that a newcomer finds what matters in
-`--help`, and no empty words."""
+"""What all commands have in common: options under headings in `--help`, and no empty values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from typer.core import TyperCommand
@@ -14,13 +12,11 @@ if TYPE_CHECKING:
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose options are listed under the headings of a table, in the table's order."""
-
-    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """{heading: names of parameters}; what is in none comes last."""
+    """A command whose options are listed under the headings that they declare (Typer's
+    `rich_help_panel`), in order of appearance; those without one come last."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Refuses what is empty: a variable of the shell that is not set, not the folder here."""
+        """Refuses empty values: an unset variable of the shell, not the current directory."""
         rest = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx):
             value = ctx.params.get(parameter.name or "")
@@ -29,13 +25,21 @@ class GroupedCommand(TyperCommand):
         return rest
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        if not self.groups:
-            super().format_options(ctx, formatter)
-            return
-        records = {p.name: r for p in self.get_params(ctx) if (r := p.get_help_record(ctx))}
-        for heading, names in self.groups.items():
-            listed = [records.pop(name) for name in names if name in records]
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in cast(list[Any], self.get_params(ctx)):
+            names = parameter.opts
+            # Of several long names the first is the option's; the others are former ones.
+            long = [name for name in names if name.startswith("--")]
+            parameter.opts = [name for name in names if name not in long[1:]]
+            if record := parameter.get_help_record(ctx):
+                is_argument = parameter.param_type_name == "argument"
+                heading = parameter.rich_help_panel or ("Arguments" if is_argument else "")
+                sections.setdefault(heading, []).append(record)
+            parameter.opts = names
+        others = sections.pop("", [])
+        title = "Other options" if set(sections) - {"Arguments"} else "Options"
+        for heading, records in sections.items():
             with formatter.section(heading):
-                formatter.write_dl(listed)
-        with formatter.section("Other options"):
-            formatter.write_dl(list(records.values()))
+                formatter.write_dl(records)
+        with formatter.section(title):
+            formatter.write_dl(others)

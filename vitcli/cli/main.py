@@ -131,9 +131,8 @@ def _load(name: str) -> ClickCommand:
     home = importlib.import_module(module)
     target = getattr(home, attribute)
     if not isinstance(target, typer.Typer):
-        groups = {"groups": getattr(home, "HELP_GROUPS", {})}
         app = typer.Typer(add_completion=False, **PLAIN)
-        app.command(name, cls=type("Command", (GroupedCommand,), groups))(target)
+        app.command(name, cls=GroupedCommand)(target)
         target = app
     command = typer.main.get_command(target)
     command.name = name

@@ -1,14 +1,20 @@
-"""Options that several commands share, each written once."""
+"""Options that several commands share, each written once, and options made from the fields of a
+configuration (`vitcli/fields.py`)."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import os
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 import typer
 
-from vitcli.config import Size
+from vitcli.config import TASK_DEFAULTS
+from vitcli.errors import ConfigError
+from vitcli.fields import Option, Size, check_value, field_types, from_text, parse_size
 
 
 def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
@@ -27,10 +33,10 @@ def complete_model(incomplete: str) -> list[str]:
 
 def parse_resolution(text: str) -> Size:
     """ "384" or "192x320" as (height, width)."""
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
-    return int(parts[0]), int(parts[-1])
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
@@ -112,3 +118,149 @@ Debug = Annotated[
     bool,
     typer.Option("--debug", help="Print the traceback of a failure.", callback=_remember_debug),
 ]
+
+
+# ---------------------------------------------------------------------------------------------
+# Options made from fields
+
+
+class _Place(NamedTuple):
+    """An option and the field that it sets."""
+
+    path: tuple[str, ...]
+    """Names of fields from the configuration down, as ("augment", "mixup")."""
+    field: dataclasses.Field[Any]
+    hint: Any
+    option: Option
+    group: str | None
+    default: Any
+
+
+def from_fields(
+    config: Any, task: str = "", without: Iterable[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command an option for each field of a dataclass that declares one, before its own
+    parameters. What was given on the command line, and nothing else, reaches the command as
+    `given`: {field: value}, with a dict for a field that is a dataclass.
+
+    Args:
+        config: the dataclass; fields of dataclasses in it become options as well.
+        task: the command's entry in TASK_DEFAULTS.
+        without: the command's own parameters that it goes without.
+    """
+    places = list(_places(config, task, TASK_DEFAULTS.get(task, {})))
+    names = [place.option.names[0].partition("/")[0][2:].replace("-", "_") for place in places]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given: dict[str, Any] = {}
+            for name, place in zip(names, places, strict=True):
+                value = values.pop(name)
+                if value is not None and value != []:
+                    inner = given
+                    for step in place.path[:-1]:
+                        inner = inner.setdefault(step, {})
+                    inner[place.path[-1]] = dict(value) if isinstance(value, list) else value
+            command(given=given, **values)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        made = [
+            inspect.Parameter(name, keyword, default=None, annotation=_annotation(place))
+            for name, place in zip(names, places, strict=True)
+        ]
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [p.replace(kind=keyword) for p in own if p.name not in {"given", *without}]
+        run.__signature__ = inspect.Signature([*made, *kept])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def given_options(config: Any, task: str, given: Mapping[str, Any]) -> list[Option]:
+    """The options that were given, by their declarations."""
+
+    def holds(values: Any, path: tuple[str, ...]) -> bool:
+        return not path or (path[0] in values and holds(values[path[0]], path[1:]))
+
+    return [place.option for place in _places(config, task, {}) if holds(given, place.path)]
+
+
+def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
+    """A dataclass with other values, given as `from_fields` gives them; a class is made an object.
+
+    Raises:
+        BadParameter: the values cannot be.
+    """
+    try:
+        return _replaced(config, changes)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _replaced(config: Any, changes: Mapping[str, Any]) -> Any:
+    hints = field_types(config if isinstance(config, type) else type(config))
+    fields = {}
+    for name, value in changes.items():
+        if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
+            value = _replaced(getattr(config, name, hints[name]), value)
+        fields[name] = value
+    return config(**fields) if isinstance(config, type) else dataclasses.replace(config, **fields)
+
+
+def _places(
+    config: Any, task: str, defaults: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[_Place]:
+    hints, group = field_types(config), None
+    for field in dataclasses.fields(config):
+        hint, declared = hints[field.name], field.metadata.get("option")
+        default = defaults.get(field.name, field.default)
+        if dataclasses.is_dataclass(hint):
+            inner = default if isinstance(default, dict) else {}
+            yield from _places(hint, task, inner, (*path, field.name))
+        elif declared is not None:
+            group = declared.group or group
+            if declared.task in (None, task):
+                yield _Place((*path, field.name), field, hint, declared, group, default)
+
+
+def _annotation(place: _Place) -> Any:
+    """The annotation of an option that is None where it is not given."""
+    field, hint, declared = place.field, place.hint, place.option
+    shown = declared.shown or _shown(place)
+    settings: dict[str, Any] = {
+        "help": declared.help + (f"  [default: {shown}]" if shown else ""),
+        "metavar": declared.metavar,
+        "rich_help_panel": place.group,
+    }
+    if hint is bool:
+        return Annotated[bool | None, typer.Option(*declared.names, **settings)]
+    if get_origin(hint) is Literal and declared.parse is None:
+        return Annotated[hint | None, typer.Option(*declared.names, **settings)]
+    if "--model" in declared.names:
+        settings["autocompletion"] = complete_model
+
+    def parse(text: str) -> Any:
+        if not text:
+            raise typer.BadParameter("it is empty")
+        try:
+            value = from_text(hint, text) if declared.parse is None else declared.parse(text)
+            check_value(field, hint, value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        return value
+
+    kind = list[str] if get_origin(hint) is dict else str
+    return Annotated[kind | None, typer.Option(*declared.names, parser=parse, **settings)]
+
+
+def _shown(place: _Place) -> str:
+    """A field's default as one would type it; "" for none."""
+    value = place.default
+    if value is dataclasses.MISSING or value is None:
+        return ""
+    if isinstance(value, bool):
+        on, _, off = place.option.names[0].replace("--", "").partition("/")
+        return (on if value else off) if off else ""
+    parts = value if isinstance(value, tuple) else (value,)
+    return ",".join(f"{p:g}" if isinstance(p, float) else str(p) for p in parts)

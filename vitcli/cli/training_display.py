@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
-from vitcli.config import TrainConfig
+from vitcli.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from vitcli.train.loop import Outcome
@@ -80,28 +80,23 @@ def stored_text(outcome: Outcome) -> str:
     return text
 
 
-def preset_event(given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """What a preset comes to, and which of its values the command line replaced."""
-    names = (
-        *("steps", "epochs", "batch_size", "lr", "warmup", "val_fraction", "resolution"),
-        *("optimizer", "weight_decay", "clip_norm", "schedule"),
-    )
-    return {
-        "event": "preset",
-        "preset": given["preset"],
-        "steps": config.steps,
-        "batch_size": config.batch_size,
-        "lr": list(config.sweep) or [config.lr],
-        "warmup": config.warmup,
+_PRESET_FIELDS = (
+    *("steps", "batch_size", "warmup", "resolution", "optimizer", "momentum", "weight_decay"),
+    *("clip_norm", "schedule"),
+)
+
+
+def preset_event(name: str, given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """A preset's values, and which of them options replaced."""
+    values: dict[str, Any] = {
+        "lr": config.sweep or (config.lr,),
         "val_fraction": config.data.val_fraction,
-        "resolution": config.resolution,
-        "optimizer": config.optimizer,
-        "momentum": config.momentum,
-        "weight_decay": config.weight_decay,
-        "clip_norm": config.clip_norm,
-        "schedule": config.schedule,
-        "overridden": [name for name in names if given[name] is not None],
     }
+    values |= {field: getattr(config, field) for field in _PRESET_FIELDS}
+    overridden = sorted(
+        key for key in {**given, **given.get("data", {})} if key in values or key == "epochs"
+    )
+    return {"event": "preset", "preset": name, **values, "overridden": overridden}
 
 
 def preset_text(event: Mapping[str, Any]) -> str:
@@ -119,7 +114,7 @@ def preset_text(event: Mapping[str, Any]) -> str:
     lines = [_line("preset", told)]
     if event["overridden"]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in event["overridden"])
-        lines.append(_line("", f"of these by option: {names}"))
+        lines.append(_line("", f"overridden: {names}"))
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import Weights, load_weights
-from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, TrainConfig
+from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess
 from vitcli.config import architecture as named_architecture
 from vitcli.data.classes import ClassIndex, listed, match_classes
 from vitcli.data.source import Ints
@@ -20,6 +20,7 @@ from vitcli.hub import registry
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.inputs import Report
+from vitcli.train_config import TrainConfig
 
 BEST_MODEL = "vit-b16-i21k"
 """What `vit finetune` starts from where it can."""

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.config import TrainConfig
 from vitcli.data.order import batch_rng
 from vitcli.data.transforms import mix
 from vitcli.devices import ran_out_of_memory
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError
 from vitcli.train import report, setup
-from vitcli.train.folder import RunFolder
+from vitcli.train.directory import RunDirectory
 from vitcli.train.inputs import Computed, Inputs, make_inputs
 from vitcli.train.layers import set_training
 from vitcli.train.objectives import classification_loss, count_correct, soft_targets
@@ -32,6 +31,7 @@ from vitcli.train.optim import build_optimizer, learning_rate
 from vitcli.train.run import Run
 from vitcli.train.state import Progress, load_state, save_state
 from vitcli.train.tensorboard import scalar_log
+from vitcli.train_config import TrainConfig
 
 Event = dict[str, Any]
 """What the loop reports: {"event": "plan" | "train" | "evaluation" | "progress" | "note" |
@@ -54,7 +54,7 @@ class Outcome:
     """How a run ended."""
 
     config: TrainConfig
-    folder: RunFolder
+    folder: RunDirectory
     step: int
     """The last one taken."""
     stopped_by: int | None = None
@@ -95,7 +95,7 @@ def train(
             image at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
-    folder, on_event = RunFolder(config.output), _OneByOne(on_event)
+    folder, on_event = RunDirectory(config.output), _OneByOne(on_event)
     with folder.lock:
         folder.check_resumable() if resume else folder.check_free(force, config.data.path)
         run = setup.prepare(config, folder, resume, offline, on_event, allow_pickle)
@@ -104,7 +104,7 @@ def train(
 
 
 def _train(
-    run: Run, folder: RunFolder, resume: bool, on_event: OnEvent, computed: Computed
+    run: Run, folder: RunDirectory, resume: bool, on_event: OnEvent, computed: Computed
 ) -> Outcome:
     config, model = run.config, run.model
     optimizer = build_optimizer(model, config)
@@ -238,7 +238,7 @@ def _backward(run: Run, inputs: Inputs, x: Tensor, y: Tensor) -> tuple[Tensor, T
 
 
 def _validate(
-    run: Run, inputs: Inputs, folder: RunFolder, progress: Progress, tell: OnEvent
+    run: Run, inputs: Inputs, folder: RunDirectory, progress: Progress, tell: OnEvent
 ) -> None:
     """Evaluates the model as it is, and its average; the better one is stored if nothing was
     better before."""

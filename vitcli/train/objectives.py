@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitcli.config import TrainConfig
+from vitcli.train_config import TrainConfig
 
 
 def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from vitcli.config import TrainConfig
 from vitcli.train.layers import Layers
+from vitcli.train_config import TrainConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

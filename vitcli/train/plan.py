@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size, TrainConfig
+from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size
 from vitcli.devices import free_memory
 from vitcli.machine import cpu_cores
+from vitcli.train_config import TrainConfig
 
 LONG_SEQUENCE = 4096
 """Tokens per image from which a run is warned of: attention's cost grows with the square."""

@@ -11,7 +11,7 @@ from vitcli.checkpoints.save import rewrite_info
 from vitcli.evaluate import evaluate_model
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
-from vitcli.train.folder import RunFolder, config_to_json
+from vitcli.train.directory import RunDirectory, config_to_json
 from vitcli.train.inputs import Report, counting
 from vitcli.train.state import Progress
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitcli.train.run import Run
 
 
-def finish(run: Run, folder: RunFolder, progress: Progress, report: Report) -> dict[str, float]:
+def finish(run: Run, folder: RunDirectory, progress: Progress, report: Report) -> dict[str, float]:
     """Evaluates the file as stored on what was not trained on, and writes what a reader wants.
 
     Returns:
@@ -45,7 +45,7 @@ def finish(run: Run, folder: RunFolder, progress: Progress, report: Report) -> d
 
 
 def _evaluate(
-    run: Run, folder: RunFolder, report: Report
+    run: Run, folder: RunDirectory, report: Report
 ) -> tuple[dict[str, float], Evaluation | None]:
     """The figures, and the evaluation of the last part. The model goes with this call: it is its
     file, mapped into memory, which Windows would not let us replace."""

@@ -14,19 +14,20 @@ from torch.optim.swa_utils import AveragedModel
 from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
-from vitcli.config import Architecture, BiTConfig, Preprocess, TrainConfig
+from vitcli.config import Architecture, BiTConfig, Preprocess
 from vitcli.data.source import Source
 from vitcli.data.transforms import TrainTransform
 from vitcli.devices import ran_out_of_memory
 from vitcli.errors import ConfigError, RunError
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.train.folder import RunFolder, config_to_json
+from vitcli.train.directory import RunDirectory, config_to_json
 from vitcli.train.inputs import has_fixed_features
 from vitcli.train.layers import set_training
 from vitcli.train.objectives import classification_loss, soft_targets
 from vitcli.train.plan import Plan
 from vitcli.train.state import Progress
+from vitcli.train_config import TrainConfig
 
 
 @dataclass
@@ -89,12 +90,12 @@ class Run:
             self.info, model=model, preprocess=preprocess, provenance=provenance
         )
 
-    def write_config(self, folder: RunFolder, progress: Progress) -> None:
+    def write_config(self, folder: RunDirectory, progress: Progress) -> None:
         """config.json as it is before there are figures: what --resume and --config read."""
         info = self.stored_info(progress, {})
         write_config(folder.config, info, config_to_json(self.config))
 
-    def write_model(self, folder: RunFolder, progress: Progress) -> None:
+    def write_model(self, folder: RunDirectory, progress: Progress) -> None:
         """The model, or its average, as it is now, in the run's folder."""
         average = self.averaged if progress.best_averaged else None
         model = self.model if average is None else average.module

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import vitcli
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.load import Weights
-from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size, TrainConfig
+from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import listed
 from vitcli.data.dataset import open_data
 from vitcli.data.source import Ints, Source
@@ -21,18 +21,19 @@ from vitcli.devices import choose_device, choose_precision
 from vitcli.errors import ConfigError, RunError
 from vitcli.train import initial
 from vitcli.train.class_weights import class_weights
-from vitcli.train.folder import RunFolder
+from vitcli.train.directory import RunDirectory
 from vitcli.train.inputs import Report
 from vitcli.train.layers import freeze
 from vitcli.train.plan import LONG_SEQUENCE, make_plan
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
 from vitcli.train.tensorboard import require_tensorboard
+from vitcli.train_config import TrainConfig
 
 
 def prepare(
     config: TrainConfig,
-    folder: RunFolder,
+    folder: RunDirectory,
     resume: bool,
     offline: bool,
     report: Report,

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.config import TrainConfig
 from vitcli.errors import CheckpointError, RunError
+from vitcli.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from vitcli.train.run import Run

@@ -25,12 +25,12 @@ from typing import Any
 from vitcli import plots
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.config import TrainConfig
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
-from vitcli.train.folder import RunFolder, config_to_json, read_train_config
+from vitcli.train.directory import RunDirectory, config_to_json, read_train_config
 from vitcli.train.inputs import Computed, has_fixed_features
 from vitcli.train.loop import Event, OnEvent, Outcome, train
+from vitcli.train_config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def run_sweep(
         RunError: nothing is held out to choose by, or the loss diverges at every rate.
         VitError: as `train`.
     """
-    folder, tell = RunFolder(config.output), _without_repeats(on_event)
+    folder, tell = RunDirectory(config.output), _without_repeats(on_event)
     with folder.lock:
         if resume:
             folder.check_resumable()
@@ -103,7 +103,7 @@ def run_sweep(
 
 
 def _plan(
-    config: TrainConfig, folder: RunFolder, offline: bool, allow_pickle: bool, tell: OnEvent
+    config: TrainConfig, folder: RunDirectory, offline: bool, allow_pickle: bool, tell: OnEvent
 ) -> TrainConfig:
     """The configuration without gaps. All that can be wrong is found before a file is written."""
     prepared = setup.prepare(config, folder, False, offline, tell, allow_pickle)
@@ -122,7 +122,7 @@ def _plan(
 
 def _go_on(
     config: TrainConfig,
-    folder: RunFolder,
+    folder: RunDirectory,
     trials: list[Trial],
     offline: bool,
     allow_pickle: bool,
@@ -175,7 +175,7 @@ def _go_on(
     return Outcome(config, folder, config.steps or 0, None, *stored, provenance["metrics"])
 
 
-def _part(config: TrainConfig, place: RunFolder, **fields: Any) -> TrainConfig:
+def _part(config: TrainConfig, place: RunDirectory, **fields: Any) -> TrainConfig:
     """One run of the sweep."""
     return dataclasses.replace(config, output=str(place.path), sweep=(), **fields)
 
@@ -184,7 +184,7 @@ def _train(
     config: TrainConfig, offline: bool, allow_pickle: bool, tell: OnEvent, computed: Computed
 ) -> Outcome:
     """Trains, from wherever a former call was stopped."""
-    folder = RunFolder(config.output)
+    folder = RunDirectory(config.output)
     if folder.is_finished():
         return Outcome(config, folder, config.steps or 0)
     if not folder.state.exists():
@@ -203,7 +203,7 @@ def _train(
     return train(config, resume=True, offline=offline, on_event=tell, computed=computed)
 
 
-def _result(place: RunFolder, lr: float) -> Trial:
+def _result(place: RunDirectory, lr: float) -> Trial:
     """The figures of a finished run, from its folder."""
     said = _provenance(place)
     step, accuracy = said["steps"], said["metrics"]["val_top1"]
@@ -212,7 +212,7 @@ def _result(place: RunFolder, lr: float) -> Trial:
     return Trial(lr, accuracy, losses.get(step), step, said["seconds"])
 
 
-def _provenance(place: RunFolder) -> dict[str, Any]:
+def _provenance(place: RunDirectory) -> dict[str, Any]:
     header = tensor_file.read_header(place.model)
     info = CheckpointInfo.from_metadata(header.metadata, where=place.model)
     if info is None:
@@ -220,7 +220,7 @@ def _provenance(place: RunFolder) -> dict[str, Any]:
     return info.provenance
 
 
-def _read_trials(folder: RunFolder) -> list[Trial]:
+def _read_trials(folder: RunDirectory) -> list[Trial]:
     try:
         record = json.loads(folder.sweep.read_text(encoding="utf-8"))
         return [Trial(**trial) for trial in record["trials"]]
@@ -232,14 +232,14 @@ def _read_trials(folder: RunFolder) -> list[Trial]:
         ) from error
 
 
-def _write_record(folder: RunFolder, config: TrainConfig, trials: list[Trial]) -> None:
+def _write_record(folder: RunDirectory, config: TrainConfig, trials: list[Trial]) -> None:
     """sweep.json: `--config RUN/sweep.json` sweeps again."""
     listed = [dataclasses.asdict(trial) for trial in trials]
     record = {"vit": {"train": config_to_json(config)}, "trials": listed}
     folder.write_json(folder.sweep, record)
 
 
-def _drop_weights(config: TrainConfig, folder: RunFolder, trials: list[Trial]) -> None:
+def _drop_weights(config: TrainConfig, folder: RunDirectory, trials: list[Trial]) -> None:
     """Of all trials; where none is trained again, of all but the best so far."""
     kept = None
     if not config.retrain and any(trial.val_top1 is not None for trial in trials):
@@ -251,7 +251,7 @@ def _drop_weights(config: TrainConfig, folder: RunFolder, trials: list[Trial]) -
                 file.unlink(missing_ok=True)
 
 
-def _move_up(place: RunFolder, folder: RunFolder) -> None:
+def _move_up(place: RunDirectory, folder: RunDirectory) -> None:
     """Makes a finished run the result of the sweep. The model comes last: it says that all is
     done; stopped before, this is done once more."""
     if place.config.exists():

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.atomic import whole_file
-from vitcli.config import TrainConfig
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.train.lock import RunLock
+from vitcli.train_config import TrainConfig
 from vitcli.typed_json import from_json
 
 
-class RunFolder:
+class RunDirectory:
     """The files of one run."""
 
     def __init__(self, path: str | Path) -> None:
@@ -58,9 +58,9 @@ class RunFolder:
             return path.parents[1].name
         return path.name
 
-    def trial(self, name: str) -> RunFolder:
+    def trial(self, name: str) -> RunDirectory:
         """The folder of one run of a sweep."""
-        return RunFolder(self.path / "sweep" / name)
+        return RunDirectory(self.path / "sweep" / name)
 
     def is_finished(self) -> bool:
         """Whether a run, or a sweep and what follows it, came to its end here."""
@@ -165,7 +165,7 @@ def config_to_json(config: TrainConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def read_train_config(path: str | Path) -> TrainConfig:
+def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
     """The run's configuration from a config.json that a run wrote, or from its folder; of a sweep
     that is not finished, or a sweep.json, the sweep's.
 
@@ -174,11 +174,11 @@ def read_train_config(path: str | Path) -> TrainConfig:
     """
     path = Path(path)
     if path.is_dir():
-        folder = RunFolder(path)
+        folder = RunDirectory(path)
         path = folder.sweep if folder._holds_a_sweep() else folder.config
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        config: TrainConfig = from_json(TrainConfig, data["vit"]["train"])
+        config: TrainConfig = from_json(kind, data["vit"]["train"])
         return config
     except OSError as error:
         raise RunError(

@@ -1,0 +1,53 @@
+"""Options made from the fields of a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from cli.training_runs import SHORT, vit
+from vitcli.cli import finetune
+from vitcli.cli.training import training_command
+from vitcli.fields import option
+from vitcli.train_config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Extended(TrainConfig):
+    """A new option of finetune is one more field."""
+
+    glue: float = option(0.5, "--glue --paste X", "Strength of the glue.", "Crafts", below=1)
+
+
+def test_a_new_option_is_one_line(images, parent, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune, "finetune", training_command("finetune", "", Extended))
+    text = vit("finetune", "--help").stdout
+    assert "\nCrafts:\n  --glue X  Strength of the glue.  [default: 0.5]\n" in text
+    assert "--paste" not in text
+    wrong = vit("finetune", "--data", images, "--glue", "2")
+    assert wrong.exit_code == 2 and "'--glue'" in wrong.stderr
+    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--freeze", "backbone")
+    assert vit(*words, "--paste", "0.25", "-o", tmp_path / "a").exit_code == 0
+    again = ("finetune", "--config", tmp_path / "a" / "config.json", "-o", tmp_path / "b")
+    assert vit(*again).exit_code == 0
+    for name in "ab":
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["vit"]["train"]["glue"] == 0.25
+    assert vit("finetune", "--resume", tmp_path / "a", "--glue", "0").exit_code == 2
+
+
+def test_former_names_of_options_are_read():
+    text = vit("finetune", "--help").stdout
+    for former, name in (
+        ("--accumulate", "--grad-accum"), ("--crop-area", "--scale"), ("--erasing", "--reprob"),
+    ):  # fmt: skip
+        assert name in text and former not in text
+        result = vit("finetune", former, "x")
+        assert result.exit_code == 2 and f"Invalid value for '{name}'" in result.stderr
+
+
+def test_defaults_are_those_of_the_task():
+    for command, optimizer, decay in (("finetune", "sgd", "0"), ("pretrain", "adamw", "0.1")):
+        text = " ".join(vit(command, "--help").stdout.split())
+        assert f"[default: {optimizer}]" in text
+        assert f"decoupled with AdamW. [default: {decay}]" in text

@@ -1,0 +1,194 @@
+"""Fields of configurations: what each may hold, and the command-line option that sets it.
+
+A field declares its option where it stands, with its type and default:
+
+    steps: int | None = option(None, "--steps N", "Number of optimizer steps.", min=1)
+
+`vitcli/cli/options.py` makes the options of a command from such fields. `check_fields` holds every
+other source (JSON, Python) to the same choices and limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from vitcli.errors import ConfigError
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field's metadata holds under "option"."""
+
+    names: tuple[str, ...]
+    """The option's name and its short form; further long names are former ones, not shown."""
+    metavar: str | None
+    help: str
+    group: str | None
+    """Heading in `--help` of this option and of those after it."""
+    shown: str | None
+    """The default in words, where the field's value does not say it."""
+    parse: Callable[[str], Any] | None
+    """Makes a value of a word; None: by the field's type (`from_text`)."""
+    task: str | None
+    """The only command that has the option; None: all that use the dataclass."""
+    on_resume: bool
+    """Whether a run that is resumed may be given another value."""
+
+
+def option(
+    default: Any,
+    usage: str,
+    help: str,
+    group: str | None = None,
+    *,
+    shown: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    task: str | None = None,
+    on_resume: bool = False,
+    **limits: float,
+) -> Any:
+    """A dataclass field that is a command-line option.
+
+    Args:
+        default: the field's default; `...` for a field that must be given.
+        usage: the names and the placeholder of the value, as in "--batch-size -b N".
+        limits: any of min and max (included), above and below (excluded), for a number and for
+            each number of a tuple.
+    """
+    words = usage.split(" ")
+    names = tuple(word for word in words if word.startswith("-"))
+    metavar = " ".join(words[len(names) :]) or None
+    declared = Option(names, metavar, help, group, shown, parse, task, on_resume)
+    start: Any = {"default": default}
+    if default is ...:
+        start = {}
+    elif default == {}:
+        start = {"default_factory": dict}
+    return dataclasses.field(**start, metadata={"option": declared, "limits": limits})
+
+
+@functools.cache
+def field_types(kind: Any) -> dict[str, Any]:
+    """{name: type} of a dataclass's fields."""
+    return get_type_hints(kind)
+
+
+def check_fields(config: Any) -> None:
+    """Raises ConfigError where a field of a dataclass has a value outside its type's choices or
+    its limits."""
+    kind: Any = type(config)
+    hints = field_types(kind)
+    for field in dataclasses.fields(config):
+        try:
+            check_value(field, hints[field.name], getattr(config, field.name))
+        except ValueError as error:
+            raise ConfigError(f"{field.name}: {error}") from error
+
+
+def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
+    """Raises ValueError where a value is none of a Literal's choices or outside the limits."""
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(hint)))}")
+    limits = field.metadata.get("limits", {})
+    for number in value if isinstance(value, tuple) and limits else (value,):
+        if isinstance(number, int | float) and limits and not _within(number, **limits):
+            words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
+            wanted = " and ".join(f"{words[key]} {limits[key]:g}" for key in words if key in limits)
+            raise ValueError(f"{number} is not {wanted}")
+
+
+def check_range(config: object, low: float, high: float, *names: str) -> None:
+    """Raises ConfigError where a field is not a number in [low, high]."""
+    for name in names:
+        value = getattr(config, name)
+        if not _within(value, low, high):
+            raise ConfigError(f"{name}: {value} is not between {low:g} and {high:g}")
+
+
+def _within(
+    number: float,
+    min: float = -math.inf,
+    max: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> bool:
+    return math.isfinite(number) and min <= number <= max and above < number < below
+
+
+def from_text(hint: Any, text: str) -> Any:
+    """A word as the annotated type: a number, bool, string, Literal, or a tuple of them with
+    commas.
+
+    Raises:
+        ValueError: it is not of that type.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (types.UnionType, Union):
+        for arg in args:
+            try:
+                return from_text(arg, text)
+            except ValueError:
+                continue
+    elif origin is tuple:
+        parts = text.split(",")
+        kinds = args[:1] * len(parts) if args[1:] == (...,) else args
+        if len(parts) == len(kinds):
+            return tuple(from_text(kind, part) for kind, part in zip(kinds, parts, strict=True))
+    elif origin is Literal or hint is bool:
+        choices = {str(arg): arg for arg in args} or {"true": True, "false": False}
+        if text in choices:
+            return choices[text]
+    elif hint in (int, float, str):
+        try:
+            return hint(text)
+        except ValueError:
+            pass
+    raise ValueError(f"'{text}' is not {_words(hint)}")
+
+
+def _words(hint: Any) -> str:
+    """A type as an error message names it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (types.UnionType, Union):
+        return " or ".join(_words(arg) for arg in args if arg is not types.NoneType)
+    if origin is tuple:
+        return "numbers separated by commas" if ... in args else f"{len(args)} values: A,B"
+    if origin is Literal:
+        return f"{'one of ' if args[1:] else ''}{', '.join(map(str, args))}"
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
+
+
+def parse_size(text: str) -> Size:
+    """ "384" or "192x320" as (height, width)."""
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
+    return int(parts[0]), int(parts[-1])
+
+
+def key_value(kind: type, *fixed: str) -> Callable[[str], tuple[str, Any]]:
+    """A parser of "depth=6" as ("depth", 6), a field of a dataclass and its value.
+
+    Args:
+        fixed: fields that cannot be given.
+    """
+
+    def parse(text: str) -> tuple[str, Any]:
+        hints = {k: hint for k, hint in field_types(kind).items() if k not in fixed}
+        key, separator, value = text.partition("=")
+        if not separator or key not in hints:
+            raise ValueError(f"'{text}' is not KEY=VALUE with a KEY of {', '.join(hints)}")
+        try:
+            return key, parse_size(value) if hints[key] == Size else from_text(hints[key], value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+
+    return parse

@@ -1,0 +1,290 @@
+"""What a training run is: every option of `vit pretrain` and `vit finetune`, declared once.
+
+A new option is a new field here; its help, its parsing, `--config` and config.json follow.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitcli.config import (
+    AUGMENTATION,
+    DATA,
+    AugmentConfig,
+    DataConfig,
+    ModelConfig,
+    PosembMethod,
+    Preprocess,
+    Size,
+)
+from vitcli.errors import ConfigError
+from vitcli.fields import check_fields, from_text, key_value, option, parse_size
+
+# Headings of `--help`.
+RECIPE = "Recipe"
+LOSS = "Loss"
+PATCHES = "Patches and pixels"
+RUN = "Run"
+MACHINE = "Machine"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run of `vit pretrain` or `vit finetune`; None means that the auto rule decides."""
+
+    data: DataConfig
+    output: str = option(
+        ..., "--output -o DIR", "Directory of the run.", DATA, shown="runs/NAME-OF-DATA"
+    )
+    task: Literal["pretrain", "finetune"] = "finetune"
+    """Where the weights start and which defaults hold; the loop is the same."""
+    command: str = ""
+    """How the user called it, for the model card."""
+    note: str = ""
+    """A line for the model card."""
+    model: str | None = option(
+        None,
+        "--model -m NAME|PATH|REPO",
+        "Model to start from.",
+        shown="finetune: vit-b16-i21k, or offline the model inside the package; pretrain: none",
+    )
+    keep_head: bool = option(
+        False,
+        "--keep-head",
+        "Keep the head's weights for the classes that the model knows (matched by ID, then by "
+        "name) instead of starting with a head of zeros.",
+        task="finetune",
+    )
+    variant: str = option(
+        "Ti/16",
+        "--variant NAME/PATCH",
+        "Architecture: Ti, S, B, L or H and the patch size; R50+B/16 for a hybrid; R50x1 for a "
+        "ResNet.",
+        task="pretrain",
+    )
+    overrides: dict[str, Any] = option(
+        {},
+        "--set KEY=VALUE",
+        "Change a field of the architecture (depth, width, pool, posemb, layer_scale, ...); "
+        "repeatable.",
+        parse=key_value(ModelConfig, "stem"),
+        task="pretrain",
+    )
+    resolution: Size | None = option(
+        None,
+        "--resolution N|HxW",
+        "Height and width of the input in pixels.",
+        shown="the model's",
+        parse=parse_size,
+    )
+
+    steps: int | None = option(
+        None, "--steps N", "Number of optimizer steps.", RECIPE, shown="auto", min=1
+    )
+    epochs: float | None = option(
+        None, "--epochs X", "Passes over the training split, instead of --steps.", above=0
+    )
+    batch_size: int | None = option(
+        None, "--batch-size -b N", "Images per optimizer step.", shown="auto", min=1
+    )
+    lr: float | None = option(
+        None,
+        "--lr X[,X...]",
+        "Peak learning rate. Of several, the one with the best validation accuracy is chosen, and "
+        "a last run uses it on training and validation images together.",
+        shown="auto",
+        parse=functools.partial(from_text, tuple[float, ...]),
+        above=0,
+    )
+    sweep: tuple[float, ...] = ()
+    """Peak learning rates to try; the one with the best validation accuracy becomes `lr`."""
+    retrain: bool = option(
+        True,
+        "--retrain/--no-retrain",
+        "With several learning rates: do that last run, or keep the best one.",
+    )
+    warmup: int | None = option(None, "--warmup N", "Steps of linear warm-up.", shown="auto", min=0)
+    schedule: Literal["cosine", "linear", "constant"] = option(
+        "cosine", "--schedule", "Decay of the learning rate to 0 after the warm-up."
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = option(
+        "sgd", "--optimizer", "SGD with momentum, Adam, or AdamW."
+    )
+    momentum: float = option(0.9, "--momentum X", "Momentum of SGD.", min=0, below=1)
+    betas: tuple[float, float] = option(
+        (0.9, 0.999), "--betas X,X", "Betas of Adam and AdamW.", min=0, below=1
+    )
+    weight_decay: float = option(
+        0.0,
+        "--weight-decay X",
+        "Weight decay; applied to weight matrices only, decoupled with AdamW.",
+        min=0,
+    )
+    clip_norm: float | None = option(
+        1.0, "--clip-norm X", "Maximum global norm of the gradients.", above=0
+    )
+    layer_decay: float | None = option(
+        None,
+        "--layer-decay X",
+        "Factor on the learning rate from each layer to the one below, for example 0.75.",
+        shown="off",
+        task="finetune",
+        above=0,
+        max=1,
+    )
+    freeze: Literal["backbone"] | int | None = option(
+        None,
+        "--freeze backbone|N",
+        "Freeze the backbone (a linear probe), or the patch embedding and the first N blocks.",
+        shown="off",
+        task="finetune",
+        min=0,
+    )
+    ema: float | None = option(
+        None,
+        "--ema X",
+        "Decay of a running (Polyak) average of the weights, for example 0.9999; the model or its "
+        "average is stored, whichever validates better.",
+        shown="off",
+        above=0,
+        below=1,
+    )
+    patience: int | None = option(
+        None,
+        "--patience N",
+        "Stop after N evaluations without a better validation accuracy.",
+        shown="off",
+        min=1,
+    )
+
+    loss: Literal["softmax", "sigmoid"] = option(
+        "softmax", "--loss", "Cross-entropy of a softmax, or of a sigmoid per class.", LOSS
+    )
+    class_weights: Literal["balanced"] | dict[str, float] | None = option(
+        None,
+        "--class-weights balanced|FILE",
+        "Weight of each class in the loss: balanced (inverse to its number of images), or a file "
+        "with lines of CLASS,WEIGHT.",
+        shown="all 1",
+        parse=str,
+    )
+    balanced_sampling: bool = option(
+        False,
+        "--balanced-sampling",
+        "Sample all classes equally often, repeating images of small classes.",
+    )
+    label_smoothing: float = option(
+        0.0, "--label-smoothing X", "Probability to spread over all classes.", min=0, below=1
+    )
+    head_bias: float = option(
+        0.0, "--head-bias X", "Initial bias of the head, for example -10 with --loss sigmoid."
+    )
+
+    augment: AugmentConfig = AugmentConfig()
+    dropout: float = option(
+        0.0,
+        "--dropout X",
+        "Dropout after every dense layer except q, k, v, and after the position embeddings.",
+        AUGMENTATION,
+        min=0,
+        below=1,
+    )
+    drop_path: float = option(
+        0.0,
+        "--drop-path X",
+        "Stochastic depth: drop probability of the last block; rises linearly from 0.",
+        min=0,
+        below=1,
+    )
+
+    patch_size: int | None = option(
+        None,
+        "--patch-size N",
+        "Train with patches of N pixels; the patch embedding is resampled.",
+        PATCHES,
+        min=1,
+    )
+    save_patch_size: int | None = option(
+        None,
+        "--save-patch-size N",
+        "Store the model with patches of N pixels, for larger images of the same grid.",
+        min=1,
+    )
+    posemb_method: PosembMethod = option(
+        "bilinear", "--posemb-method", "Interpolation of position embeddings."
+    )
+    preprocess: dict[str, Any] = option(
+        {},
+        "--preprocess KEY=VALUE",
+        "Change a field of the preprocessing (crop_mode, crop_pct, interpolation, mean, std); "
+        "repeatable.",
+        parse=key_value(Preprocess, "size"),
+    )
+
+    seed: int = option(
+        0, "--seed N", "Seed of initial weights, data order, augmentation, dropout.", RUN, min=0
+    )
+    eval_every: int | None = option(
+        None, "--eval-every N", "Steps between evaluations.", shown="auto", min=1
+    )
+    log_every: int | None = option(
+        None, "--log-every N", "Steps between lines of metrics.jsonl.", shown="auto", min=1
+    )
+    save_every: int | None = option(
+        None, "--save-every N", "Steps between resumable states.", shown="once a minute", min=1
+    )
+    save_dtype: Literal["float32", "float16", "bfloat16"] = option(
+        "float32", "--save-dtype", "Data type of the stored weights."
+    )
+    tensorboard: bool = option(
+        False,
+        "--tensorboard/--no-tensorboard",
+        "Write the metrics for TensorBoard, too, to DIR/tensorboard.",
+    )
+
+    device: str = option(
+        "auto", "--device auto|cpu|cuda[:N]|mps", "Device to train on.", MACHINE, on_resume=True
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
+        "auto",
+        "--precision",
+        "Precision of activations; auto: bf16 where the hardware has it, else fp32. Weights and "
+        "optimizer state stay float32.",
+    )
+    workers: int | None = option(
+        None,
+        "--workers N",
+        "Processes that decode images.",
+        shown="by device",
+        on_resume=True,
+        min=0,
+    )
+    accumulate: int | None = option(
+        None,
+        "--grad-accum --accumulate N",
+        "Split each batch into N micro-batches and accumulate their gradients.",
+        shown="by free memory",
+        min=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for rate in self.sweep:
+            if not 0 < rate < math.inf:
+                raise ConfigError(f"lr: {rate:g} is not above 0")
+            if self.sweep.count(rate) > 1:
+                raise ConfigError(f"lr: {rate:g} is given more than once")
+        if self.class_weights == "balanced" and self.balanced_sampling:
+            raise ConfigError(
+                "balanced class weights and balanced sampling cannot be combined",
+                hint="leave out --class-weights or --balanced-sampling",
+            )
+        if self.batch_size and self.batch_size % (self.accumulate or 1):
+            raise ConfigError(
+                f"a batch of {self.batch_size} does not split into {self.accumulate} equal "
+                "micro-batches"
+            )
