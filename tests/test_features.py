@@ -16,10 +16,9 @@ from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import DataConfig, ModelConfig, Preprocess, bit_config, model_config
 from vitcli.data.dataset import open_dataset
-from vitcli.errors import CheckpointError, ConfigError
+from vitcli.errors import ConfigError, ImageError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.models.cpu import multiplies_bf16
-from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,8 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def predictor(path: Path, precision: str = "fp32", **choice) -> Predictor:
     made = Predictor(path, "cpu", precision)
-    made.info = representation(made.info, **choice)
-    return made
+    return made.with_info(representation(made.info, **choice))
 
 
 def io(case: str) -> dict[str, np.ndarray]:
@@ -41,27 +39,25 @@ def features(made: Predictor, images: np.ndarray) -> np.ndarray:
 
 
 def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np.ndarray:
-    scale, offset = (weights[f"{name}.{part}"].numpy() for part in ("weight", "bias"))
+    scale, offset = (weights[f"{name}.{kind}"].numpy() for kind in ("weight", "bias"))
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + offset
 
 
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
-def test_the_norm_of_what_timms_blocks_put_out(layer, pool):
+def test_the_norm_of_the_output_of_timms_blocks(layer, pool):
     arrays = io("timm_vit_default")
     weights = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
-    block = arrays[f"block_{layer - 1:02}"]
-    tokens = layer_norm(block, weights, "norm")
-    parts = {"token": [tokens[:, 0]], "gap": [tokens[:, 1:].mean(1)]}
-    parts["token+gap"] = parts["token"] + parts["gap"]
-    found = features(
-        predictor(GOLDEN / "timm_vit_default", pool=pool, layer=layer), arrays["input"]
-    )
-    np.testing.assert_allclose(found, np.concatenate(parts[pool], axis=1), atol=2e-5)
+    tokens = layer_norm(arrays[f"block_{layer - 1:02}"], weights, "norm")
+    pooled = {"token": [tokens[:, 0]], "gap": [tokens[:, 1:].mean(1)]}
+    pooled["token+gap"] = pooled["token"] + pooled["gap"]
+    made = predictor(GOLDEN / "timm_vit_default", pool=pool, layer=layer)
+    found = features(made, arrays["input"])
+    np.testing.assert_allclose(found, np.concatenate(pooled[pool], axis=1), atol=2e-5)
 
 
-def test_a_norm_behind_the_pooling_stays_behind_it():
+def test_a_norm_after_pooling_stays_there():
     arrays = io("timm_gap_fcnorm")
     weights = load_file(GOLDEN / "timm_gap_fcnorm" / "model.safetensors")
     expected = layer_norm(arrays["block_00"][:, 1:].mean(1), weights, "fc_norm")
@@ -79,55 +75,54 @@ def test_the_default_is_the_input_of_the_head():
 
 @pytest.mark.parametrize("pool", ["head", "token", "gap"])
 @pytest.mark.skipif(not multiplies_bf16(), reason="this CPU multiplies no bf16")
-def test_the_packed_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, image_folder):
+def test_the_accelerated_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, image_folder):
     choice = {"pool": pool, "layer": 1}
-    exact, packed = (
+    exact, fast = (
         np.stack([e.features for e in predictor(tiny_checkpoint, p, **choice).embed(image_folder)])
         for p in ("fp32", "bf16")
     )
-    assert 0 < np.abs(packed - exact).max() < 0.05 * np.abs(exact).max()
+    assert 0 < np.abs(fast - exact).max() < 0.05 * np.abs(exact).max()
 
 
 def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():
     config = model_config("Ti/16", depth=2, pre_logits=24, num_classes=5)
     info = CheckpointInfo(config, Preprocess())
-    assert representation(info).model.pre_logits == 24
     assert representation(info, layer=2).model.feature_dim == 24
     assert representation(info, layer=1).model.feature_dim == 192
     assert representation(info, pool="token").model.feature_dim == 192
 
 
-def test_big_visions_pixels_keep_the_models_size_and_range():
+def test_big_visions_transform_keeps_the_models_size_and_range():
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
     own = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
     info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), own)
-    found = representation(info, preprocess="big_vision").preprocess
+    found = representation(info, transform="big_vision").preprocess
     assert found == Preprocess((192, 320), mean, std, "bilinear", 0.875, "squash", antialias=False)
     assert representation(info).preprocess == own
 
 
 @pytest.mark.parametrize(
-    ("model", "choice", "message"),
+    ("model", "choice"),
     [
-        (ModelConfig(48, 2, 3, 96), {"layer": 3}, "no layer 3: the model has 2 blocks"),
-        (ModelConfig(48, 2, 3, 96), {"pool": "map"}, "no attention pooling"),
-        (ModelConfig(48, 2, 3, 96, class_token=False, pool="gap"), {"pool": "token"}, "class tok"),
-        (bit_config("R50x1"), {"layer": 3}, "a BiT ResNet has no tokens and no blocks"),
-        (bit_config("R50x1"), {"pool": "gap"}, "a BiT ResNet has no tokens and no blocks"),
+        (ModelConfig(48, 2, 3, 96), {"layer": 3}),
+        (ModelConfig(48, 2, 3, 96), {"pool": "map"}),
+        (ModelConfig(48, 2, 3, 96, class_token=False, pool="gap"), {"pool": "token"}),
+        (bit_config("R50x1"), {"layer": 3}),
+        (bit_config("R50x1"), {"pool": "gap"}),
     ],
     ids=str,
 )
-def test_what_cannot_be_read(model, choice, message):
-    with pytest.raises(ConfigError, match=message):
+def test_representations_that_a_model_does_not_have(model, choice):
+    with pytest.raises(ConfigError):
         representation(CheckpointInfo(model, Preprocess()), **choice)
 
 
-def test_a_cache_belongs_to_weights_and_way(tiny_checkpoint, tmp_path):
-    choices = [{}, {"layer": 1}, {"pool": "gap"}, {"preprocess": "big_vision"}]
+def test_a_cache_belongs_to_weights_and_representation(tiny_checkpoint, tmp_path):
+    choices = [{}, {"layer": 1}, {"pool": "gap"}, {"transform": "big_vision"}]
     names = [cache_name(predictor(tiny_checkpoint, **choice)) for choice in choices]
     names.append(cache_name(predictor(tiny_checkpoint, precision="bf16")))
     other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
-    assert cache_name(predictor(other)) == names[0]  # wherever it lies
+    assert cache_name(predictor(other)) == names[0]  # wherever it is
     weights = load_file(other / "model.safetensors")
     weights["norm.bias"] += 1
     save_checkpoint(other, weights, Predictor(other).info)
@@ -151,51 +146,53 @@ def test_a_cache_belongs_to_the_bytes_of_every_shard(tmp_path):
     assert len(set(names)) == 2
 
 
-def test_of_images_the_new_ones_are_computed(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
-    root = tmp_path / "data"
-    for name, image in (("a", "a.png"), ("b", "b.png")):
-        (root / name).mkdir(parents=True)
-        shutil.copy(image_folder / image, root / name / "x.png")
-    computed = []
+@pytest.fixture
+def computed(monkeypatch) -> list[list[str]]:
+    """The names of the images that each pass of the model saw."""
+    passes: list[list[str]] = []
     embed = Predictor.embed
 
     def counted(self, images, batch_size=None):
         listed = list(images)
-        computed.append([Path(image.name).name for image in listed])
+        passes.append([Path(image.name).name for image in listed])
         return embed(self, listed, batch_size)
 
     monkeypatch.setattr(Predictor, "embed", counted)
+    return passes
 
-    def run() -> np.ndarray:
+
+def test_only_new_images_are_computed(tiny_checkpoint, image_folder, tmp_path, computed):
+    root = tmp_path / "data"
+    for name, image in (("a", "a.png"), ("b", "b.png")):
+        (root / name).mkdir(parents=True)
+        shutil.copy(image_folder / image, root / name / "x.png")
+
+    def run(directory: str) -> np.ndarray:
         made, source = predictor(tiny_checkpoint), open_dataset(DataConfig(str(root))).train
-        return source_features(made, source, FeatureCache(cache_name(made), tmp_path / "cache"))
+        cache = FeatureCache(cache_name(made), tmp_path / directory)
+        found, unreadable = source_features(made, source, cache)
+        cache.close()
+        assert not unreadable
+        return found
 
-    first = run()
+    first = run("cache")
     (root / "a" / "x.png").rename(root / "a" / "y.png")  # the same bytes
     shutil.copy(image_folder / "deep" / "cat.jpg", root / "b" / "z.jpg")
-    second = run()
+    second = run("cache")
     assert computed == [["x.png", "x.png"], ["z.jpg"]]
     np.testing.assert_array_equal(second[:2], first)
+    (tmp_path / "no").write_text("not a directory")
+    np.testing.assert_array_equal(run("no"), second)  # a cache that cannot be written
 
 
-def test_features_that_are_no_numbers_are_told_and_not_remembered(
-    tiny_checkpoint, image_folder, tmp_path
-):
-    bad = shutil.copytree(tiny_checkpoint, tmp_path / "bad")
-    weights = load_file(bad / "model.safetensors")
-    weights["norm.bias"][3] = float("nan")
-    save_checkpoint(bad, weights, Predictor(bad).info)
-    (tmp_path / "data" / "a").mkdir(parents=True)
-    shutil.copy(image_folder / "a.png", tmp_path / "data" / "a")
-    made, source = predictor(bad), open_dataset(DataConfig(str(tmp_path / "data"))).train
-    for _ in range(2):
-        cache = FeatureCache(cache_name(made), tmp_path / "cache")
-        with pytest.raises(CheckpointError, match=r"features of .*a\.png are not finite numbers"):
-            source_features(made, source, cache)
-
-
-def test_a_cut_model_is_the_model_that_ends_there(tiny_checkpoint):
-    info = representation(Predictor(tiny_checkpoint).info, layer=1)
-    assert (info.model.depth, info.model.num_classes, info.classes) == (1, 0, ())
-    model = predictor(tiny_checkpoint, layer=1).model
-    assert isinstance(model, ViT) and len(model.blocks) == 1
+def test_images_that_cannot_be_read(tiny_checkpoint, image_folder, tmp_path):
+    (tmp_path / "a").mkdir()
+    shutil.copy(image_folder / "a.png", tmp_path / "a" / "1.png")
+    (tmp_path / "a" / "2.png").write_bytes(b"no image")
+    made, source = predictor(tiny_checkpoint), open_dataset(DataConfig(str(tmp_path))).train
+    cache = FeatureCache("cache", tmp_path)
+    found, unreadable = source_features(made, source, cache)
+    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+    assert [(i, Path(error.where).name) for i, error in unreadable.items()] == [(1, "2.png")]
+    with pytest.raises(ImageError):
+        source_features(made, source, cache, strict=True)

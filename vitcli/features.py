@@ -1,9 +1,9 @@
-"""Features of labelled images: which representation they are, and how they are remembered by
-content, so that a second run computes none.
+"""Features of labelled images: which representation they are, and a cache of them by content, so
+that a second run computes none.
 
-A cache is one SQLite file per model and way of computing (hash of the weights' bytes, architecture,
-pre-processing, device, precision). Its rows are keyed by the hash of an image's bytes, so that of
-renamed, moved and added images only the new ones cost anything.
+A cache is one SQLite file for each model and way of computing (hash of the weights, architecture,
+pre-processing, device, precision). Its rows are keyed by the hash of an image's bytes, so renamed
+and moved images cost nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -27,44 +27,12 @@ from vitcli.config import ModelConfig, Pool
 from vitcli.data.inputs import ImageInput
 from vitcli.data.shards import cache_directory
 from vitcli.data.source import Source
-from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, DataError
+from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
 from vitcli.prediction import Predictor
 
 COMMIT_EVERY = 1000
-"""Vectors after which a cache is written to disk: a kill costs no more."""
-
-
-def representation(
-    info: CheckpointInfo,
-    pool: Literal["head", Pool] = "head",
-    layer: int | None = None,
-    preprocess: Literal["big_vision", "checkpoint"] = "checkpoint",
-) -> CheckpointInfo:
-    """A checkpoint without its head, whose features are another representation. All of its tensors
-    are among the checkpoint's, so it is a model like any other: one that ends earlier.
-
-    Args:
-        pool: what is read of the tokens; head: as the checkpoint does.
-        layer: blocks, from the first on, that are left; the norm behind the last one stays.
-        preprocess: as in `FewshotConfig`.
-
-    `pre_logits`, made for one representation, is left out where another is asked for.
-
-    Raises:
-        ConfigError: the model cannot be read so.
-    """
-    model = info.model.with_classes(0)
-    if isinstance(model, ModelConfig):
-        model = _reread(model, pool, layer)
-    elif pool != "head" or layer is not None:
-        raise ConfigError("a BiT ResNet has no tokens and no blocks to choose from")
-    pixels = info.preprocess
-    if preprocess == "big_vision":
-        pixels = dataclasses.replace(pixels, **BIG_VISION_PIXELS)
-    return dataclasses.replace(info, model=model, preprocess=pixels, classes=(), score="softmax")
-
-
-BIG_VISION_PIXELS: dict[str, Any] = {
+"""Vectors after which a cache is written to disk: a kill loses no more."""
+BIG_VISION: dict[str, Any] = {
     "interpolation": "bilinear",
     "antialias": False,
     "crop_mode": "squash",
@@ -73,72 +41,95 @@ BIG_VISION_PIXELS: dict[str, Any] = {
 """resize(256)|central_crop(224) (big_vision/configs/common_fewshot.py)."""
 
 
-def _reread(model: ModelConfig, pool: Literal["head", Pool], layer: int | None) -> ModelConfig:
-    if layer is not None and not 1 <= layer <= model.depth:
-        raise ConfigError(f"there is no layer {layer}: the model has {model.depth} blocks")
-    wanted = model.pool if pool == "head" else pool
-    if wanted == "map" and model.pool != "map":
-        raise ConfigError(f"the model has no attention pooling (map); its head reads {model.pool}")
-    depth = model.depth if layer is None else layer
-    own = pool == "head" and depth == model.depth
-    pre_logits = model.pre_logits if own else 0
-    return dataclasses.replace(model, pool=wanted, depth=depth, pre_logits=pre_logits)
+def representation(
+    info: CheckpointInfo,
+    pool: Literal["head", Pool] = "head",
+    layer: int | None = None,
+    transform: Literal["big_vision", "checkpoint"] = "checkpoint",
+) -> CheckpointInfo:
+    """A checkpoint without its head, whose features are another representation. Its tensors are
+    among the checkpoint's. `pre_logits`, which belongs to one representation, is kept for that one.
+
+    Args:
+        pool: which tokens are read; head: those that the checkpoint's head reads.
+        layer: the number of blocks that are kept; the final norm stays.
+        transform: as in `FewshotConfig`.
+
+    Raises:
+        ConfigError: the model has no such representation.
+    """
+    model = info.model.with_classes(0)
+    if isinstance(model, ModelConfig):
+        depth = model.depth if layer is None else layer
+        if not 1 <= depth <= model.depth:
+            raise ConfigError(f"the model has {model.depth} blocks, so there is no layer {layer}")
+        wanted = model.pool if pool == "head" else pool
+        if wanted == "map" and model.pool != "map":
+            raise ConfigError(
+                f"the model has no attention pooling (map): its head uses {model.pool}"
+            )
+        own = pool == "head" and depth == model.depth
+        pre_logits = model.pre_logits if own else 0
+        model = dataclasses.replace(model, pool=wanted, depth=depth, pre_logits=pre_logits)
+    elif pool != "head" or layer is not None:
+        raise ConfigError("a BiT ResNet has neither tokens to pool nor transformer blocks")
+    preprocess = info.preprocess
+    if transform == "big_vision":
+        preprocess = dataclasses.replace(preprocess, **BIG_VISION)
+    return dataclasses.replace(
+        info, model=model, preprocess=preprocess, classes=(), score="softmax"
+    )
 
 
 class FeatureCache:
-    """Feature vectors by image hash. A cache that cannot be opened remembers nothing."""
+    """Feature vectors by the hash of their image; in memory only, if the file cannot be used."""
 
-    def __init__(self, name: str, folder: Path | None = None) -> None:
-        self.database: sqlite3.Connection | None = None
-        self.put_since_commit = 0
-        path = (folder or cache_directory().parent / "features") / f"{name}.sqlite"
-        with contextlib.suppress(OSError, sqlite3.Error):
+    def __init__(self, name: str, directory: Path | None = None) -> None:
+        path = (directory or cache_directory().parent / "features") / f"{name}.sqlite"
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.database = sqlite3.connect(path, timeout=10.0)
-            self.database.execute(
-                "CREATE TABLE IF NOT EXISTS features (image BLOB PRIMARY KEY, vector BLOB)"
-            )
+            self.database = self._open(path)
+        except (OSError, sqlite3.Error):
+            self.database = self._open(":memory:")
 
-    def get(self, image: bytes, width: int) -> npt.NDArray[np.float32] | None:
-        """The vector of an image, or None."""
-        row = None
-        if self.database is not None:
-            with contextlib.suppress(sqlite3.Error):
-                query = "SELECT vector FROM features WHERE image = ?"
-                row = self.database.execute(query, (image,)).fetchone()
-        if row is None or len(row[0]) != 4 * width:
-            return None
-        return np.frombuffer(row[0], "<f4")
+    def _open(self, path: str | Path) -> sqlite3.Connection:
+        database = sqlite3.connect(path, timeout=10.0)
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS features (image BLOB PRIMARY KEY, vector BLOB)"
+        )
+        return database
+
+    def get(self, image: bytes) -> npt.NDArray[np.float32] | None:
+        """The vector of an image, if it is known."""
+        with contextlib.suppress(sqlite3.Error):
+            query = "SELECT vector FROM features WHERE image = ?"
+            for (vector,) in self.database.execute(query, (image,)):
+                return np.frombuffer(vector, "<f4")
+        return None
 
     def put(self, image: bytes, vector: npt.NDArray[np.float32]) -> None:
-        """Remembers a vector; on disk now and then, and once `close` is called."""
-        if self.database is not None:
-            with contextlib.suppress(sqlite3.Error):
-                row = (image, vector.astype("<f4").tobytes())
-                self.database.execute("INSERT OR REPLACE INTO features VALUES (?, ?)", row)
-                self.put_since_commit += 1
-                if self.put_since_commit >= COMMIT_EVERY:
-                    self.database.commit()
-                    self.put_since_commit = 0
+        """Adds a vector; `close` writes it to disk, if not before."""
+        with contextlib.suppress(sqlite3.Error):
+            row = (image, vector.astype("<f4").tobytes())
+            self.database.execute("INSERT OR REPLACE INTO features VALUES (?, ?)", row)
+            if self.database.total_changes % COMMIT_EVERY == 0:
+                self.database.commit()
 
     def close(self) -> None:
-        """Writes what was put."""
-        if self.database is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self.database.commit()
-            self.database.close()
-            self.database = None
+        """Writes what was added."""
+        with contextlib.suppress(sqlite3.Error):
+            self.database.commit()
+        self.database.close()
 
 
 def cache_name(predictor: Predictor) -> str:
-    """What decides a feature beside the image, hashed."""
+    """A hash of everything that decides a feature beside the image."""
     digest = hashlib.sha256()
     for path in files_of(predictor.file):
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     info = predictor.info
-    said = (__version__, info.model, info.preprocess, *predictor.wanted)
-    digest.update(repr(said).encode())
+    digest.update(repr((__version__, info.model, info.preprocess, *predictor.wanted)).encode())
     return digest.hexdigest()[:32]
 
 
@@ -147,46 +138,49 @@ def source_features(
     source: Source,
     cache: FeatureCache,
     batch_size: int | None = None,
-    on_progress: Callable[[int], None] = lambda count: None,
-) -> npt.NDArray[np.float32]:
-    """The features (N, feature_dim) of a source's images, in its order.
+    on_progress: Callable[[int], None] = lambda done: None,
+    strict: bool = False,
+) -> tuple[npt.NDArray[np.float32], dict[int, ImageError]]:
+    """Features of a source's images, (N, feature_dim) in its order, and what is wrong with images
+    that cannot be read; their rows hold NaN.
+
+    Args:
+        on_progress: called with the number of images that are done.
+        strict: raise the error of an image that cannot be read.
 
     Raises:
-        DataError: names an image that cannot be read.
-        CheckpointError: the model makes something else than numbers of an image.
+        CheckpointError: a feature is not finite.
+        ImageError: see `strict`.
     """
-    width = predictor.info.model.feature_dim
-    features = np.empty((len(source), width), np.float32)
-    hashes: list[bytes] = []
-    missing: list[int] = []
+    features = np.full((len(source), predictor.info.model.feature_dim), np.nan, np.float32)
+    hashes, missing = list[bytes](), list[int]()
     for i in range(len(source)):
-        hashes.append(hashlib.sha256(source.read(i)).digest())
-        known = cache.get(hashes[i], width)
+        hashes.append(b"")
+        with contextlib.suppress(ImageError):
+            hashes[i] = hashlib.sha256(source.read(i)).digest()
+        known = cache.get(hashes[i])
         if known is None:
             missing.append(i)
         else:
             features[i] = known
-            on_progress(1)
-    try:
-        embeddings = predictor.embed(_images(source, missing), batch_size) if missing else ()
-        for i, embedding in zip(missing, embeddings, strict=True):
-            if embedding.features is None:
-                error = embedding.error or DataError("cannot be read")
-                raise DataError(error.what, where=embedding.file, hint=error.hint)
-            if not np.isfinite(embedding.features).all():
-                raise CheckpointError(
-                    f"its features of {embedding.file} are not finite numbers",
-                    where=predictor.name,
-                    hint=NOT_FINITE,
-                )
-            features[i] = embedding.features
-            cache.put(hashes[i], features[i])
-            on_progress(1)
-    finally:
-        cache.close()
-    return features
-
-
-def _images(source: Source, indices: list[int]) -> Iterator[ImageInput]:
-    for i in indices:
-        yield ImageInput(source.where(i), partial(source.read, i))
+            on_progress(i + 1 - len(missing))
+    images = (ImageInput(source.where(i), partial(source.read, i)) for i in missing)
+    embeddings = predictor.embed(images, batch_size) if missing else ()
+    unreadable = dict[int, ImageError]()
+    for done, (i, embedding) in enumerate(zip(missing, embeddings, strict=True), start=1):
+        vector, error = embedding.features, embedding.error
+        if error is not None:
+            unreadable[i] = ImageError(error.what, where=embedding.file, hint=error.hint)
+            if strict:
+                raise unreadable[i]
+        elif vector is None or not np.isfinite(vector).all():
+            raise CheckpointError(
+                f"the features of {embedding.file} are not finite",
+                where=predictor.name,
+                hint=NOT_FINITE,
+            )
+        else:
+            features[i] = vector
+            cache.put(hashes[i], vector)
+        on_progress(len(source) - len(missing) + done)
+    return features, unreadable

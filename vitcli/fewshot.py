@@ -1,18 +1,17 @@
-"""Few-shot classification on frozen features, by big_vision's protocol (paper, section 4.1): some
-images of each class are drawn, least squares sends their features to their classes, and all of
-the test part is classified. (big_vision/evaluators/fewshot_lsr.py)
+"""Few-shot classification on frozen features, by big_vision's protocol (paper, section 4.1): a few
+images of each class are drawn, least squares maps their features to classes, and all of the test
+split is classified. (big_vision/evaluators/fewshot_lsr.py)
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from vitcli import __version__
 from vitcli.atomic import write_text
@@ -23,30 +22,19 @@ from vitcli.checkpoints.save import write_config
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
 from vitcli.data.dataset import Splits, open_data
 from vitcli.data.source import Source
-from vitcli.errors import ConfigError, DataError, OutputError
+from vitcli.errors import ConfigError, DataError, ImageError, OutputError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.hub.card import model_card
 from vitcli.prediction import Predictor
 from vitcli.ridge import Ints, LinearHead, RidgeSolver
 
-Features = npt.NDArray[np.floating]
-
 AUTO_L2 = tuple(2.0**power for power in range(-10, 20))
-"""What is chosen from where no l2 is given: the sweep of the authors' code."""
-
-
-class Draw(NamedTuple):
-    """A training subset."""
-
-    shots: int
-    seed: int
-    examples: Ints
-    """Indices into the training part."""
+"""The candidates of l2 auto: the sweep of the authors' code."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one training subset at one l2; accuracy in [0, 1]."""
+    """The accuracy, in [0, 1], of one draw of training images at one l2."""
 
     shots: int
     seed: int
@@ -58,22 +46,18 @@ class Trial:
 class Report:
     """What `measure` found."""
 
+    model: CheckpointInfo
+    """The model that gave the features: without a head, perhaps cut after a layer."""
     trials: tuple[Trial, ...]
-    """By shots, then seed, then l2, in the order they were asked for."""
+    """By shots, then seed, then l2, in the order of the configuration."""
     splits: Splits
-    images: int
-    """Of the test part."""
-    saved: Saved | None
-    """Where a head was to be kept."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The trial of the most shots and the first seed and l2, and its head."""
-
-    trial: Trial
-    head: LinearHead
-    """Its logits are scaled to where their softmax fits left-out examples best."""
+    tested: int
+    """Images of the test split that were classified."""
+    unreadable: tuple[ImageError, ...]
+    """Images that were skipped."""
+    saved: tuple[Trial, LinearHead] | None
+    """The trial of the most shots and the first seed and l2, and its head, whose logits are scaled
+    so that their softmax fits left-out examples best."""
 
 
 def measure(
@@ -82,124 +66,121 @@ def measure(
     batch_size: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     keep_head: bool = False,
+    strict: bool = False,
 ) -> Report:
-    """Measures a model by a few images of each class.
+    """Measures the accuracy that a model's features reach with a few images of each class. Instead
+    of a training image that cannot be read, another one of its class is drawn.
 
     Args:
-        predictor: gives from now on the features that were measured.
-        on_progress: called with the images whose features are there and all those needed.
-        keep_head: for `save_head`.
+        on_progress: called with the number of images whose features are known, and of all.
+        keep_head: keep a head for `save_head`.
+        strict: stop at the first image that cannot be read.
 
     Raises:
-        ConfigError: the model cannot be read so, no checkpoint can hold the head that is to be
-            kept, or the l2 cannot be used.
-        DataError: the data cannot be used, or a class has too few images.
-        CheckpointError: the model's features are not finite numbers.
+        ConfigError: the model has no such features, no checkpoint can hold a head on them, or the
+            l2 cannot be used.
+        DataError: the dataset cannot be used, or a class has too few images.
+        CheckpointError: the model's features are not finite.
     """
-    predictor.info = representation(predictor.info, config.pool, config.layer, config.preprocess)
+    wanted = representation(predictor.info, config.pool, config.layer, config.preprocess)
+    model = predictor.with_info(wanted)
     if keep_head:
-        check_savable(predictor.info.model)
+        check_savable(wanted.model)
     splits = open_data(config.data, select=False)
     train, test = splits.train, splits.test or splits.val
     if not test:
         raise DataError(
-            "nothing is left to test on",
+            "there is no test split",
             where=config.data.path,
-            hint="add a test part, or hold some out, as in --val-fraction 0.2",
+            hint="add one, or hold out training images, as in --val-fraction 0.2",
         )
-    check_shots(train, max(config.shots), config.data.path)
-    draws = [
-        Draw(shots, seed, choose_shots(train.labels, len(train.classes), shots, seed))
-        for shots in config.shots
-        for seed in config.seeds
-    ]
-    # Of a large training part, only what is drawn is ever looked at.
-    used = np.unique(np.concatenate([draw.examples for draw in draws]))
-    draws = [draw._replace(examples=np.searchsorted(used, draw.examples)) for draw in draws]
-    train, done, name = train.select(used), 0, cache_name(predictor)
+    draws = [(shots, seed) for shots in config.shots for seed in config.seeds]
+    unreadable, classes = dict[int, ImageError](), len(train.classes)
 
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(done, len(train) + len(test))
+    def advance(before: int, total: int) -> Callable[[int], None]:
+        return lambda done: on_progress(before + done, total)
 
-    learnt, tested = (
-        (source_features(predictor, part, FeatureCache(name), batch_size, advance), part.labels)
-        for part in (train, test)
-    )
+    with contextlib.closing(FeatureCache(cache_name(model))) as cache:
+        while True:
+            check_shots(train, max(config.shots), unreadable, config.data.path)
+            chosen = [choose_shots(train.labels, classes, *draw, unreadable) for draw in draws]
+            # Of a large training split, only the images that are drawn are read.
+            used = np.unique(np.concatenate(chosen))
+            meter, total = advance(0, len(used) + len(test)), len(used) + len(test)
+            x, errors = source_features(model, train.select(used), cache, batch_size, meter, strict)
+            if not errors:
+                break
+            unreadable |= {int(used[i]): error for i, error in errors.items()}
+        meter = advance(len(used), total)
+        x_test, errors = source_features(model, test, cache, batch_size, meter, strict)
+    readable = np.setdiff1d(np.arange(len(test)), list(errors))
+    if not len(readable):
+        raise DataError("no image of the test split can be read", where=config.data.path)
+    x_test, y, y_test = x_test[readable], train.labels[used], test.labels[readable]
     trials, saved = list[Trial](), None
-    for trial, head, solver in run_trials(draws, learnt, tested, len(train.classes), config.l2):
-        trials.append(trial)
-        wanted = keep_head and (trial.shots, trial.seed) == (max(config.shots), config.seeds[0])
-        if wanted and saved is None:
-            saved = Saved(trial, head.scaled(solver.sharpness(trial.l2)))
-    return Report(tuple(trials), splits, len(test), saved)
+    for (shots, seed), examples in zip(draws, chosen, strict=True):
+        rows = np.searchsorted(used, examples)
+        solver = RidgeSolver(x[rows], y[rows], classes)
+        for l2 in config.l2 or [solver.best_l2(AUTO_L2)]:
+            head = solver.solve(l2)
+            trial = Trial(shots, seed, l2, float((head.predict(x_test) == y_test).mean()))
+            trials.append(trial)
+            first = saved is None and (shots, seed) == (max(config.shots), config.seeds[0])
+            if keep_head and first:
+                saved = trial, head.scaled(solver.sharpness(l2))
+    skipped = (*unreadable.values(), *errors.values())
+    return Report(wanted, tuple(trials), splits, len(readable), skipped, saved)
 
 
-def check_shots(train: Source, shots: int, where: object = None) -> None:
-    """Raises DataError where a class has fewer training images than shots. Classes without any
-    image, as a long list of classes may have, are left alone."""
+def check_shots(
+    train: Source, shots: int, unreadable: Collection[int] = (), where: object = None
+) -> None:
+    """Raises DataError if a class has fewer readable images than shots. Classes without any image,
+    as a long list of classes may have, are left out."""
     counts = train.counts()
-    short = np.flatnonzero((counts > 0) & (counts < shots))
+    left = counts - np.bincount(train.labels[list(unreadable)], minlength=len(counts))
+    short = np.flatnonzero((counts > 0) & (left < shots))
     if len(short):
-        worst = short[counts[short].argmin()]
-        such = f" ({len(short):,} such classes)" if len(short) > 1 else ""
+        worst = short[left[short].argmin()]
+        others = f" ({len(short):,} classes have too few)" if len(short) > 1 else ""
         raise DataError(
-            f"'{train.classes[worst].name}' has {counts[worst]} training images, too few for "
-            f"{shots} shots{such}",
+            f"class '{train.classes[worst].name}' has {left[worst]} training images, fewer than "
+            f"{shots} shots{others}",
             where=where,
-            hint=f"take --shots up to {counts[worst]}",
+            hint=f"use --shots up to {left[worst]}" if left[worst] else None,
         )
 
 
-def choose_shots(labels: Ints, num_classes: int, shots: int, seed: int) -> Ints:
-    """Indices of `shots` examples of each class (or all that it has), class by class.
+def choose_shots(
+    labels: Ints, num_classes: int, shots: int, seed: int, unreadable: Collection[int] = ()
+) -> Ints:
+    """Indices of `shots` examples of each class (or all that it has), class by class, passing over
+    those that cannot be read.
 
-    One generator permutes the examples of all classes in order, so more shots with the same seed
-    hold the fewer ones.
+    One generator permutes the examples of all classes in order, so the examples of fewer shots
+    with the same seed are among those of more.
     """
-    rng = np.random.default_rng(seed)
+    rng, most = np.random.default_rng(seed), shots + len(unreadable)
     order = np.argsort(labels, kind="stable")
     ends = np.cumsum(np.bincount(labels, minlength=num_classes))
-    members = np.split(order, ends[:-1])
-    return np.concatenate([rng.permutation(some)[:shots] for some in members])
-
-
-def run_trials(
-    draws: Sequence[Draw],
-    train: tuple[Features, Ints],
-    test: tuple[Features, Ints],
-    num_classes: int,
-    l2s: Sequence[float] = FewshotConfig.l2,
-) -> Iterator[tuple[Trial, LinearHead, RidgeSolver]]:
-    """Solves for each draw and tests on all of `test`.
-
-    Args:
-        train, test: features (N, D) and labels (N,).
-        l2s: each is tried; none: one is chosen by its left-out errors, never on the test part.
-
-    Raises:
-        ConfigError: an l2 cannot be used.
-    """
-    for shots, seed, examples in draws:
-        solver = RidgeSolver(train[0][examples], train[1][examples], num_classes)
-        for l2 in l2s or [solver.best_l2(AUTO_L2)]:
-            head = solver.solve(l2)
-            accuracy = float((head.predict(test[0]) == test[1]).mean())
-            yield Trial(shots, seed, l2, accuracy), head, solver
+    chosen = list[int]()
+    for members in np.split(order, ends[:-1]):
+        permuted = rng.permutation(members)[:most].tolist()
+        chosen += [i for i in permuted if i not in unreadable][:shots]
+    return np.array(chosen, np.int64)
 
 
 # ---------------------------------------------------------------------------------------------
-# A checkpoint of it
+# A checkpoint with the head
 
 
 def check_savable(model: Architecture) -> None:
-    """Raises ConfigError where no checkpoint can hold a head on what is read of the model."""
+    """Raises ConfigError if no checkpoint can hold a head on these features."""
     if isinstance(model, ModelConfig) and model.distill_token and model.pool != "token":
         raise ConfigError(
             f"a head on pool '{model.pool}' cannot be saved: the heads of a distilled model read "
             "its class and distillation tokens",
-            hint="leave --save out, or take --pool token, which is the mean of both",
+            hint="omit --save, or use --pool token, the mean of both",
         )
 
 
@@ -210,22 +191,22 @@ def model_file(path: Path) -> Path:
 
 def save_head(
     predictor: Predictor, config: FewshotConfig, report: Report, path: Path, command: str = ""
-) -> CheckpointInfo:
-    """Writes the model with the head that `measure` kept: an ordinary checkpoint, whose decisions
-    are those that were measured. A model cut after a layer is saved as it was cut.
+) -> None:
+    """Writes the model with the head that `measure` kept, as an ordinary checkpoint; a model that
+    was cut after a layer ends there.
 
     Args:
-        path: a .safetensors file, or a folder, which gets config.json, the card and the split too.
-        command: how the user called it, for the card.
+        path: a .safetensors file, or a directory, which gets config.json, the model card and the
+            split too.
+        command: how the user called it, for the model card.
 
     Raises:
         OutputError: it cannot be written.
     """
     assert report.saved is not None
-    trial, head = report.saved.trial, report.saved.head
-    read, classes = predictor.info, report.splits.classes
-    model = read.model.with_classes(len(classes))
-    provenance = ancestry(read, predictor.name) | {
+    (trial, head), classes = report.saved, report.splits.classes
+    model = report.model.model.with_classes(len(classes))
+    provenance = ancestry(predictor.info, predictor.name) | {
         "made_by": f"vit fewshot (vitcli {__version__})",
         "command": command,
         "data": Path(config.data.path).name,
@@ -234,13 +215,13 @@ def save_head(
         "note": f"{trial.shots} shots, least squares with l2 {trial.l2:g} on frozen features",
         "metrics": {"test_top1": trial.accuracy},
     }
-    info = CheckpointInfo(model, read.preprocess, classes, "softmax", provenance)
-    found = open_checkpoint(predictor.file).tensors
+    info = CheckpointInfo(model, report.model.preprocess, classes, "softmax", provenance)
+    stored = open_checkpoint(predictor.file).tensors
     rows = {"weight": head.weight.astype(np.float32), "bias": head.bias.astype(np.float32)}
     tensors = {
         name: rows[name.rpartition(".")[2]].reshape(shape)
         if name.startswith("head")  # both of a distilled model, whose logits are their mean
-        else found[name]
+        else stored[name]
         for name, shape in model.tensor_shapes().items()
     }
     file = model_file(path)
@@ -248,11 +229,10 @@ def save_head(
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"cannot be made: {error.strerror or error}", where=file.parent
+            f"cannot create the directory: {error.strerror or error}", where=file.parent
         ) from error
     tensor_file.write(file, tensors, info.to_metadata())
     if file != path:
         write_config(path / "config.json", info)
         write_text(path / "README.md", model_card(info))
         write_text(path / "split.json", json.dumps(report.splits.record, indent=2) + "\n")
-    return info

@@ -8,6 +8,7 @@ module therefore imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 from collections import deque
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from vitcli.checkpoints.info import CheckpointInfo
     from vitcli.checkpoints.load import LoadedModel
     from vitcli.data.decoder import Pixels
     from vitcli.hub.fetch import Progress
@@ -121,8 +123,7 @@ class Slot(NamedTuple):
 
 class Predictor:
     """A checkpoint that is asked about images. Its header is read at once; its weights, and
-    torch, when the first images are on their way. Until then `info` may be replaced by that of a
-    model whose tensors are among the file's: without a head, or with fewer blocks.
+    torch, when the first images are on their way.
 
     Args:
         resolution: of its images, where that is not the checkpoint's: the position embeddings
@@ -153,6 +154,13 @@ class Predictor:
         self.offline = offline
         self.wanted = device, precision
         self._model: LoadedModel | None = None
+
+    def with_info(self, info: CheckpointInfo) -> Predictor:
+        """The same file as another model, whose tensors are among the file's: without a head, or
+        with fewer blocks."""
+        other = copy.copy(self)
+        other.info, other._model = info, None
+        return other
 
     def predict(
         self,

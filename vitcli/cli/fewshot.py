@@ -90,6 +90,7 @@ def fewshot(
     preprocess: Annotated[
         Literal["big_vision", "checkpoint"],
         typer.Option(
+            "--transform",
             "--preprocess",
             help="big_vision, as published figures have it: squashed to 256 without antialiasing, "
             "the centre 224 cut out (in proportion at other sizes); checkpoint: its own resize and "
@@ -118,6 +119,9 @@ def fewshot(
         ),
     ] = None,
     force: options.Force = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first image that cannot be read.")
+    ] = False,
     batch_size: options.BatchSize = None,
     json: options.Json = False,
     device: options.Device = "auto",
@@ -154,35 +158,34 @@ def fewshot(
             model, device, precision, offline, fetching, allow_pickle=allow_pickle
         )
     with output.Meter("features", quiet=quiet) as meter:
-
-        def advance(done: int, total: int) -> None:
-            meter.total = total
-            meter.advance(done - meter.done)
-
-        report = measure(predictor, config, batch_size, advance, keep_head=save is not None)
+        report = measure(predictor, config, batch_size, meter.reach, save is not None, strict)
     for warning in report.splits.warnings:
         output.warning(warning)
+    for error in report.unreadable:
+        output.error(f"{error.where}: {error.what}")
     held_out = report.splits.record["kind"] == "held out"
-    part = "test part" if report.splits.test else "part held out" if held_out else "validation part"
-    output.note(f"tested on the {part}, {report.images:,} images", quiet)
+    split = "held-out images" if held_out else "validation images"
+    split = "test images" if report.splits.test else split
+    output.note(f"tested on {report.tested:,} {split}", quiet)
     rows = summary(report.trials, config)
     if json:
+        counts = {"test": report.tested, "unreadable": len(report.unreadable)}
         for row in rows:
-            output.json_line({"model": predictor.name, "data": data, "test": report.images, **row})
+            output.json_line({"model": predictor.name, "data": data, **counts, **row})
     else:
         show(rows, config)
     if plot is not None:
         draw(rows, config, plot)
-        output.note(f"accuracy against shots is in {plot}", quiet)
+        output.note(f"plotted accuracy against shots in {plot}", quiet)
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
-        trial = report.saved.trial
-        output.note(
-            f"{save} is the model of {trial.shots} shots, seed {trial.seed}, l2 {trial.l2:g}: "
-            f"{trial.accuracy:.2%}",
-            quiet,
-        )
+        trial, _ = report.saved
+        what = f"{trial.shots} shots, seed {trial.seed}, l2 {trial.l2:g}: {trial.accuracy:.2%}"
+        output.note(f"saved the model of {what} in {save}", quiet)
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}", quiet)
+    if report.unreadable:
+        output.note(f"skipped {len(report.unreadable):,} images that cannot be read")
+        raise typer.Exit(1)
 
 
 def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, Any]]:
