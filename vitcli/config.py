@@ -229,7 +229,7 @@ class FewshotConfig:
         shown="the last",
         min=1,
     )
-    preprocess: Literal["big_vision", "checkpoint"] = option(
+    transform: Literal["big_vision", "checkpoint"] = option(
         "big_vision",
         "--transform --preprocess",
         "big_vision: resize to 256 x 256 without antialiasing and crop the central 224 (in "

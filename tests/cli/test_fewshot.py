@@ -118,7 +118,7 @@ def test_several_l2_and_one_by_leave_one_out(greys, tiny_checkpoint, tmp_path):
     alone = rows(fewshot(greys, tiny_checkpoint, *words, "--l2", "1e4", "--json"))
     assert [row["accuracies"] for row in alone] == [row["accuracies"] for row in found[1::2]]
     table = fewshot(greys, tiny_checkpoint, *words, "--l2", "1,1e4").stdout.splitlines()
-    assert table[0].split()[:2] == ["shots", "l2"] and table[2].split()[:2] == ["3", "10000"]
+    assert table[0].split()[-1] == "l2" and table[2].split()[-1] == "10000"
     auto = ("--shots", "6", "--l2", "auto")
     (row,) = rows(fewshot(greys, tiny_checkpoint, *auto, "--json"))
     assert all(np.log2(l2) in range(-10, 20) for l2 in row["l2"])
