@@ -1,4 +1,4 @@
-"""ReaL labels: several classes may be right, or none; images are told by their names."""
+"""ReaL labels: several classes may be right, or none; images are found by their names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_labels_that_ship_are_those_of_the_paper():
     assert set(accepted[1]) == {970, 795}
 
 
-def test_any_class_that_is_right_counts_and_images_without_one_do_not():
+def test_any_right_class_counts_and_images_without_one_do_not():
     real = Reassessment(read_accepted(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000))
     assert real.add(0, 970) is True
     assert real.add(1, 65) is None  # none is right
@@ -54,13 +54,13 @@ def test_a_model_of_another_order_and_fewer_classes():
     aligned = Alignment((dog, alp), same, np.zeros(1, np.int64), same)
     real = Reassessment(read_accepted(), images(2, 4, 2), (dog, alp), aligned)
     assert [real.add(0, 1), real.add(1, 0), real.add(2, 0)] == [True, None, False]
-    with pytest.raises(DataError, match="of which the model knows no class"):
+    with pytest.raises(DataError):
         Reassessment(read_accepted(), images(2), (dog,), as_they_are(1))
 
 
 @pytest.mark.parametrize("name", ["n01/cat.jpg", "ILSVRC2012_val_00050001.JPEG", 0])
-def test_images_of_other_names(name):
-    with pytest.raises(DataError, match="is not named as one of ImageNet's") as caught:
+def test_images_with_other_names(name):
+    with pytest.raises(DataError) as caught:
         Reassessment(read_accepted(), images(1, name), imagenet_classes(), as_they_are(1000))
     assert caught.value.where == str(images(1, name).where(1))
 
@@ -69,17 +69,13 @@ def test_a_file_of_labels(tmp_path):
     file = tmp_path / "labels.json"
     file.write_text(json.dumps([[1, 2], *[[]] * 49_999]))
     assert read_accepted(file)[0] == [1, 2]
-    for content, message in (
-        ([[1]] * 49_999, "holds 49,999 entries, and ImageNet's validation part has 50,000"),
-        ({"0": [1]}, "holds no list, and ImageNet's"),
-        ([[1000]] * 50_000, "entry 0 is not a list of classes from 0 to 999"),
-        ([1] * 50_000, "entry 0 is not a list"),
-    ):
-        file.write_text(json.dumps(content))
-        with pytest.raises(DataError, match=message):
+    for wrong in ([[1]] * 49_999, {"0": [1]}, [[1000]] * 50_000, [1] * 50_000, [[True]] * 50_000):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(DataError):
             read_accepted(file)
-    file.write_text("[[1]")
-    with pytest.raises(DataError, match="are not JSON"):
-        read_accepted(file)
-    with pytest.raises(DataError, match="cannot be read: No such file"):
-        read_accepted(tmp_path / "nothing.json")
+    for text in ("[[1]", "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(DataError):
+            read_accepted(file)
+    with pytest.raises(DataError):
+        read_accepted(tmp_path / "missing.json")
