@@ -1,0 +1,344 @@
+"""Attention maps, distances and weights: against closed forms and plain references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+import vitcli
+from vitcli.attention import (
+    DistanceMeter,
+    Layer,
+    attention_maps,
+    check_transformer,
+    head_maps,
+    patch_distance,
+    readout,
+    watch,
+)
+from vitcli.config import ModelConfig, bit_config, model_config
+from vitcli.errors import ConfigError
+from vitcli.inspection import (
+    faithfulness,
+    feature_colours,
+    filter_components,
+    posemb_similarity,
+    principal_components,
+    random_maps,
+)
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+
+GOLDEN = Path(__file__).parent / "golden"
+Floats = npt.NDArray[np.float64]
+
+# Every kind of attention: class token, distillation token, registers, attention pool, mean,
+# hybrid, other layouts.
+CASES = (
+    *("timm_vit_default", "timm_deit_distilled", "timm_vit_reg4_dinov2", "timm_vit_reg4_gap"),
+    *("timm_siglip_map", "timm_gap_fcnorm", "timm_clip_prenorm", "timm_dinov2", "timm_deit3"),
+    *("vit_jax_token/checkpoint.npz", "vit_jax_gap/checkpoint.npz", "hf_vit", "hf_deit_teacher"),
+    *("big_vision_tok/checkpoint.npz", "vit_jax_hybrid_b3/checkpoint.npz"),
+)
+
+
+def random_vit(**fields: object) -> ViT:
+    """A small model with weights large enough for attention that is far from uniform."""
+    sizes = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 48, "num_classes": 5}
+    sizes |= {"patch_size": (8, 8), "image_size": (24, 32)}
+    model = ViT(ModelConfig(**(sizes | fields)))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.0, 0.4, generator=generator)
+    return model.eval()
+
+
+def pixels(model: ViT, count: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 3, *model.config.image_size, generator=generator)
+
+
+def all_weights(model: ViT, images: Tensor) -> dict[int, Tensor]:
+    found = {}
+    with watch(model, lambda index, _, weights: found.update({index: weights})):
+        model(images)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recomputed_attention_is_the_blocks_own(case: str) -> None:
+    path = GOLDEN / case
+    model = vitcli.load(path)
+    assert isinstance(model, ViT)
+    images = pixels(model)
+    seen = []
+
+    def visit(index: int, layer: Layer, weights: Tensor) -> None:
+        ours = (weights @ layer.v).transpose(1, 2).reshape(layer.output.shape)
+        assert torch.allclose(ours, layer.output, atol=1e-5, rtol=0)
+        assert torch.allclose(weights.sum(dim=-1), torch.ones(()), atol=1e-5)
+        seen.append(index)
+
+    with torch.no_grad(), watch(model, visit):
+        model(images)
+    pooled = [-1] if model.config.pool == "map" else []
+    assert seen == [*range(model.config.depth), *pooled]
+    maps = attention_maps(model, images)
+    assert maps.shape == (2, *model.config.grid) and (maps >= 0).all()
+    assert (maps.sum(axis=(1, 2)) <= 1 + 1e-5).all()
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = random_vit()
+    before = model(pixels(model))
+    attention_maps(model, pixels(model), "gradient", target=torch.tensor([0, 1]))
+    assert torch.equal(model(pixels(model)), before)
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_attention_that_is_not_the_models_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_vit()
+    monkeypatch.setattr(Layer, "weights", lambda self: torch.eye(13).expand(2, 2, 13, 13))
+    with pytest.raises(AssertionError, match="recomputed"):
+        attention_maps(model, pixels(model))
+
+
+def reference_rollout(model: ViT, images: Tensor) -> Floats:
+    """Abnar & Zuidema in numpy, every token: (B, N, N)."""
+    product = np.eye(model.config.num_tokens)[None]
+    for index in range(model.config.depth):
+        weights = all_weights(model, images)[index].detach().double().numpy().mean(axis=1)
+        mixed = weights + np.eye(weights.shape[-1])
+        product = mixed / mixed.sum(axis=-1, keepdims=True) @ product
+    assert np.allclose(product.sum(axis=-1), 1, atol=1e-6)
+    return product
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_registers": 2},
+        {"distill_token": True},
+        {"class_token": False, "pool": "gap"},
+        {"class_token": False, "pool": "map"},
+        {"pool": "token+gap"},
+    ],
+    ids=["token", "registers", "distilled", "mean", "map", "token+gap"],
+)
+def test_rollout_is_the_reference(fields: dict[str, object]) -> None:
+    model = random_vit(**fields)
+    images = pixels(model)
+    row = readout(model)
+    if row is None:  # the pool's own attention over the patches
+        read = all_weights(model, images)[-1].detach().double().numpy().mean(axis=1)[:, 0]
+    else:
+        read = np.broadcast_to(row.double().numpy(), (2, len(row)))
+    wanted = np.einsum("bn,bnm->bm", read, reference_rollout(model, images))
+    wanted = wanted[:, model.config.num_prefix_tokens :].reshape(2, *model.config.grid)
+    assert np.allclose(attention_maps(model, images), wanted, atol=1e-6)
+
+
+def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
+    """Chefer et al. with explicit attention, whose gradient autograd computes: (B, N, N)."""
+    weights: list[Tensor] = []
+
+    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attention = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)
+        attention.retain_grad()
+        weights.append(attention)
+        return attention @ v
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitcli.models.vit.attend", written_out)
+        model(images).gather(1, target[:, None]).sum().backward()
+    relevance = torch.eye(model.config.num_tokens).expand(len(images), -1, -1)
+    for attention in weights:
+        assert attention.grad is not None
+        mean = (attention.detach() * attention.grad).clamp(min=0).mean(dim=1)
+        relevance = relevance + mean @ relevance
+    return relevance.double().numpy()
+
+
+def test_gradient_is_the_reference() -> None:
+    model = random_vit()
+    images, target = pixels(model), torch.tensor([3, 1])
+    relevance = reference_gradient(model, images, target)
+    wanted = relevance[:, 0, 1:].reshape(2, *model.config.grid)
+    assert np.abs(wanted).max() > 1e-3
+    found = attention_maps(model, images, "gradient", target=target)
+    assert np.allclose(found, wanted, atol=1e-6, rtol=1e-4)
+    other = attention_maps(model, images, "gradient", target=torch.tensor([0, 0]))
+    assert not np.allclose(other, found, rtol=1e-2)
+
+
+@pytest.mark.parametrize("pool", ["map", "gap"])
+def test_gradient_without_a_class_token(pool: str) -> None:
+    model = random_vit(class_token=False, pool=pool)
+    maps = attention_maps(model, pixels(model), "gradient", target=torch.tensor([3, 1]))
+    assert maps.shape == (2, 3, 4) and maps.max() > 0 and maps.min() >= 0
+
+
+def test_one_layer_and_one_head() -> None:
+    model = random_vit()
+    images = pixels(model)
+    weights = all_weights(model, images)[1].detach()
+    shown = attention_maps(model, images, "last", layer=1, head=1)
+    assert np.allclose(shown, weights[:, 1, 0, 1:].reshape(2, 3, 4), atol=1e-6)
+    heads = head_maps(model, images, layer=1)
+    assert heads.shape == (2, 2, 3, 4)
+    assert np.allclose(heads[:, 1], shown, atol=1e-6)
+    mean = attention_maps(model, images, "last", layer=1)
+    assert np.allclose(mean, heads.mean(axis=1), atol=1e-6)
+
+
+def test_rollout_to_a_layer_leaves_later_layers_out() -> None:
+    model = random_vit()
+    shallow = random_vit(depth=2)
+    shallow.load_state_dict(model.state_dict(), strict=False)
+    images = pixels(model)
+    assert np.allclose(attention_maps(model, images, layer=1), attention_maps(shallow, images))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layer": 3}, "no layer 3"),
+        ({"layer": -1}, "no layer -1"),
+        ({"method": "last", "head": 2}, "no head 2"),
+        ({"head": 0}, "averages over heads"),
+        ({"method": "gradient"}, "needs a class"),
+    ],
+)
+def test_what_a_model_does_not_have(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        attention_maps(random_vit(), pixels(random_vit()), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_resnet_has_no_attention() -> None:
+    with torch.device("meta"):
+        model = BiT(bit_config("R50x1"))
+    with pytest.raises(ConfigError, match="no attention"):
+        check_transformer(model)
+
+
+# ---------------------------------------------------------------------------------------------
+# Distance
+
+
+def meter(grid: tuple[int, int], prefix: int = 1) -> DistanceMeter:
+    size = (grid[0] * 8, grid[1] * 8)
+    return DistanceMeter(random_vit(image_size=size, num_registers=prefix - 1))
+
+
+@pytest.mark.parametrize("grid", [(3, 3), (2, 5)])
+def test_distance_of_attention_made_by_hand(grid: tuple[int, int]) -> None:
+    rows, columns = grid
+    patches, prefix = rows * columns, 2
+    measure = meter(grid, prefix)
+
+    def distance(patch_weights: Tensor) -> float:
+        weights = torch.full((1, 1, patches + prefix, patches + prefix), 0.1)  # prefix: left out
+        weights[..., prefix:, prefix:] = patch_weights / 2  # half of the attention is on them
+        return float(patch_distance(weights, measure.pixels, prefix)[0])
+
+    assert distance(torch.eye(patches)) == 0
+    places = [(8 * i, 8 * j) for i in range(rows) for j in range(columns)]
+    mean = np.mean([np.hypot(a - c, b - d) for a, b in places for c, d in places])
+    assert distance(torch.full((patches, patches), 1 / patches)) == pytest.approx(mean, rel=1e-6)
+    right = torch.zeros(patches, patches)
+    for i in range(patches):
+        right[i, i + 1 if (i + 1) % columns else i] = 1  # the last column attends to itself
+    assert distance(right) == pytest.approx(8 * (columns - 1) / columns)
+
+
+def test_distance_is_the_mean_over_images() -> None:
+    model = random_vit()
+    images = pixels(model, 3)
+    whole, parts = DistanceMeter(model), DistanceMeter(model)
+    whole.add(images)
+    parts.add(images[:1])
+    parts.add(images[1:])
+    assert whole.result().shape == (3, 2)
+    assert np.allclose(whole.result(), parts.result(), rtol=1e-6)
+    assert (whole.result() > 0).all() and (whole.result() < np.hypot(24, 32)).all()
+
+
+# ---------------------------------------------------------------------------------------------
+# Features and weights
+
+
+def test_principal_components_are_those_of_the_svd() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 6)) * np.arange(1, 7)
+    centred = rows - rows.mean(axis=0)
+    wanted = np.linalg.svd(centred, full_matrices=False)[2][:3]
+    found = principal_components(rows, 3)
+    assert np.allclose(np.abs((found * wanted).sum(axis=1)), 1, atol=1e-5)
+    assert (found[range(3), np.abs(found).argmax(axis=1)] > 0).all()
+
+
+def test_feature_colours_span_all_images() -> None:
+    features = np.random.default_rng(0).normal(size=(2, 3, 4, 8)).astype(np.float32)
+    features[1] += 5  # images that differ as a whole differ in the first component
+    colours = feature_colours(features)
+    assert colours.shape == (2, 3, 4, 3) and colours.min() == 0 and colours.max() == 1
+    assert abs(colours[0, ..., 0].mean() - colours[1, ..., 0].mean()) > 0.5
+
+
+def test_filters() -> None:
+    filters = filter_components(random_vit())
+    assert filters.shape == (28, 8, 8, 3)
+    assert np.allclose(filters.min(axis=(1, 2, 3)), 0) and np.allclose(filters.max((1, 2, 3)), 1)
+    hybrid = ViT(model_config("R+Ti/16", depth=1, num_classes=2)).eval()
+    assert filter_components(hybrid).shape == (28, 7, 7, 3)
+
+
+@pytest.mark.parametrize("posemb", ["learn", "learn2d", "sincos2d"])
+def test_posemb_similarity(posemb: str) -> None:
+    tokens = "all" if posemb == "learn" else "patches"
+    model = random_vit(posemb=posemb, posemb_tokens=tokens)
+    if posemb == "sincos2d":
+        model.init_weights(0)
+    similarity = posemb_similarity(model)
+    assert similarity.shape == (3, 4, 3, 4)
+    assert np.allclose(np.einsum("ijij->ij", similarity), 1, atol=1e-5)
+    assert np.allclose(similarity, similarity.transpose(2, 3, 0, 1), atol=1e-6)
+    with pytest.raises(ConfigError, match="no position embeddings"):
+        posemb_similarity(random_vit(posemb="none"))
+
+
+# ---------------------------------------------------------------------------------------------
+# Faithfulness
+
+
+class OnePatch(ViT):
+    """Class 0's logit is the brightness of one patch, and nothing else."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        bright = images[:, :, 8:16, 16:24].mean(dim=(1, 2, 3))
+        return torch.stack([4 * bright, torch.zeros_like(bright)], dim=1)
+
+
+def test_a_right_map_beats_a_wrong_and_a_random_one() -> None:
+    model = OnePatch(random_vit().config)
+    image = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(0)) / 10
+    image[:, 8:16, 16:24] += 1
+    right = np.zeros((3, 4), np.float32)
+    right[1, 2] = 1
+    good = faithfulness(model, image, right, 0, "softmax", steps=12)
+    bad = faithfulness(model, image, -right, 0, "softmax", steps=12)
+    assert good.deletion_area < bad.deletion_area and good.insertion_area > bad.insertion_area
+    assert good.deletion[0] == pytest.approx(good.insertion[-1])  # the whole image
+    for noise in random_maps((3, 4), 5):
+        other = faithfulness(model, image, noise, 0, "softmax", steps=12)
+        assert good.deletion_area <= other.deletion_area
+        assert good.insertion_area >= other.insertion_area
+    flat = faithfulness(model, image * 0, right, 0, "softmax", steps=4)
+    assert flat.deletion_area == pytest.approx(0.5) and flat.insertion_area == pytest.approx(0.5)

@@ -1,0 +1,332 @@
+"""What a Vision Transformer attends to: maps over the image, and distances (Figures 6 and 7).
+
+Attention weights are recomputed from the queries and keys of each block by hooks, so the model
+keeps its fused attention, and checked against it: weights times values must give the block's own
+output. One layer of one batch is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vitcli.errors import ConfigError
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import Block, ViT
+
+Method = Literal["rollout", "last", "gradient"]
+METHODS: tuple[Method, ...] = get_args(Method)
+Floats = npt.NDArray[np.float32]
+
+TOLERANCE = 1e-4
+"""Largest difference, relative to the largest value, between a block's own attention output and
+the one from recomputed weights."""
+
+
+class Layer:
+    """One attention layer of a batch: a block's self-attention, or the attention pool's.
+
+    Attributes:
+        q, k, v: (B, heads, queries or keys, d).
+        output: (B, queries, D), the module's own result before its projection.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, output: Tensor) -> None:
+        self.q, self.k, self.v, self.output = q.detach(), k.detach(), v.detach(), output
+
+    def weights(self) -> Tensor:
+        """(B, heads, queries, keys), a softmax over keys: rows sum to 1."""
+        scores: Tensor = self.q @ self.k.mT * self.q.shape[-1] ** -0.5
+        return scores.softmax(dim=-1)
+
+    def weight_gradient(self, gradient: Tensor) -> Tensor:
+        """The gradient of the weights, from that of `output`."""
+        b, queries, _ = gradient.shape
+        per_head = gradient.reshape(b, queries, self.v.shape[1], -1).transpose(1, 2)
+        return per_head @ self.v.mT
+
+    def check(self, weights: Tensor) -> None:
+        """Raises AssertionError where weights times values are not the module's own output."""
+        ours = (weights @ self.v).transpose(1, 2).reshape(self.output.shape)
+        difference = (ours - self.output).abs().max()
+        if not difference <= TOLERANCE * self.output.abs().max().clamp(min=1.0):
+            raise AssertionError(f"recomputed attention differs by {float(difference):.2g}")
+
+
+Visit = Callable[[int, Layer, Tensor], None]
+
+
+@contextlib.contextmanager
+def watch(model: ViT, visit: Visit) -> Iterator[None]:
+    """Calls `visit(index, layer, weights)` for each block as the model runs, first to last; the
+    attention pool, if the model has one, comes last with index -1."""
+    hooks: list[Any] = []
+
+    def attach(index: int, heads: int, projections: dict[nn.Linear, int], end: nn.Linear) -> None:
+        """`projections` make so many of q, k and v each, in this order; `end` follows them."""
+        made: list[Tensor] = []
+
+        def keep(module: nn.Module, _: object, output: Tensor) -> None:
+            b, n, _ = output.shape
+            count = projections[cast(nn.Linear, module)]
+            made.extend(output.detach().view(b, n, count, heads, -1).permute(2, 0, 3, 1, 4))
+
+        def attended(_: nn.Module, inputs: tuple[Tensor]) -> None:
+            q, k, v = made
+            layer = Layer(q, k, v, inputs[0])
+            made.clear()
+            with torch.no_grad():
+                weights = layer.weights()
+                layer.check(weights)
+                visit(index, layer, weights)
+
+        hooks.extend(module.register_forward_hook(keep) for module in projections)
+        hooks.append(end.register_forward_pre_hook(attended))
+
+    for index, module in enumerate(model.blocks):
+        attention = cast(Block, module).attn
+        attach(index, attention.num_heads, {attention.qkv: 3}, attention.proj)
+    if (pool := model.attn_pool) is not None:
+        attach(-1, pool.num_heads, {pool.q: 1, pool.kv: 2}, pool.proj)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_transformer(model: nn.Module) -> ViT:
+    """The model, if it has attention.
+
+    Raises:
+        ConfigError: it is a BiT ResNet.
+    """
+    if isinstance(model, BiT) or not isinstance(model, ViT):
+        raise ConfigError("a BiT ResNet has no attention to inspect", hint="choose a ViT or hybrid")
+    return model
+
+
+def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
+    """Raises ConfigError where the model has no such layer or head (both count from 0)."""
+    config = model.config
+    for name, value, count in (
+        ("layer", layer, config.depth),
+        ("head", head, config.num_heads),
+    ):
+        if value is not None and not 0 <= value < count:
+            raise ConfigError(
+                f"the model has no {name} {value}", hint=f"its {name}s are 0 to {count - 1}"
+            )
+
+
+# ---------------------------------------------------------------------------------------------
+# Attention over the image
+
+
+def readout(model: ViT) -> Tensor | None:
+    """How much the head reads of each token, (N,) with sum 1: the class token (and distillation
+    token), or the mean of the patches. None for an attention pool, whose own weights say it."""
+    config = model.config
+    weights = torch.zeros(config.num_tokens)
+    prefix = config.num_prefix_tokens
+    if config.pool == "map":
+        return None
+    if config.pool in ("gap", "token+gap"):
+        weights[prefix:] = 1.0 / (config.num_tokens - prefix)
+    if config.pool == "token+gap":
+        weights = weights / 2
+        weights[0] = 0.5
+    elif config.pool == "token":
+        weights[: 2 if config.distill_token else 1] = 0.5 if config.distill_token else 1.0
+    return weights
+
+
+def attention_maps(
+    model: ViT,
+    images: Tensor,
+    method: Method = "rollout",
+    layer: int | None = None,
+    head: int | None = None,
+    target: Tensor | None = None,
+) -> Floats:
+    """How much of each patch reaches what the head reads, for images (B, 3, H, W).
+
+    Args:
+        method: "rollout": heads averaged, identity added, rows renormalised, multiplied through
+            the layers (Abnar & Zuidema, arXiv 2005.00928; the paper's Figure 6). "last": the
+            attention of one layer. "gradient": each layer's attention times its gradient, positive
+            part, accumulated through the layers (Chefer et al., arXiv 2103.15679).
+        layer: the last layer that counts ("rollout", "gradient"), or the one that is shown
+            ("last"); counted from 0. None: all, or the last.
+        head: one head alone, for "last"; None: the mean over heads.
+        target: (B,) classes whose logits are explained, for "gradient".
+
+    Returns:
+        (B, rows, columns) float32.
+
+    Raises:
+        ConfigError: no such layer or head, or a head asked of another method than "last".
+    """
+    check_layer(model, layer, head)
+    if head is not None and method != "last":
+        raise ConfigError(f"method '{method}' averages over heads", hint="use --method last")
+    if method == "gradient":
+        if target is None:
+            raise ConfigError("method 'gradient' needs a class", hint="the model has no head")
+        tokens = _gradient(model, images, target, layer)
+    else:
+        tokens = _forward(model, images, method, layer, head)
+    return _on_grid(model, tokens)
+
+
+def _on_grid(model: ViT, tokens: Tensor) -> Floats:
+    """Token weights (B, N), or (B, heads, N), as (..., rows, columns) of the patches."""
+    patches = tokens[..., model.config.num_prefix_tokens :]
+    grid: Floats = patches.reshape(*tokens.shape[:-1], *model.config.grid).float().cpu().numpy()
+    return grid
+
+
+@torch.no_grad()
+def _forward(
+    model: ViT, images: Tensor, method: Method, layer: int | None, head: int | None
+) -> Tensor:
+    shown = model.config.depth - 1 if layer is None else layer
+    row = readout(model)
+    prefix, n = model.config.num_prefix_tokens, model.config.num_tokens
+    found: dict[str, Tensor] = {}
+
+    def visit(index: int, _: Layer, weights: Tensor) -> None:
+        mean = weights.mean(dim=1) if head is None else weights[:, head]
+        if index < 0:  # (B, 1, patches): the pool reads the patches alone
+            found["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
+        elif method == "last" and index == shown:
+            found["tokens"] = mean
+        elif method == "rollout" and index <= shown:
+            step = (mean + torch.eye(n, device=mean.device)) / 2
+            found["tokens"] = step @ found["tokens"] if index else step
+
+    with watch(model, visit):
+        model(images)
+    if row is not None:
+        read = row.to(images.device).expand(len(images), -1)
+    elif method == "last" and layer is None:
+        return found["pool"]
+    else:
+        read = found["pool"]
+    return torch.einsum("bn,bnm->bm", read, found["tokens"])
+
+
+def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> Tensor:
+    """r (I + A_L) ... (I + A_1), from the last layer to the first, as the gradients arrive."""
+    row = readout(model)
+    last = model.config.depth - 1 if layer is None else layer
+    prefix = model.config.num_prefix_tokens
+    read = None if row is None else row.to(images.device).expand(len(images), -1).clone()
+    state = {"row": read}
+
+    def visit(index: int, attention: Layer, _: Tensor) -> None:
+        def arrived(gradient: Tensor) -> None:
+            weighted = attention.weights() * attention.weight_gradient(gradient)
+            relevance = weighted.clamp(min=0).mean(dim=1)
+            before = state["row"]
+            if index < 0:
+                state["row"] = nn.functional.pad(relevance[:, 0], (prefix, 0))
+            elif index <= last:
+                assert before is not None
+                state["row"] = before + torch.einsum("bn,bnm->bm", before, relevance)
+
+        attention.output.register_hook(torch.no_grad()(arrived))
+
+    images = images.detach().requires_grad_()
+    with torch.enable_grad(), watch(model, visit):
+        model(images).gather(1, target[:, None]).sum().backward()
+    model.zero_grad(set_to_none=True)
+    result = state["row"]
+    assert result is not None
+    return result if read is None else result - read  # what the head reads itself explains nothing
+
+
+@torch.no_grad()
+def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
+    """Each head's attention of one layer (None: the last), (B, heads, rows, columns): the class
+    token's where the head reads it, else the mean over the patches."""
+    check_layer(model, layer)
+    shown = model.config.depth - 1 if layer is None else layer
+    row = readout(model)
+    if row is None:
+        row = torch.zeros(model.config.num_tokens)
+        row[model.config.num_prefix_tokens :] = 1.0
+        row /= row.sum()
+    found: list[Tensor] = []
+
+    def visit(index: int, _: Layer, weights: Tensor) -> None:
+        if index == shown:
+            found.append(torch.einsum("n,bhnm->bhm", row.to(images.device), weights))
+
+    with watch(model, visit):
+        model(images)
+    return _on_grid(model, found[0])
+
+
+# ---------------------------------------------------------------------------------------------
+# Attention distance
+
+
+class DistanceMeter:
+    """Mean attention distance of each head and layer, in pixels (Figure 7, right).
+
+    For an image, a head and a query patch it is the mean distance between the centres of the query
+    patch and of each key patch, weighted by attention; prefix tokens are left out as queries and
+    as keys, and the remaining weights of a query renormalised to sum to 1. The metric is the mean
+    over all query patches of all images.
+    """
+
+    def __init__(self, model: ViT) -> None:
+        self.model = model
+        config = model.config
+        rows, columns = config.grid
+        y, x = np.indices((rows, columns)).reshape(2, -1) * np.array(config.patch_size)[:, None]
+        distances = np.hypot(y[:, None] - y[None], x[:, None] - x[None])
+        self.pixels = torch.from_numpy(distances.astype(np.float32))
+        self.sums = np.zeros((config.depth, config.num_heads))
+        self.images = 0
+
+    @torch.no_grad()
+    def add(self, images: Tensor) -> None:
+        """Counts images (B, 3, H, W)."""
+        pixels = self.pixels.to(images.device)
+        prefix = self.model.config.num_prefix_tokens
+
+        def visit(index: int, _: Layer, weights: Tensor) -> None:
+            if index >= 0:
+                self.sums[index] += patch_distance(weights, pixels, prefix)
+
+        with watch(self.model, visit):
+            self.model(images)
+        self.images += len(images)
+
+    def result(self) -> npt.NDArray[np.float64]:
+        """(layers, heads), pixels."""
+        result: npt.NDArray[np.float64] = self.sums / max(self.images, 1)
+        return result
+
+
+def patch_distance(weights: Tensor, pixels: Tensor, prefix: int) -> npt.NDArray[np.float64]:
+    """The mean distance of each head, summed over the batch, (heads,).
+
+    Args:
+        weights: (B, heads, N, N) attention, prefix tokens first.
+        pixels: (P, P) distances between patches.
+        prefix: number of prefix tokens.
+    """
+    patches = weights[..., prefix:, prefix:]
+    weighted = torch.einsum("bhij,ij->bhi", patches, pixels)
+    mean = (weighted / patches.sum(dim=-1)).double().mean(dim=-1)  # over queries
+    total: npt.NDArray[np.float64] = mean.sum(dim=0).cpu().numpy()
+    return total
