@@ -1,0 +1,261 @@
+"""Figures of what a Vision Transformer attends to: maps over images, heads, tiles, distances.
+
+Arrays in, a file out, as in `plots.py`. Maps are drawn in viridis, which is perceptually uniform.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from vitcli.plots import LINES, STYLE, _save
+
+Floats = npt.NDArray[np.floating[Any]]
+Pixels = npt.NDArray[np.uint8]
+
+COLOURS = "viridis"
+OPACITY = 0.6
+"""Of a map over its image."""
+SHEET = 64
+"""Images on a contact sheet."""
+
+
+class Panel(NamedTuple):
+    """One image and its map."""
+
+    title: str
+    image: Pixels
+    """(h, w, 3)."""
+    map: Floats
+    """(rows, columns), or (rows, columns, 3) colours in [0, 1]."""
+
+
+@contextlib.contextmanager
+def _figure(width: float, height: float, path: str | Path, dark: bool) -> Iterator[Figure]:
+    """A figure of so many inches, written to `path` in the end."""
+    ink, paper = ("#e8e8e8", "#111111") if dark else ("#222222", "white")
+    colours: Any = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink
+    )
+    faces: Any = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper)
+    edges: Any = {"axes.edgecolor": ink, "grid.color": "#333333" if dark else "#e6e6e6"}
+    with mpl.rc_context({**STYLE, **colours, **faces, **edges}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        _save(figure, path)
+
+
+def _blank(axes: Axes) -> None:
+    axes.set_axis_off()
+
+
+def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None = None) -> None:
+    """A map over its image, interpolated between patches; colours are drawn patch by patch."""
+    height, width = image.shape[:2]
+    extent = (0.0, float(width), float(height), 0.0)
+    if values.ndim == 3:
+        axes.imshow(values, extent=extent, interpolation="nearest")
+    else:
+        grey = np.asarray(Image.fromarray(image).convert("L"))  # so that the map's colours are true
+        axes.imshow(grey, extent=extent, cmap="gray", vmin=0, vmax=255)
+        smooth: Any = {"cmap": COLOURS, "norm": scale, "alpha": OPACITY}
+        axes.imshow(values, extent=extent, interpolation="bilinear", **smooth)
+    axes.set(xlim=extent[:2], ylim=extent[2:])
+    _blank(axes)
+
+
+def _bar(figure: Figure, axes: Any, scale: Normalize, label: str) -> None:
+    bar = figure.colorbar(ScalarMappable(scale, COLOURS), ax=axes, shrink=0.8, aspect=30, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label(label)
+
+
+def _short(title: str, most: int) -> str:
+    return title if len(title) <= most else title[: most - 1] + "…"
+
+
+def side_by_side(panel: Panel, label: str, path: str | Path, dark: bool = False) -> None:
+    """An image and its map, as in Figure 6 of the paper.
+
+    Args:
+        label: of the colour bar; a map of colours has none.
+        path: .png, .pdf or .svg; written whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    ratio = panel.image.shape[0] / panel.image.shape[1]
+    with _figure(8.0, 3.6 * ratio + 0.4, path, dark) as figure:
+        left, right = figure.subplots(1, 2)
+        left.imshow(panel.image)
+        _blank(left)
+        scale = None if panel.map.ndim == 3 else Normalize(panel.map.min(), panel.map.max())
+        _overlay(right, panel.image, panel.map, scale)
+        if scale is not None:
+            _bar(figure, right, scale, label)
+        figure.suptitle(_short(panel.title, 90), fontsize=10)
+
+
+def contact_sheet(panels: Sequence[Panel], path: str | Path, dark: bool = False) -> None:
+    """Up to `SHEET` images with their maps beside them, each map on its own scale.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    panels = panels[:SHEET]
+    across = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
+    down = math.ceil(len(panels) / across)
+    ratio = float(np.median([p.image.shape[0] / p.image.shape[1] for p in panels]))
+    with _figure(4.0 * across, (2.0 * ratio + 0.3) * down, path, dark) as figure:
+        cells = figure.subplots(down, 2 * across, squeeze=False)
+        for cell in cells.flat:
+            _blank(cell)
+        for i, panel in enumerate(panels):
+            row, column = divmod(i, across)
+            cells[row, 2 * column].imshow(panel.image)
+            cells[row, 2 * column].set_title(_short(panel.title, 40), loc="left", fontsize=7)
+            _overlay(cells[row, 2 * column + 1], panel.image, panel.map)
+
+
+def head_grid(
+    image: Pixels, maps: Floats, title: str, path: str | Path, dark: bool = False
+) -> None:
+    """Every head's attention of one layer over an image.
+
+    Args:
+        maps: (heads, rows, columns); one scale for all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    across = min(len(maps), 4)
+    down = math.ceil(len(maps) / across)
+    ratio = image.shape[0] / image.shape[1]
+    with _figure(2.2 * across + 0.8, (2.2 * ratio + 0.25) * down + 0.4, path, dark) as figure:
+        cells = figure.subplots(down, across, squeeze=False)
+        scale = Normalize(maps.min(), maps.max())
+        for head, cell in enumerate(cells.flat):
+            _blank(cell)
+            if head < len(maps):
+                _overlay(cell, image, maps[head], scale)
+                cell.set_title(f"head {head}", fontsize=8)
+        _bar(figure, cells, scale, "attention")
+        figure.suptitle(_short(title, 90), fontsize=10)
+
+
+def filter_tiles(filters: Floats, path: str | Path, dark: bool = False) -> None:
+    """Principal components of the filters, (n, height, width, 3) in [0, 1] (Figure 7, left).
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    across = 7
+    down = math.ceil(len(filters) / across)
+    with _figure(across * 0.85, down * 0.85 + 0.35, path, dark) as figure:
+        cells = figure.subplots(down, across, squeeze=False)
+        for i, cell in enumerate(cells.flat):
+            _blank(cell)
+            if i < len(filters):
+                cell.imshow(filters[i], interpolation="nearest")
+        figure.suptitle(f"first {len(filters)} principal components of the filters", fontsize=9)
+
+
+def similarity_tiles(similarity: Floats, path: str | Path, dark: bool = False) -> None:
+    """Cosine similarity of each position embedding with every other, a tile for each position
+    (Figure 7, centre); of grids above 16 x 16, evenly spaced positions.
+
+    Args:
+        similarity: (rows, columns, rows, columns).
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    rows, columns = similarity.shape[:2]
+    picked = [
+        np.unique(np.linspace(0, count - 1, min(count, 16)).round().astype(int))
+        for count in (rows, columns)
+    ]
+    tile = 5.5 / max(len(picked[0]), len(picked[1]))
+    shape = max(rows / columns, 0.2)
+    width = tile * len(picked[1]) + 1.2
+    with _figure(width, tile * shape * len(picked[0]) + 0.7, path, dark) as figure:
+        cells = figure.subplots(len(picked[0]), len(picked[1]), squeeze=False)
+        scale = Normalize(-1, 1)
+        for i, row in enumerate(picked[0]):
+            for j, column in enumerate(picked[1]):
+                cell = cells[i, j]
+                cell.imshow(similarity[row, column], cmap=COLOURS, norm=scale, aspect="auto")
+                cell.set(xticks=[], yticks=[])
+                if i == len(picked[0]) - 1:
+                    cell.set_xlabel(f"{column + 1}", fontsize=6)
+                if j == 0:
+                    cell.set_ylabel(f"{row + 1}", fontsize=6)
+        _bar(figure, cells, scale, "cosine similarity")
+        figure.suptitle("position embedding similarity, by row and column of the patch", fontsize=9)
+
+
+def distance_by_depth(
+    distances: Floats, longest: float, path: str | Path, dark: bool = False
+) -> None:
+    """Mean attention distance of each head against its layer (Figure 7, right).
+
+    Args:
+        distances: (layers, heads), pixels.
+        longest: pixels from corner to corner of the input, the end of the axis at most.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    layers, heads = distances.shape
+    with _figure(5.0, 3.6, path, dark) as figure:
+        axes = figure.subplots()
+        depth = np.repeat(np.arange(layers), heads)
+        axes.scatter(depth, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
+        axes.plot(distances.mean(axis=1), color=LINES[1], label="mean of the heads")
+        axes.set(xlabel="layer", ylabel="mean attention distance (pixels)")
+        axes.set_ylim(0, min(longest, 1.1 * float(distances.max())))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="lower right")
+
+
+def faithfulness_curves(
+    deletion: tuple[Floats, Floats],
+    insertion: tuple[Floats, Floats],
+    title: str,
+    path: str | Path,
+    dark: bool = False,
+) -> None:
+    """The score of a class as patches are removed and revealed, most relevant first.
+
+    Args:
+        deletion, insertion: the curves (steps + 1,) of the map and of random maps.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with _figure(7.0, 3.0, path, dark) as figure:
+        cells = figure.subplots(1, 2, sharey=True)
+        names = ("deletion (lower is better)", "insertion (higher is better)")
+        for axes, name, curves in zip(cells, names, (deletion, insertion), strict=True):
+            share = np.linspace(0, 100, len(curves[0]))
+            for curve, of, style in zip(curves, ("map", "random maps"), ("-", "--"), strict=True):
+                area = float(np.trapezoid(curve, dx=1 / (len(curve) - 1)))
+                axes.plot(share, curve, style, label=f"{of}, area {area:.3f}")
+            axes.set(title=name, xlabel="patches (%)")
+            axes.legend()
+        cells[0].set_ylabel("score")
+        cells[0].set_ylim(0, 1.08 * max(float(c.max()) for c in (*deletion, *insertion)))
+        figure.suptitle(_short(title, 80), fontsize=10)
