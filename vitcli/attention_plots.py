@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vitcli.plots import LINES, STYLE, _save
+from vitcli.plots import ORANGE, figure_file
 
 Floats = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
@@ -43,19 +43,21 @@ class Panel(NamedTuple):
     """(rows, columns), or (rows, columns, 3) colours in [0, 1]."""
 
 
+INK, PAPER = "#e8e8e8", "#111111"
+DARK: Any = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
+}
+
+
 @contextlib.contextmanager
-def _figure(width: float, height: float, path: str | Path, dark: bool) -> Iterator[Figure]:
-    """A figure of so many inches, written to `path` in the end."""
-    ink, paper = ("#e8e8e8", "#111111") if dark else ("#222222", "white")
-    colours: Any = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink
-    )
-    faces: Any = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper)
-    edges: Any = {"axes.edgecolor": ink, "grid.color": "#333333" if dark else "#e6e6e6"}
-    with mpl.rc_context({**STYLE, **colours, **faces, **edges}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure
-        _save(figure, path)
+def _figure(
+    path: str | Path, width: float, height: float, text: str, dark: bool, grid: bool = False
+) -> Iterator[Figure]:
+    """As `plots.figure_file`, on a light or a dark background."""
+    with mpl.rc_context(DARK if dark else {}), figure_file(path, width, height, text, grid) as made:
+        yield made
 
 
 def _blank(axes: Axes) -> None:
@@ -98,7 +100,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path, dark: bool = False)
         OutputError: it cannot be written.
     """
     ratio = panel.image.shape[0] / panel.image.shape[1]
-    with _figure(8.0, 3.6 * ratio + 0.4, path, dark) as figure:
+    with _figure(path, 8.0, 3.6 * ratio + 0.4, panel.title, dark) as figure:
         left, right = figure.subplots(1, 2)
         left.imshow(panel.image)
         _blank(left)
@@ -119,7 +121,8 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path, dark: bool = False)
     across = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
     down = math.ceil(len(panels) / across)
     ratio = float(np.median([p.image.shape[0] / p.image.shape[1] for p in panels]))
-    with _figure(4.0 * across, (2.0 * ratio + 0.3) * down, path, dark) as figure:
+    titles = "".join(panel.title for panel in panels)
+    with _figure(path, 4.0 * across, (2.0 * ratio + 0.3) * down, titles, dark) as figure:
         cells = figure.subplots(down, 2 * across, squeeze=False)
         for cell in cells.flat:
             _blank(cell)
@@ -144,7 +147,9 @@ def head_grid(
     across = min(len(maps), 4)
     down = math.ceil(len(maps) / across)
     ratio = image.shape[0] / image.shape[1]
-    with _figure(2.2 * across + 0.8, (2.2 * ratio + 0.25) * down + 0.4, path, dark) as figure:
+    with _figure(
+        path, 2.2 * across + 0.8, (2.2 * ratio + 0.25) * down + 0.4, title, dark
+    ) as figure:
         cells = figure.subplots(down, across, squeeze=False)
         scale = Normalize(maps.min(), maps.max())
         for head, cell in enumerate(cells.flat):
@@ -164,47 +169,13 @@ def filter_tiles(filters: Floats, path: str | Path, dark: bool = False) -> None:
     """
     across = 7
     down = math.ceil(len(filters) / across)
-    with _figure(across * 0.85, down * 0.85 + 0.35, path, dark) as figure:
+    with _figure(path, across * 0.85, down * 0.85 + 0.35, "", dark) as figure:
         cells = figure.subplots(down, across, squeeze=False)
         for i, cell in enumerate(cells.flat):
             _blank(cell)
             if i < len(filters):
                 cell.imshow(filters[i], interpolation="nearest")
         figure.suptitle(f"first {len(filters)} principal components of the filters", fontsize=9)
-
-
-def similarity_tiles(similarity: Floats, path: str | Path, dark: bool = False) -> None:
-    """Cosine similarity of each position embedding with every other, a tile for each position
-    (Figure 7, centre); of grids above 16 x 16, evenly spaced positions.
-
-    Args:
-        similarity: (rows, columns, rows, columns).
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    rows, columns = similarity.shape[:2]
-    picked = [
-        np.unique(np.linspace(0, count - 1, min(count, 16)).round().astype(int))
-        for count in (rows, columns)
-    ]
-    tile = 5.5 / max(len(picked[0]), len(picked[1]))
-    shape = max(rows / columns, 0.2)
-    width = tile * len(picked[1]) + 1.2
-    with _figure(width, tile * shape * len(picked[0]) + 0.7, path, dark) as figure:
-        cells = figure.subplots(len(picked[0]), len(picked[1]), squeeze=False)
-        scale = Normalize(-1, 1)
-        for i, row in enumerate(picked[0]):
-            for j, column in enumerate(picked[1]):
-                cell = cells[i, j]
-                cell.imshow(similarity[row, column], cmap=COLOURS, norm=scale, aspect="auto")
-                cell.set(xticks=[], yticks=[])
-                if i == len(picked[0]) - 1:
-                    cell.set_xlabel(f"{column + 1}", fontsize=6)
-                if j == 0:
-                    cell.set_ylabel(f"{row + 1}", fontsize=6)
-        _bar(figure, cells, scale, "cosine similarity")
-        figure.suptitle("position embedding similarity, by row and column of the patch", fontsize=9)
 
 
 def distance_by_depth(
@@ -220,11 +191,11 @@ def distance_by_depth(
         OutputError: it cannot be written.
     """
     layers, heads = distances.shape
-    with _figure(5.0, 3.6, path, dark) as figure:
+    with _figure(path, 5.0, 3.6, "", dark, grid=True) as figure:
         axes = figure.subplots()
         depth = np.repeat(np.arange(layers), heads)
         axes.scatter(depth, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
-        axes.plot(distances.mean(axis=1), color=LINES[1], label="mean of the heads")
+        axes.plot(distances.mean(axis=1), color=ORANGE, label="mean of the heads")
         axes.set(xlabel="layer", ylabel="mean attention distance (pixels)")
         axes.set_ylim(0, min(longest, 1.1 * float(distances.max())))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -246,7 +217,7 @@ def faithfulness_curves(
     Raises:
         OutputError: it cannot be written.
     """
-    with _figure(7.0, 3.0, path, dark) as figure:
+    with _figure(path, 7.0, 3.0, title, dark, grid=True) as figure:
         cells = figure.subplots(1, 2, sharey=True)
         names = ("deletion (lower is better)", "insertion (higher is better)")
         for axes, name, curves in zip(cells, names, (deletion, insertion), strict=True):

@@ -53,7 +53,7 @@ Ints = npt.NDArray[np.integer[Any]]
 
 
 @contextlib.contextmanager
-def _figure(
+def figure_file(
     path: str | Path, width: float, height: float, text: str = "", grid: bool = True
 ) -> Iterator[Figure]:
     """A figure of so many inches in the style of all, with fonts for a text of any script; written
@@ -122,7 +122,7 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.4 + (0.42 * k if k <= NUMBERED else 0.14 * k if k <= NAMED else 7.0)
     short, named = _drawable(names, path), _most_confused(counts)
-    with _figure(path, side + 0.8, side, "".join(short), grid=False) as figure:
+    with figure_file(path, side + 0.8, side, "".join(short), grid=False) as figure:
         axes = figure.add_subplot()
         # The square root makes a confusion of a few per cent visible beside a full diagonal.
         image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
@@ -175,7 +175,7 @@ def reliability(
     bins = len(counts)
     width, centres, full = 1 / bins, (np.arange(bins) + 0.5) / bins, np.asarray(counts) > 0
     x, right, gap = centres[full], accuracy[full], (confidence - accuracy)[full]
-    with _figure(path, 4.2, 5.2) as figure:
+    with figure_file(path, 4.2, 5.2) as figure:
         axes, histogram = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
         axes.bar(x, right, width, color=BLUE, edgecolor="white", label="accuracy")
         hatch = {"facecolor": "none", "edgecolor": ORANGE, "hatch": "////", "linewidth": 0.8}
@@ -203,7 +203,7 @@ def training_curves(
         stored: the step of the stored weights, which is marked.
     """
     lines = list(metrics)
-    with _figure(path, 6.4, 6.0) as figure:
+    with figure_file(path, 6.4, 6.0) as figure:
         loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 1.6])
         for axes, train, val in ((loss, "loss", "val_loss"), (accuracy, "accuracy", "val_top1")):
             _draw_noisy(axes, *_series(lines, train), "training")
@@ -260,7 +260,7 @@ def accuracy_by_shots(
     colours: Any = [BLUE]
     if len(curves) > 1:
         colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.85, len(curves)))
-    with _figure(path, 4.6, 3.4) as figure:
+    with figure_file(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
         for (name, accuracies), colour in zip(curves.items(), colours, strict=True):
             for count, values in zip(shots, accuracies, strict=True):
@@ -292,7 +292,7 @@ def accuracy_by_resolution(
 
     sizes = sorted({size for points in lines.values() for size, _ in points} | {trained}, key=side)
     names = _drawable(list(lines), path)
-    with _figure(path, 4.6, 3.4, "".join(names)) as figure:
+    with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
         axes.axvline(side(trained), color=GREY, linewidth=0.8, linestyle="--")
         for i, (name, points) in enumerate(zip(names, lines.values(), strict=True)):
@@ -322,7 +322,7 @@ def accuracy_by_rate(
     rates = sorted(rate for rate, _ in trials)
     chosen = dict(sound)[best]
     tied = [accuracy for _, accuracy in sound].count(chosen) > 1
-    with _figure(path, 4.6, 3.4) as figure:
+    with figure_file(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
         axes.plot(*zip(*sound, strict=True), "-o", color=BLUE, ms=4)
         axes.plot([best], [chosen], "o", color=ORANGE, ms=7)
@@ -367,7 +367,7 @@ def position_similarity(
     else:
         width, height = sum(widths) + 0.6 * (len(tables) - 1), max(heights)
         layout = {"ncols": len(tables), "width_ratios": widths}
-    with _figure(path, width + 1.5, height + 0.7, grid=False) as figure:
+    with figure_file(path, width + 1.5, height + 0.7, grid=False) as figure:
         panels = list(np.ravel(figure.subplots(squeeze=False, **layout)))
         for axes, (title, tiles) in zip(panels, tables, strict=True):
             image = axes.imshow(tiles, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
