@@ -306,10 +306,15 @@ def test_posemb_similarity(posemb: str) -> None:
     model = random_vit(posemb=posemb, posemb_tokens=tokens)
     if posemb == "sincos2d":
         model.init_weights(0)
-    similarity = posemb_similarity(model)
-    assert similarity.shape == (3, 4, 3, 4)
+    tiles = posemb_similarity(model)
+    assert tiles.shape == (9, 16)
+    similarity = tiles.reshape(3, 3, 4, 4).transpose(0, 2, 1, 3)
     assert np.allclose(np.einsum("ijij->ij", similarity), 1, atol=1e-5)
     assert np.allclose(similarity, similarity.transpose(2, 3, 0, 1), atol=1e-6)
+    table = model.position_embeddings()
+    assert table is not None
+    unit = torch.nn.functional.normalize(table[0, model.config.posemb_prefix :].detach(), dim=1)
+    assert np.allclose(similarity.reshape(12, 12), unit @ unit.T, atol=1e-5)
     with pytest.raises(ConfigError, match="no position embeddings"):
         posemb_similarity(random_vit(posemb="none"))
 

@@ -27,6 +27,7 @@ from vitcli.attention import (
     head_maps,
 )
 from vitcli.checkpoints.load import LoadedModel, load
+from vitcli.checkpoints.resize import similarity
 from vitcli.config import ClassLabel, Preprocess, Size
 from vitcli.data import images as image_files
 from vitcli.data.fit import Fit
@@ -83,7 +84,7 @@ class Inspection:
     """The arrays of one view.
 
     attention (n, rows, columns), heads (n, heads, rows, columns), pca (n, rows, columns, 3),
-    filters (m, height, width, 3), posemb (rows, columns, rows, columns), distance (layers, heads).
+    filters (m, height, width, 3), posemb (rows * rows, columns * columns), distance (layers, heads).
     """
 
     array: Floats | npt.NDArray[np.float64]
@@ -349,20 +350,18 @@ def filter_components(model: ViT, count: int = 28) -> Floats:
 
 
 def posemb_similarity(model: ViT) -> Floats:
-    """Cosine similarity of each patch's position embedding with every other's, (rows, columns,
-    rows, columns) (Figure 7, centre).
+    """Cosine similarity of each patch's position embedding with every other's (Figure 7, centre),
+    as tiles: (rows * rows, columns * columns), see `checkpoints.resize.similarity`.
 
     Raises:
         ConfigError: the model has no position embeddings.
     """
-    table = model.position_embeddings()
-    if table is None:
+    state = model.state_dict()
+    tables = {name: state[name].cpu().numpy() for name in state if name.startswith("pos_embed")}
+    if not tables:
         raise ConfigError("the model has no position embeddings to show")
-    patches = table[0, model.config.posemb_prefix :].detach().float()
-    unit = nn.functional.normalize(patches, dim=1)
-    rows, columns = model.config.grid
-    similarity: Floats = (unit @ unit.T).reshape(rows, columns, rows, columns).cpu().numpy()
-    return similarity
+    tiles: Floats = similarity(tables, model.config)
+    return tiles
 
 
 # ---------------------------------------------------------------------------------------------
