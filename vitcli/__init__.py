@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import convert as convert
     from vitcli.checkpoints.load import load as load
+    from vitcli.inspection import inspect as inspect
     from vitcli.prediction import predict as predict
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "convert", "load", "predict"]
+__all__ = ["__version__", "convert", "inspect", "load", "predict"]
 
 _HOMES = {
     "convert": "vitcli.checkpoints.convert",
+    "inspect": "vitcli.inspection",
     "load": "vitcli.checkpoints.load",
     "predict": "vitcli.prediction",
 }

@@ -42,6 +42,12 @@ class Panel(NamedTuple):
     map: Floats
     """(rows, columns), or (rows, columns, 3) colours in [0, 1]."""
 
+    def smaller(self) -> Panel:
+        """The panel as a contact sheet needs it, for less memory."""
+        image = Image.fromarray(self.image)
+        image.thumbnail((400, 400))
+        return self._replace(image=np.asarray(image))
+
 
 INK, PAPER = "#e8e8e8", "#111111"
 DARK: Any = {
@@ -51,12 +57,17 @@ DARK: Any = {
 }
 
 
+def background(dark: bool) -> contextlib.AbstractContextManager[Any]:
+    """A context in which figures have a light or a dark background."""
+    return mpl.rc_context(DARK if dark else {})
+
+
 @contextlib.contextmanager
 def _figure(
     path: str | Path, width: float, height: float, text: str, dark: bool, grid: bool = False
 ) -> Iterator[Figure]:
     """As `plots.figure_file`, on a light or a dark background."""
-    with mpl.rc_context(DARK if dark else {}), figure_file(path, width, height, text, grid) as made:
+    with background(dark), figure_file(path, width, height, text, grid) as made:
         yield made
 
 
@@ -178,14 +189,11 @@ def filter_tiles(filters: Floats, path: str | Path, dark: bool = False) -> None:
         figure.suptitle(f"first {len(filters)} principal components of the filters", fontsize=9)
 
 
-def distance_by_depth(
-    distances: Floats, longest: float, path: str | Path, dark: bool = False
-) -> None:
+def distance_by_depth(distances: Floats, path: str | Path, dark: bool = False) -> None:
     """Mean attention distance of each head against its layer (Figure 7, right).
 
     Args:
         distances: (layers, heads), pixels.
-        longest: pixels from corner to corner of the input, the end of the axis at most.
 
     Raises:
         OutputError: it cannot be written.
@@ -197,7 +205,7 @@ def distance_by_depth(
         axes.scatter(depth, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
         axes.plot(distances.mean(axis=1), color=ORANGE, label="mean of the heads")
         axes.set(xlabel="layer", ylabel="mean attention distance (pixels)")
-        axes.set_ylim(0, min(longest, 1.1 * float(distances.max())))
+        axes.set_ylim(0, 1.1 * float(distances.max()))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="lower right")
 

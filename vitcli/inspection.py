@@ -6,7 +6,7 @@ in `attention.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +39,7 @@ from vitcli.models.vit import ViT
 from vitcli.prediction import as_images
 
 if TYPE_CHECKING:
+    from vitcli.hub.fetch import Progress
     from vitcli.prediction import AnyImage
 
 ImageView = Literal["attention", "heads", "pca"]
@@ -69,8 +70,10 @@ class Inspected:
     seen: Seen | None = None
     array: Floats | None = None
     """attention: (rows, columns); heads: (heads, rows, columns); pca: (rows, columns, 3) RGB."""
+    index: int | None = None
+    """The class that is explained ("gradient"), else the predicted one; None without a head."""
     label: ClassLabel | None = None
-    """The class that is explained ("gradient"), else the predicted one."""
+    """Its id and name."""
     score: float | None = None
     """Its score."""
     faithfulness: Faithfulness | None = None
@@ -83,8 +86,9 @@ class Inspected:
 class Inspection:
     """The arrays of one view.
 
-    attention (n, rows, columns), heads (n, heads, rows, columns), pca (n, rows, columns, 3),
-    filters (m, height, width, 3), posemb (rows * rows, columns * columns), distance (layers, heads).
+    attention (n, rows, columns), heads (n, heads, rows, columns), pca (n, rows, columns, 3);
+    filters (m, height, width, 3), posemb (rows * rows, columns * columns); distance
+    (layers, heads).
     """
 
     array: Floats | npt.NDArray[np.float64]
@@ -111,11 +115,17 @@ class Inspector:
         resolution: int | Size | None = None,
         device: str = "auto",
         offline: bool = False,
+        on_progress: Progress | None = None,
         allow_pickle: bool = False,
     ) -> None:
         self.device, self.offline = choose_device(device), offline
         loaded: LoadedModel = load(
-            spec, self.device, resolution=resolution, offline=offline, allow_pickle=allow_pickle
+            spec,
+            self.device,
+            resolution=resolution,
+            offline=offline,
+            on_progress=on_progress,
+            allow_pickle=allow_pickle,
         )
         self.model: ViT = check_transformer(loaded)
         self.info = loaded.info
@@ -152,7 +162,7 @@ class Inspector:
 
     def _read(self, source: ImageInput) -> Seen:
         encoded = source.read()
-        pixels = to_float(self.transform(encoded)[None], self.info.preprocess).to(self.device)
+        pixels = self._pixels(encoded)
         image = shown_part(image_files.decode(encoded), self.info.preprocess)
         if not self.info.model.num_classes:
             return Seen(source.name, image, pixels[0])
@@ -209,7 +219,7 @@ class Inspector:
         if target != seen.prediction:
             with torch.inference_mode():
                 score = float(self.scores(self.model(seen.pixels[None]))[0, target])
-        return Inspected(seen.file, seen, array, self.classes[target], score)
+        return Inspected(seen.file, seen, array, target, self.classes[target], score)
 
     def _measure(self, seen: Seen, array: Floats, target: int) -> tuple[Faithfulness, Faithfulness]:
         """The curves of a map, and the mean ones of random maps."""
@@ -251,24 +261,28 @@ class Inspector:
             for one in found
         ]
 
-    def distance(self, images: AnyImage | Iterable[AnyImage], batch_size: int = 1) -> Distances:
-        """Mean attention distance over all images; nothing is kept of an image."""
+    def distance(
+        self,
+        images: AnyImage | Iterable[AnyImage],
+        on_image: Callable[[], None] = lambda: None,
+    ) -> Distances:
+        """Mean attention distance over all images, one at a time; nothing is kept of an image.
+
+        Args:
+            on_image: called after each.
+        """
         meter, errors = DistanceMeter(self.model), list[Inspected]()
-        batch: list[Tensor] = []
         for source in as_images(images, self.offline):
             try:
-                batch.append(self.transform(source.read()))
+                meter.add(self._pixels(source.read()))
             except DataError as error:
                 errors.append(Inspected(source.name, error=error))
-            if len(batch) == batch_size:
-                meter.add(self._stack(batch))
-                batch = []
-        if batch:
-            meter.add(self._stack(batch))
+            on_image()
         return Distances(meter.result(), meter.images, tuple(errors))
 
-    def _stack(self, batch: list[Tensor]) -> Tensor:
-        return to_float(torch.stack(batch), self.info.preprocess).to(self.device)
+    def _pixels(self, encoded: Any) -> Tensor:
+        """The model's input, (1, 3, H, W)."""
+        return to_float(self.transform(encoded)[None], self.info.preprocess).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -349,7 +363,7 @@ def filter_components(model: ViT, count: int = 28) -> Floats:
     return scaled.reshape(-1, *filters.shape[2:], 3)
 
 
-def posemb_similarity(model: ViT) -> Floats:
+def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
     """Cosine similarity of each patch's position embedding with every other's (Figure 7, centre),
     as tiles: (rows * rows, columns * columns), see `checkpoints.resize.similarity`.
 
@@ -360,7 +374,7 @@ def posemb_similarity(model: ViT) -> Floats:
     tables = {name: state[name].cpu().numpy() for name in state if name.startswith("pos_embed")}
     if not tables:
         raise ConfigError("the model has no position embeddings to show")
-    tiles: Floats = similarity(tables, model.config)
+    tiles: npt.NDArray[np.float64] = similarity(tables, model.config)
     return tiles
 
 

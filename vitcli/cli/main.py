@@ -53,6 +53,7 @@ COMMANDS = {
     "resize-posemb": Command(
         "vitcli.cli.resize_posemb:resize_posemb", "Make a model take images of another size."
     ),
+    "inspect": Command("vitcli.cli.inspect:inspect", "Show what a model attends to."),
     "info": Command("vitcli.cli.info:info", "Describe a model, and count what a run costs."),
     "models": Command("vitcli.cli.models:app", "List models by name; see and remove what is here."),
     "pull": Command("vitcli.cli.pull:pull", "Fetch models from the Hub."),
