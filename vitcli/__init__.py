@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import convert as convert
     from vitcli.checkpoints.load import load as load
-    from vitcli.inspection import inspect as inspect
+    from vitcli.inspection.inspector import inspect as inspect
     from vitcli.prediction import predict as predict
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ __all__ = ["__version__", "convert", "inspect", "load", "predict"]
 
 _HOMES = {
     "convert": "vitcli.checkpoints.convert",
-    "inspect": "vitcli.inspection",
+    "inspect": "vitcli.inspection.inspector",
     "load": "vitcli.checkpoints.load",
     "predict": "vitcli.prediction",
 }

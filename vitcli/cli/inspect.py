@@ -14,7 +14,7 @@ from vitcli.cli import options, output
 
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
-    from vitcli.inspection import Inspected, Inspector
+    from vitcli.inspection.inspector import Inspected, Inspector
 
 Images = Annotated[
     list[str] | None,
@@ -125,7 +125,7 @@ def inspect(
         raise typer.BadParameter(f"'{arrays}' does not end in .npz", param_hint="--arrays")
     size = None if resolution is None else options.parse_resolution(resolution)
     directory = _make(Path(output_directory))
-    from vitcli.inspection import Inspector
+    from vitcli.inspection.inspector import Inspector
 
     with output.FetchDisplay(quiet) as fetching:
         inspector = Inspector(
@@ -136,7 +136,7 @@ def inspect(
             on_progress=fetching,
             allow_pickle=allow_pickle,
         )
-    show = _Show(inspector, model, directory, dark, json, quiet)
+    show = _Show(inspector, directory, dark, json, quiet)
     if weights_only:
         show.weights([view] if view else ["filters", "posemb"])
     elif view == "distance":
@@ -169,9 +169,9 @@ class _Show:
     """Draws views and prints what was written."""
 
     def __init__(
-        self, inspector: Inspector, model: str, directory: Path, dark: bool, json: bool, quiet: bool
+        self, inspector: Inspector, directory: Path, dark: bool, json: bool, quiet: bool
     ) -> None:
-        self.inspector, self.model, self.directory = inspector, model, directory
+        self.inspector, self.directory = inspector, directory
         self.dark, self.json, self.quiet = dark, json, quiet
         self.failed = 0
         self.arrays: dict[str, Any] = {}
@@ -180,20 +180,21 @@ class _Show:
         """One result: a line of text, or a JSON object."""
         written = [str(path) for path in outputs]
         if self.json:
-            output.json_line({"model": self.model, **values, "outputs": written})
+            output.json_line({"model": self.inspector.name, **values, "outputs": written})
         else:
-            output.line(f"{output.printable(text)}: {', '.join(written)}")
+            output.line(f"{output.printable(text)}; {', '.join(written)}")
 
     def weights(self, views: list[str]) -> None:
-        from vitcli import attention_plots, inspection, plots
+        from vitcli import attention_plots, plots
+        from vitcli.inspection import components
 
         for view in views:
             path = self.directory / f"{view}.png"
             if view == "filters":
-                self.arrays[view] = inspection.filter_components(self.inspector.model)
+                self.arrays[view] = components.filter_components(self.inspector.model)
                 attention_plots.filter_tiles(self.arrays[view], path, self.dark)
             else:
-                self.arrays[view] = inspection.posemb_similarity(self.inspector.model)
+                self.arrays[view] = components.posemb_similarity(self.inspector.model)
                 rows, columns = self.inspector.model.config.grid
                 title = f"position embeddings, {rows} x {columns}"
                 with attention_plots.background(self.dark):

@@ -15,9 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitcli.attention import (
+from vitcli.checkpoints.load import LoadedModel, load
+from vitcli.config import ClassLabel, Preprocess, Size
+from vitcli.data import images as image_files
+from vitcli.data.classes import listed
+from vitcli.data.fit import Fit
+from vitcli.data.inputs import ImageInput
+from vitcli.data.transforms import EvalTransform, to_float
+from vitcli.devices import choose_device
+from vitcli.errors import ConfigError, DataError
+from vitcli.hub import registry
+from vitcli.inspection.attention import (
     DistanceMeter,
     Floats,
     Method,
@@ -26,15 +36,13 @@ from vitcli.attention import (
     check_transformer,
     head_maps,
 )
-from vitcli.checkpoints.load import LoadedModel, load
-from vitcli.checkpoints.resize import similarity
-from vitcli.config import ClassLabel, Preprocess, Size
-from vitcli.data import images as image_files
-from vitcli.data.fit import Fit
-from vitcli.data.inputs import ImageInput
-from vitcli.data.transforms import EvalTransform, to_float
-from vitcli.devices import choose_device
-from vitcli.errors import ConfigError, DataError
+from vitcli.inspection.components import (
+    feature_colours,
+    filter_components,
+    patch_features,
+    posemb_similarity,
+)
+from vitcli.inspection.faithfulness import Faithfulness, faithfulness, random_maps
 from vitcli.models.vit import ViT
 from vitcli.prediction import as_images
 
@@ -118,6 +126,7 @@ class Inspector:
         on_progress: Progress | None = None,
         allow_pickle: bool = False,
     ) -> None:
+        self.name = registry.aliases().get(str(spec), str(spec))
         self.device, self.offline = choose_device(device), offline
         loaded: LoadedModel = load(
             spec,
@@ -148,9 +157,11 @@ class Inspector:
         found = [i for i, label in enumerate(self.classes) if name in label]
         if len(found) == 1:
             return found[0]
-        problem = f"{len(found)} classes are called '{name}'" if found else f"no class '{name}'"
-        hint = "give its index or id: " + ", ".join(str(i) for i in found) if found else None
-        raise ConfigError(problem, hint=hint)
+        if found:
+            hint = f"give its index: {', '.join(map(str, found))}"
+            raise ConfigError(f"{len(found)} classes are called '{name}'", hint=hint)
+        known = listed([label.name for label in self.classes], 12)
+        raise ConfigError(f"the model has no class '{name}'", hint=f"its classes are {known}")
 
     def read(self, images: AnyImage | Iterable[AnyImage]) -> Iterator[Seen | Inspected]:
         """Each image as the model sees it; one that cannot be read as an `Inspected` error."""
@@ -309,140 +320,6 @@ def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uin
     part.paste(image.convert("RGB"), (round(-left), round(-top)))
     part.thumbnail((LARGEST, LARGEST))
     return np.asarray(part)
-
-
-# ---------------------------------------------------------------------------------------------
-# Features and weights
-
-
-@torch.no_grad()
-def patch_features(model: ViT, images: Tensor) -> Floats:
-    """Features of the patches after the last block, (B, rows, columns, D)."""
-    tokens = model.encode(images)[:, model.config.num_prefix_tokens :]
-    features: Floats = tokens.reshape(len(images), *model.config.grid, -1).float().cpu().numpy()
-    return features
-
-
-def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
-    """The first principal components of rows (n, d): unit vectors (count, d), the sign of each
-    chosen so that its largest entry is positive."""
-    centred = np.asarray(rows, np.float64)
-    centred = centred - centred.mean(axis=0)
-    _, vectors = np.linalg.eigh(centred.T @ centred)
-    components = vectors[:, ::-1][:, :count].T
-    largest = np.abs(components).argmax(axis=1)
-    signs = np.sign(components[np.arange(len(components)), largest])
-    result: Floats = (components * signs[:, None]).astype(np.float32)
-    return result
-
-
-def feature_colours(features: Floats) -> Floats:
-    """Features (B, rows, columns, D) as RGB in [0, 1], (B, rows, columns, 3): their first three
-    principal components over all images together, each scaled between its 1st and 99th percentile
-    (DINOv2, arXiv 2304.07193, Figure 1)."""
-    rows = features.reshape(-1, features.shape[-1])
-    projected = (rows - rows.mean(axis=0)) @ principal_components(rows, 3).T
-    low, high = np.percentile(projected, (1, 99), axis=0)
-    colours: Floats = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
-    return colours.reshape(*features.shape[:-1], 3)
-
-
-def filter_components(model: ViT, count: int = 28) -> Floats:
-    """The first principal components of the filters that see the image, (n, height, width, 3),
-    each scaled to [0, 1] (Figure 7, left): of the patch embedding, or of a hybrid's first
-    convolution. n is less than `count` where the filters are smaller."""
-    weight = model.patch_embed.proj.weight
-    if model.config.stem is not None:
-        convolutions = model.patch_embed.backbone.modules()
-        weight = next(m for m in convolutions if isinstance(m, nn.Conv2d)).weight
-    filters = weight.detach().float().cpu().numpy()
-    rows = filters.transpose(0, 2, 3, 1).reshape(len(filters), -1)
-    components = principal_components(rows, min(count, rows.shape[1]))
-    low, high = components.min(axis=1, keepdims=True), components.max(axis=1, keepdims=True)
-    scaled: Floats = (components - low) / np.maximum(high - low, 1e-12)
-    return scaled.reshape(-1, *filters.shape[2:], 3)
-
-
-def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
-    """Cosine similarity of each patch's position embedding with every other's (Figure 7, centre),
-    as tiles: (rows * rows, columns * columns), see `checkpoints.resize.similarity`.
-
-    Raises:
-        ConfigError: the model has no position embeddings.
-    """
-    state = model.state_dict()
-    tables = {name: state[name].cpu().numpy() for name in state if name.startswith("pos_embed")}
-    if not tables:
-        raise ConfigError("the model has no position embeddings to show")
-    tiles: npt.NDArray[np.float64] = similarity(tables, model.config)
-    return tiles
-
-
-# ---------------------------------------------------------------------------------------------
-# Faithfulness
-
-
-@dataclass(frozen=True)
-class Faithfulness:
-    """What becomes of a class's score as patches are removed or revealed in a map's order (Petsiuk
-    et al., arXiv 1806.07421). A faithful map has a small deletion and a large insertion area."""
-
-    deletion: Floats
-    """(steps + 1,) scores, most relevant patches removed first: replaced by the mean colour."""
-    insertion: Floats
-    """(steps + 1,) scores, most relevant patches revealed first, over a blurred image."""
-
-    @property
-    def deletion_area(self) -> float:
-        """Area under the deletion curve, in [0, 1]."""
-        return float(np.trapezoid(self.deletion, dx=1 / (len(self.deletion) - 1)))
-
-    @property
-    def insertion_area(self) -> float:
-        """Area under the insertion curve, in [0, 1]."""
-        return float(np.trapezoid(self.insertion, dx=1 / (len(self.insertion) - 1)))
-
-
-@torch.no_grad()
-def faithfulness(
-    model: ViT, image: Tensor, relevance: Floats, target: int, score: str, steps: int = 20
-) -> Faithfulness:
-    """Deletion and insertion curves of one map on one image.
-
-    Args:
-        image: (3, H, W), normalised; 0 is the mean colour.
-        relevance: (rows, columns).
-        target: the class whose score is followed.
-        score: "softmax" or "sigmoid", as the model's logits are read.
-        steps: parts that the patches are removed and revealed in.
-    """
-    rows, columns = model.config.grid
-    order = np.argsort(-relevance.reshape(-1), kind="stable")
-    height, width = image.shape[1:]
-    patch = height // rows, width // columns
-    side = 2 * max(patch) + 1
-    blurred = nn.functional.avg_pool2d(
-        nn.functional.pad(image[None], (side // 2,) * 4, mode="replicate"), side, stride=1
-    )[0]
-    deleted, inserted = [], []
-    for step in range(steps + 1):
-        chosen = np.zeros(rows * columns, bool)
-        chosen[order[: round(len(order) * step / steps)]] = True
-        mask = torch.from_numpy(chosen.reshape(rows, columns)).to(image.device)
-        pixels = mask.repeat_interleave(patch[0], 0).repeat_interleave(patch[1], 1)
-        pixels = nn.functional.pad(pixels, (0, width - pixels.shape[1], 0, height - len(pixels)))
-        deleted.append(torch.where(pixels, torch.zeros_like(image), image))
-        inserted.append(torch.where(pixels, image, blurred))
-    logits = torch.cat([model(torch.stack(part)) for part in (deleted, inserted)])
-    scores = logits.sigmoid() if score == "sigmoid" else logits.softmax(dim=1)
-    curves = scores[:, target].float().cpu().numpy()
-    return Faithfulness(curves[: steps + 1], curves[steps + 1 :])
-
-
-def random_maps(grid: tuple[int, int], count: int, seed: int = 0) -> Iterable[Floats]:
-    """Maps of noise, what a map has to beat."""
-    generator = np.random.default_rng(seed)
-    return (generator.random(grid).astype(np.float32) for _ in range(count))
 
 
 RANDOM_MAPS = 5

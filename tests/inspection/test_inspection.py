@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import vitcli
-from vitcli.attention import (
+from vitcli.config import ModelConfig, bit_config, model_config
+from vitcli.errors import ConfigError
+from vitcli.inspection.attention import (
     DistanceMeter,
     Layer,
     attention_maps,
@@ -21,20 +23,17 @@ from vitcli.attention import (
     readout,
     watch,
 )
-from vitcli.config import ModelConfig, bit_config, model_config
-from vitcli.errors import ConfigError
-from vitcli.inspection import (
-    faithfulness,
+from vitcli.inspection.components import (
     feature_colours,
     filter_components,
     posemb_similarity,
     principal_components,
-    random_maps,
 )
+from vitcli.inspection.faithfulness import faithfulness, random_maps
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 Floats = npt.NDArray[np.float64]
 
 # Every kind of attention: class token, distillation token, registers, attention pool, mean,

@@ -1,0 +1,191 @@
+"""`vit inspect`: figures, JSON and arrays of every view."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitcli
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import BiTConfig, ClassLabel, ModelConfig, Preprocess
+from vitcli.inspection.inspector import shown_part
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+from vitcli.resnets import bit_resnet
+
+CPU = ("--device", "cpu", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ViT of two blocks for images of 24 x 32 pixels, with weights far from zero."""
+    sizes = {"width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 3}
+    config = ModelConfig(**sizes, patch_size=(8, 8), image_size=(24, 32))
+    module = ViT(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.normal_(0.0, 0.4, generator=generator)
+    classes = tuple(ClassLabel(f"n{i}", name) for i, name in enumerate(("ant", "bee", "bee")))
+    info = CheckpointInfo(config, Preprocess(size=(24, 32)), classes)
+    return save_checkpoint(tmp_path_factory.mktemp("inspect") / "model", module.state_dict(), info)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for name, size in (("wide", (40, 90)), ("tall", (60, 30)), ("tiny", (1, 1))):
+        Image.fromarray(rng.integers(0, 255, (*size, 3), np.uint8)).save(root / f"{name}.png")
+    return root
+
+
+def drawn(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        image.load()
+        assert image.convert("L").getextrema()[0] < image.convert("L").getextrema()[1]
+        return image.size
+
+
+@pytest.mark.parametrize("view", ["attention", "heads", "pca"])
+def test_views_of_images(vit, model: Path, photos: Path, tmp_path: Path, view: str) -> None:
+    out, arrays = tmp_path / "out", tmp_path / "arrays.npz"
+    done = vit(
+        *("inspect", photos, "--model", model, "-o", out, "--view", view),
+        *("--arrays", arrays, "--json", *CPU),
+    )
+    assert done.exit_code == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [Path(row["file"]).stem for row in rows] == ["tall", "tiny", "wide"]
+    for row in rows:
+        assert row["view"] == view and row["class"]["id"] in ("n0", "n1", "n2")
+        (path,) = map(Path, row["outputs"])
+        assert drawn(path)[0] > 300
+    assert (out / f"{view}.png").exists() == (view != "heads")  # the contact sheet
+    saved = np.load(arrays)
+    shapes = {"attention": (3, 3, 4), "heads": (3, 2, 3, 4), "pca": (3, 3, 4, 3)}
+    assert saved[view].shape == shapes[view] and len(saved["files"]) == 3
+    api = vitcli.inspect(model, str(photos), view, device="cpu")
+    assert np.allclose(api.array, saved[view])
+
+
+def test_gradient_with_its_faithfulness(vit, model: Path, photos: Path, tmp_path: Path) -> None:
+    done = vit(
+        *("inspect", photos / "wide.png", "--model", model, "-o", tmp_path, "--json", *CPU),
+        *("--method", "gradient", "--class", "ant", "--faithfulness", "--dark"),
+    )
+    assert done.exit_code == 0, done.stderr
+    (row,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert row["class"]["index"] == 0 and 0 < row["class"]["score"] < 1
+    for areas in row["faithfulness"].values():
+        assert 0 <= areas["deletion"] <= 1 and 0 <= areas["insertion"] <= 1
+    assert [Path(path).name for path in row["outputs"]] == [
+        "wide-attention.png",
+        "wide-faithfulness.png",
+    ]
+    for path in row["outputs"]:
+        with Image.open(path) as image:
+            assert max(image.convert("RGB").getpixel((2, 2))) < 40  # dark
+
+
+def test_weights_alone(vit, model: Path, tmp_path: Path) -> None:
+    done = vit("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 0 and [row["view"] for row in rows] == ["filters", "posemb"]
+    assert all(drawn(Path(path)) for row in rows for path in row["outputs"])
+
+
+def test_distance(vit, model: Path, photos: Path, tmp_path: Path) -> None:
+    done = vit(
+        *("inspect", photos, "--model", model, "-o", tmp_path, "--view", "distance"),
+        *("--json", *CPU),
+    )
+    (row,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert row["images"] == 3 and np.array(row["distances"]).shape == (2, 2)
+    table = (tmp_path / "distance.csv").read_text().splitlines()
+    assert table[0] == "layer,head,pixels" and len(table) == 5
+    assert float(table[4].split(",")[2]) == pytest.approx(row["distances"][1][1])
+    assert drawn(tmp_path / "distance.png")
+
+
+def test_unreadable_images_are_reported_and_skipped(
+    vit, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jpg").write_text("no image")
+    out = tmp_path / "out"
+    words = ("inspect", tmp_path / "bad.jpg", photos / "wide.png", "--model", model, "-o", out)
+    for view, figure in (("attention", "wide-attention.png"), ("distance", "distance.png")):
+        done = vit(*words, "--view", view, *CPU)
+        assert done.exit_code == 1 and "bad.jpg" in done.stderr
+        assert (out / figure).exists()
+
+
+def test_images_of_one_name_get_figures_of_their_own(
+    vit, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    wide = photos / "wide.png"
+    done = vit("inspect", wide, wide, "--model", model, "-o", tmp_path, *CPU)
+    assert done.exit_code == 0
+    assert (tmp_path / "wide-attention.png").exists() and (
+        tmp_path / "wide-2-attention.png"
+    ).exists()
+
+
+def test_a_resnet_is_refused(vit, photos: Path, tmp_path: Path) -> None:
+    config = BiTConfig(bit_resnet((1, 1), 0.5), (64, 64), num_classes=2)
+    module = BiT(config)
+    module.init_weights(0)
+    info = CheckpointInfo(config, Preprocess(size=(64, 64)))
+    save_checkpoint(tmp_path / "bit", module.state_dict(), info)
+    done = vit("inspect", photos, "--model", tmp_path / "bit", "-o", tmp_path / "out", *CPU)
+    assert done.exit_code == 1 and "ResNet" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--layer", "2"), 1),
+        (("--method", "last", "--head", "5"), 1),
+        (("--class", "wasp", "--method", "gradient"), 1),
+        (("--class", "bee", "--method", "gradient"), 1),  # two classes have this name
+        (("--resolution", "25"), 1),
+        (("--view", "posemb"), 2),
+        (("--arrays", "maps.csv"), 2),
+    ],
+)
+def test_what_cannot_be_shown(
+    vit, model: Path, photos: Path, tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    done = vit("inspect", photos, "--model", model, "-o", tmp_path / "out", *CPU, *words)
+    assert done.exit_code == code and not done.stdout
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_an_output_that_is_a_file(vit, model: Path, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = vit("inspect", photos, "--model", model, "-o", tmp_path / "file", *CPU)
+    assert done.exit_code == 1 and "file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("size", "preprocess", "wanted"),
+    [
+        ((90, 40), Preprocess(size=(32, 32), crop_mode="squash"), (90, 40)),
+        ((90, 40), Preprocess(size=(32, 32)), (40, 40)),
+        ((80, 80), Preprocess(size=(32, 32), crop_pct=0.5), (40, 40)),
+        ((90, 40), Preprocess(size=(32, 32), crop_mode="border"), (90, 90)),
+    ],
+)
+def test_the_part_that_the_model_sees(
+    size: tuple[int, int], preprocess: Preprocess, wanted: tuple[int, int]
+) -> None:
+    part = shown_part(Image.new("RGB", size, "black"), preprocess)
+    assert part.shape[:2] == pytest.approx(wanted[::-1], abs=2)
+    white = (part == 255).all(axis=2).mean()
+    assert white == pytest.approx(1 - 40 / 90 if preprocess.crop_mode == "border" else 0, abs=0.05)

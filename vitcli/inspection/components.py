@@ -1,0 +1,78 @@
+"""What features and weights look like: principal components, and similarity of positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vitcli.checkpoints.resize import similarity
+from vitcli.errors import ConfigError
+from vitcli.inspection.attention import Floats
+from vitcli.models.vit import ViT
+
+
+@torch.no_grad()
+def patch_features(model: ViT, images: Tensor) -> Floats:
+    """Features of the patches after the last block, (B, rows, columns, D)."""
+    tokens = model.encode(images)[:, model.config.num_prefix_tokens :]
+    features: Floats = tokens.reshape(len(images), *model.config.grid, -1).float().cpu().numpy()
+    return features
+
+
+def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
+    """The first principal components of rows (n, d): unit vectors (count, d), the sign of each
+    chosen so that its largest entry is positive."""
+    centred = np.asarray(rows, np.float64)
+    centred = centred - centred.mean(axis=0)
+    _, vectors = np.linalg.eigh(centred.T @ centred)
+    components = vectors[:, ::-1][:, :count].T
+    largest = np.abs(components).argmax(axis=1)
+    signs = np.sign(components[np.arange(len(components)), largest])
+    result: Floats = (components * signs[:, None]).astype(np.float32)
+    return result
+
+
+def feature_colours(features: Floats) -> Floats:
+    """Features (B, rows, columns, D) as RGB in [0, 1], (B, rows, columns, 3): their first three
+    principal components over all images together, each scaled between its 1st and 99th percentile
+    (DINOv2, arXiv 2304.07193, Figure 1)."""
+    rows = features.reshape(-1, features.shape[-1])
+    projected = (rows - rows.mean(axis=0)) @ principal_components(rows, 3).T
+    low, high = np.percentile(projected, (1, 99), axis=0)
+    colours: Floats = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return colours.reshape(*features.shape[:-1], 3)
+
+
+def filter_components(model: ViT, count: int = 28) -> Floats:
+    """The first principal components of the filters that see the image, (n, height, width, 3),
+    each scaled to [0, 1] (Figure 7, left): of the patch embedding, or of a hybrid's first
+    convolution. n is less than `count` where the filters are smaller."""
+    weight = model.patch_embed.proj.weight
+    if model.config.stem is not None:
+        convolutions = model.patch_embed.backbone.modules()
+        weight = next(m for m in convolutions if isinstance(m, nn.Conv2d)).weight
+    filters = weight.detach().float().cpu().numpy()
+    rows = filters.transpose(0, 2, 3, 1).reshape(len(filters), -1)
+    components = principal_components(rows, min(count, rows.shape[1]))
+    low, high = components.min(axis=1, keepdims=True), components.max(axis=1, keepdims=True)
+    scaled: Floats = (components - low) / np.maximum(high - low, 1e-12)
+    return scaled.reshape(-1, *filters.shape[2:], 3)
+
+
+def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
+    """Cosine similarity of each patch's position embedding with every other's (Figure 7, centre),
+    as tiles: (rows * rows, columns * columns), see `checkpoints.resize.similarity`.
+
+    Raises:
+        ConfigError: the model has no position embeddings.
+    """
+    state = model.state_dict()
+    tables = {name: state[name].cpu().numpy() for name in state if name.startswith("pos_embed")}
+    if not tables:
+        raise ConfigError("the model has no position embeddings to show")
+    tiles: npt.NDArray[np.float64] = similarity(tables, model.config)
+    return tiles

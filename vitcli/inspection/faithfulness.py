@@ -1,0 +1,76 @@
+"""Whether a map is faithful: a class's score as patches are removed and revealed in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitcli.inspection.attention import Floats
+from vitcli.models.vit import ViT
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """What becomes of a class's score as patches are removed or revealed in a map's order (Petsiuk
+    et al., arXiv 1806.07421). A faithful map has a small deletion and a large insertion area."""
+
+    deletion: Floats
+    """(steps + 1,) scores, most relevant patches removed first: replaced by the mean colour."""
+    insertion: Floats
+    """(steps + 1,) scores, most relevant patches revealed first, over a blurred image."""
+
+    @property
+    def deletion_area(self) -> float:
+        """Area under the deletion curve, in [0, 1]."""
+        return float(np.trapezoid(self.deletion, dx=1 / (len(self.deletion) - 1)))
+
+    @property
+    def insertion_area(self) -> float:
+        """Area under the insertion curve, in [0, 1]."""
+        return float(np.trapezoid(self.insertion, dx=1 / (len(self.insertion) - 1)))
+
+
+@torch.no_grad()
+def faithfulness(
+    model: ViT, image: Tensor, relevance: Floats, target: int, score: str, steps: int = 20
+) -> Faithfulness:
+    """Deletion and insertion curves of one map on one image.
+
+    Args:
+        image: (3, H, W), normalised; 0 is the mean colour.
+        relevance: (rows, columns).
+        target: the class whose score is followed.
+        score: "softmax" or "sigmoid", as the model's logits are read.
+        steps: parts that the patches are removed and revealed in.
+    """
+    rows, columns = model.config.grid
+    order = np.argsort(-relevance.reshape(-1), kind="stable")
+    height, width = image.shape[1:]
+    patch = height // rows, width // columns
+    side = 2 * max(patch) + 1
+    blurred = nn.functional.avg_pool2d(
+        nn.functional.pad(image[None], (side // 2,) * 4, mode="replicate"), side, stride=1
+    )[0]
+    deleted, inserted = [], []
+    for step in range(steps + 1):
+        chosen = np.zeros(rows * columns, bool)
+        chosen[order[: round(len(order) * step / steps)]] = True
+        mask = torch.from_numpy(chosen.reshape(rows, columns)).to(image.device)
+        pixels = mask.repeat_interleave(patch[0], 0).repeat_interleave(patch[1], 1)
+        pixels = nn.functional.pad(pixels, (0, width - pixels.shape[1], 0, height - len(pixels)))
+        deleted.append(torch.where(pixels, torch.zeros_like(image), image))
+        inserted.append(torch.where(pixels, image, blurred))
+    logits = torch.cat([model(torch.stack(part)) for part in (deleted, inserted)])
+    scores = logits.sigmoid() if score == "sigmoid" else logits.softmax(dim=1)
+    curves = scores[:, target].float().cpu().numpy()
+    return Faithfulness(curves[: steps + 1], curves[steps + 1 :])
+
+
+def random_maps(grid: tuple[int, int], count: int, seed: int = 0) -> Iterator[Floats]:
+    """Maps of noise, what a map has to beat."""
+    generator = np.random.default_rng(seed)
+    return (generator.random(grid).astype(np.float32) for _ in range(count))
