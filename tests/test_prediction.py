@@ -27,7 +27,8 @@ from vitcli.config import Preprocess
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
 from vitcli.errors import ImageError, ModelNotFoundError
-from vitcli.prediction import Cores, Predictor
+from vitcli.inference import Cores
+from vitcli.prediction import Predictor
 
 FP32 = {"device": "cpu", "precision": "fp32"}
 

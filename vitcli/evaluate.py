@@ -1,7 +1,7 @@
-"""How good a model is on labelled images.
+"""How good a model is on labelled images: one pass, whoever asks.
 
-`evaluate` is the command's: any checkpoint on any data, decoded in threads as for `vit predict`.
-`evaluate_model` is the training loop's: a model as it stands, decoded in worker processes.
+`evaluate` is for a checkpoint on any data, whose classes are matched to the model's;
+`evaluate_source` for images that have the model's classes, as a training run's have.
 """
 
 from __future__ import annotations
@@ -10,31 +10,100 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vitcli.config import ClassLabel, DataConfig, Preprocess, Score, Size
+from vitcli.config import ClassLabel, DataConfig, Size
 from vitcli.data.alignment import Alignment, MatchRules, align
 from vitcli.data.classes import listed
 from vitcli.data.dataset import Split, open_split
 from vitcli.data.directory import open_unlabelled
-from vitcli.data.inputs import ImageInput
 from vitcli.data.source import Source
-from vitcli.errors import NOT_FINITE, ConfigError, DataError
+from vitcli.errors import NOT_FINITE, ConfigError, DataError, ImageError
 from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
+from vitcli.inference import Inference, Slot, run_source, unreadable
 from vitcli.metrics import Evaluation, Tally
 from vitcli.prediction import Predictor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def evaluate_source(
+    inference: Inference,
+    source: Source,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[int], None] = lambda count: None,
+    on_unreadable: Callable[[ImageError], None] | None = None,
+) -> Evaluation:
+    """The metrics of a model on images whose classes are its own, in the same order.
+
+    Args:
+        on_progress: called with the number of images of each batch.
+        on_unreadable: called with each image that cannot be read, which is not counted. None: the
+            first such image raises its ImageError.
+    """
+    tally = Tally(len(source.classes), inference.info.score)
+    preprocess = inference.info.preprocess
+    batches = run_source(source, preprocess, lambda: inference, "logits", batch_size, workers)
+    for answers in _count(batches, source, tally):
+        for _, name, _, error in answers:
+            if error is not None:
+                if on_unreadable is None:
+                    raise unreadable(name, error)
+                on_unreadable(unreadable(name, error))
+        on_progress(len(answers))
+    return tally.result()
+
+
+class _Seen(NamedTuple):
+    """An image that was counted, or could not be read."""
+
+    image: int
+    """Its index."""
+    name: str
+    best: list[tuple[int, float]]
+    """At most five classes of the tally and their scores, the best first."""
+    error: DataError | None
+
+
+def _count(
+    batches: Iterator[tuple[list[Slot], Tensor]],
+    source: Source,
+    tally: Tally,
+    aligned: Alignment | None = None,
+) -> Iterator[list[_Seen]]:
+    """Adds the logits of all images to a tally, batch by batch."""
+    done = 0
+    for slots, logits in batches:
+        read = np.array([slot.error is None for slot in slots])
+        labels = source.labels[done : done + len(slots)][read]
+        best = iter(tally.add(_among(logits, aligned), labels) if read.any() else [])
+        yield [
+            _Seen(i, name, [] if error else next(best), error)
+            for i, (name, error) in enumerate(slots, done)
+        ]
+        done += len(slots)
+
+
+def _among(logits: Tensor, aligned: Alignment | None) -> Tensor:
+    """Logits (B, K) of a model's classes as those of the classes of an evaluation; where several
+    stand for one class, the highest of them."""
     import torch
-    from torch import Tensor, nn
+
+    if aligned is None or len(aligned.classes) == logits.shape[1]:
+        return logits
+    allowed = torch.from_numpy(np.flatnonzero(aligned.of_model >= 0))
+    place = torch.from_numpy(aligned.of_model)[allowed].expand(len(logits), -1)
+    lowest = logits.new_full((len(logits), len(aligned.classes)), float("-inf"))
+    return lowest.scatter_reduce(1, place, logits[:, allowed], "amax")
 
 
 # ---------------------------------------------------------------------------------------------
-# A checkpoint
+# A checkpoint on any data
 
 
 @dataclass(frozen=True)
@@ -43,28 +112,28 @@ class Report:
 
     model: str
     data: str
-    part: str
+    split: str
     """Which images of the data, in words."""
     resolution: Size
     """Of the model's input, height and width."""
     classes: tuple[ClassLabel, ...]
-    """Those that labels and answers are indices of: the model's, or those it might answer."""
+    """What labels and answers are indices of: the model's classes, or those it may answer."""
     indices: tuple[int, ...]
     """The model's index of each; of several that stand for one, the first."""
     images: int
-    """That were read."""
+    """How many were read."""
     evaluation: Evaluation | None
     """None where the images have no labels of their own."""
     real: Reassessment | None
     """Under labels that accept several classes."""
     warnings: tuple[str, ...]
     errors: tuple[tuple[str, DataError], ...]
-    """Images that could not be read, which no figure counts."""
+    """Images that could not be read; no metric counts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said of one labelled image, or what is wrong with it."""
+    """A model's answer for one labelled image, or why it could not be read."""
 
     file: str
     label: ClassLabel | None
@@ -84,73 +153,67 @@ class Answer:
 def evaluate(
     predictor: Predictor,
     data: DataConfig,
-    part: Split = "auto",
+    split: Split = "auto",
     batch_size: int | None = None,
+    workers: int | None = None,
     rules: MatchRules | None = None,
     accepted: Accepted | None = None,
     on_answer: Callable[[Answer], None] = lambda answer: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Evaluates a checkpoint on a data set; classes are matched by id, then by unique name.
+    """Evaluates a checkpoint on a dataset; classes are matched by id, then by unique name.
 
     Args:
-        part: "auto" takes the test part, else the validation part (on the data that the model was
-            trained on: what its run held out), else all images.
+        split: "auto" takes the test split, else the validation split (on the data that the model
+            was trained on: what its run held out), else all images.
+        workers: threads that decode images; None: one for each core.
         rules: how classes are matched, and among which the model answers; None: the defaults.
-        accepted: ReaL labels, to be counted beside the data's own (`imagenet.read_accepted`); a
-            folder of images without class folders has no other.
-        on_answer: called with what is said of each image, in order.
-        on_progress: called with the images that are done and those there are.
-        report: told, in a line, of what takes time before the first image.
+        accepted: ReaL labels, counted beside the data's own (`imagenet.read_accepted`); a directory
+            of images without class directories has no others.
+        on_answer: called with the answer for each image, in order.
+        on_progress: called with the number of images done and the total.
+        report: called with a line about what takes time before the first image.
 
     Raises:
         DataError: the data cannot be used, or has classes that are not the model's.
-        ConfigError: the model has no classes, or does not name them and has too few.
+        ConfigError: the model does not classify, or does not name its classes.
     """
     info = predictor.info
     if not info.model.num_classes:
-        raise ConfigError("the model has no classes to be right about", where=predictor.name)
-    opened = _open(predictor, data, part, rules or MatchRules(), accepted is not None, report)
-    source, aligned, model, words, warnings, labelled = opened
+        raise ConfigError("the model has no classification head", where=predictor.name)
+    if info.score == "none":
+        raise ConfigError("the model predicts values, not classes", where=predictor.name)
+    opened = _open(predictor, data, split, rules or MatchRules(), accepted is not None, report)
+    source, aligned, model, name, warnings, labelled = opened
     if len(aligned.classes) < len(model):
-        report(
-            f"answers are chosen among {len(aligned.classes):,} classes, of the {len(model):,} of "
-            "the model (--among)"
-        )
+        report(f"answering among {len(aligned.classes):,} of the model's {len(model):,} classes")
     real = Reassessment(accepted, source, model, aligned) if accepted is not None else None
-    tally, errors, done = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]](), 0
-    for slots, logits in predictor.batches(_images(source), "logits", batch_size):
-        read = np.array([slot.error is None for slot in slots])
-        labels = source.labels[done : done + len(slots)]
-        best = tally.add(_among(logits, aligned), labels[read]) if read.any() else []
-        rows = iter(best)
-        for i, (name, error) in enumerate(slots):
-            label = aligned.classes[labels[i]] if labelled else None
+    tally, errors = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]]()
+    preprocess, load = info.preprocess, predictor.load
+    batches = run_source(source, preprocess, load, "logits", batch_size, workers)
+    for answers in _count(batches, source, tally, aligned):
+        for i, file, best, error in answers:
+            label = aligned.classes[source.labels[i]] if labelled else None
             if error is not None:
-                errors.append((name, error))
-                on_answer(Answer(name, label, error=error))
-                continue
-            row = next(rows)
-            found = real.add(done + i, row[0][0]) if real is not None else None
-            named = tuple((aligned.classes[answer], score) for answer, score in row)
-            on_answer(Answer(name, label, named, found))
-        done += len(slots)
-        on_progress(done, len(source))
+                errors.append((file, error))
+            right = real.add(i, best[0][0]) if real is not None and not error else None
+            named = tuple((aligned.classes[answer], score) for answer, score in best)
+            on_answer(Answer(file, label, named, right, error))
+        on_progress(answers[-1].image + 1, len(source))
     if not tally.count:
-        name, error = errors[0]
         raise DataError(
             f"none of its {len(source):,} images can be read",
             where=data.path,
-            hint=f"the first, {name}: {error.what}",
+            hint=f"the first error is {errors[0][0]}: {errors[0][1].what}",
         )
     result = tally.result()
     if not math.isfinite(result.loss):
-        warnings = [*warnings, f"not all answers are finite numbers: {NOT_FINITE}"]
+        warnings = [*warnings, f"some outputs are not finite numbers: {NOT_FINITE}"]
     return Report(
         predictor.name,
         data.path,
-        words,
+        name,
         info.model.image_size,
         aligned.classes,
         tuple(aligned.first.tolist()),
@@ -169,16 +232,17 @@ class _Opened(NamedTuple):
     aligned: Alignment
     model: tuple[ClassLabel, ...]
     """The model's classes."""
-    part: str
+    split: str
+    """Which images of the data, in words."""
     warnings: list[str]
     labelled: bool
-    """Whether the labels mean anything: a folder without class folders has none."""
+    """Whether the images have labels; in a directory without class directories they have not."""
 
 
 def _open(
     predictor: Predictor,
     data: DataConfig,
-    part: Split,
+    split: Split,
     rules: MatchRules,
     imagenet: bool,
     report: Callable[[str], None],
@@ -186,15 +250,15 @@ def _open(
     """The images, and their classes beside the model's.
 
     Args:
-        imagenet: whether these are ImageNet's validation images, with or without class folders.
+        imagenet: whether these are ImageNet's validation images, with or without class directories.
     """
     source = None
     if imagenet:
         source = open_unlabelled(Path(data.path).expanduser(), imagenet_classes())
-    labelled, words, warnings = source is None, "all images", tuple[str, ...]()
+    labelled, name, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent, data.path)
-        source, words, warnings = open_split(data, part, None, record, report)
+        source, name, warnings = open_split(data, split, None, record, report)
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
@@ -203,8 +267,8 @@ def _open(
     left_out = list[str]()
     if labelled:
         source, left_out = _evaluated(source, aligned)
-    said = [*warnings, *assumed, *left_out]
-    return _Opened(source, aligned, model, words, said, labelled)
+    warnings = (*warnings, *assumed, *left_out)
+    return _Opened(source, aligned, model, name, list(warnings), labelled)
 
 
 def _classes_of(
@@ -214,23 +278,24 @@ def _classes_of(
     count = predictor.info.model.num_classes
     if predictor.info.classes:
         return predictor.classes, []
+    unnamed = "the model does not name its classes: assuming"
     if len(source.classes) == count:
-        return source.classes, ["the model does not name its classes: the data's order was taken"]
+        return source.classes, [f"{unnamed} the data's, in their order"]
     if count == len(imagenet_classes()) and imagenet:
-        return imagenet_classes(), ["the model does not name its classes: ImageNet's were taken"]
+        return imagenet_classes(), [f"{unnamed} ImageNet's"]
     raise ConfigError(
         f"the model does not name its {count:,} classes, and the data has {len(source.classes):,}",
         where=predictor.name,
-        hint="vit convert --labels FILE writes names into a checkpoint",
+        hint="vit convert --classes FILE writes their names into a checkpoint",
     )
 
 
 def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
-    """The images whose class can be answered, labelled with it; and a line about the others."""
+    """The images of classes that can be answered, labelled with these; a line about the others."""
     labels, counts = aligned.of_data[source.labels], source.counts()
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
-        raise DataError("all its images are left out", where=source.root)
+        raise DataError("no images are left to evaluate", where=source.root)
     lines = []
     if len(kept) < len(source):
         names = [
@@ -242,24 +307,6 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
     return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
 
 
-def _among(logits: Tensor, aligned: Alignment) -> Tensor:
-    """Logits (B, K) of a model's classes as those of the classes of an evaluation; the highest of
-    several that stand for one, so that any of them is as right."""
-    import torch
-
-    if len(aligned.classes) == logits.shape[1]:
-        return logits
-    allowed = torch.from_numpy(np.flatnonzero(aligned.of_model >= 0))
-    place = torch.from_numpy(aligned.of_model)[allowed].expand(len(logits), -1)
-    lowest = logits.new_full((len(logits), len(aligned.classes)), float("-inf"))
-    return lowest.scatter_reduce(1, place, logits[:, allowed], "amax")
-
-
-def _images(source: Source) -> Iterator[ImageInput]:
-    for i in range(len(source)):
-        yield ImageInput(source.where(i), partial(source.read, i))
-
-
 def _split_record(folder: Path, data: str) -> dict[str, Any] | None:
     """What a run held out (its split.json), where it was trained on this data."""
     try:
@@ -268,49 +315,3 @@ def _split_record(folder: Path, data: str) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return record if same else None
-
-
-# ---------------------------------------------------------------------------------------------
-# A model in training
-
-
-def evaluate_model(
-    model: nn.Module,
-    source: Source,
-    preprocess: Preprocess,
-    batch_size: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    workers: int = 0,
-    score: Score = "softmax",
-    on_progress: Callable[[int], None] = lambda count: None,
-) -> Evaluation:
-    """One pass over `source` in evaluation mode; leaves the model in it.
-
-    Args:
-        model: (B, 3, H, W) -> logits (B, K); its classes are the source's, in the same order.
-        dtype: of the computation (autocast); weights stay as they are.
-        score: what makes a confidence of a logit.
-        on_progress: called with the number of images of each batch.
-
-    Raises:
-        ImageError: names an image that cannot be decoded.
-    """
-    import torch
-
-    from vitcli.data.loader import eval_batches
-    from vitcli.data.transforms import EvalTransform, to_float
-    from vitcli.devices import to_device
-
-    tally = Tally(len(source.classes), score)
-    model.eval()
-    with torch.inference_mode():
-        for pixels, labels, _ in eval_batches(
-            source, EvalTransform(preprocess), batch_size, workers
-        ):
-            images = to_float(to_device(pixels, device), preprocess)
-            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                logits = model(images)
-            tally.add(logits.float().cpu(), labels.numpy())
-            on_progress(len(labels))
-    return tally.result()

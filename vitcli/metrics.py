@@ -1,11 +1,12 @@
-"""What is counted about a model's answers: accuracy, F1, calibration, class by class.
+"""Metrics of classification: accuracy, F1, calibration, class by class.
 
-A `Tally` adds up logits batch by batch; an `Evaluation` is what comes of them.
+A `Tally` adds up logits batch by batch; its result is an `Evaluation`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,9 @@ Floats = npt.NDArray[np.float64]
 
 BINS = 15
 """Of the confidence, equally wide (Guo et al. 2017, arXiv 1706.04599, section 5)."""
+
+UNIT = 1 << 32
+"""Losses and confidences are summed in units of 1 / UNIT: finer than float32 computes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class Evaluation:
     """The part of the images whose label is among the five best classes; None where there are
     no more than five."""
     loss: float
-    """Mean cross-entropy of the labels under a softmax."""
+    """Mean loss of the labels, as the model was trained: softmax or binary cross-entropy, without
+    label smoothing and weights of classes. NaN where one is not a finite number."""
     calibration: Calibration
 
     @property
@@ -159,15 +164,23 @@ class Evaluation:
 class Tally:
     """Adds up logits batch by batch, in memory that the number of images does not change.
 
+    All sums are integers (of losses and confidences: in units of 1 / `UNIT`), so they are exact:
+    in whatever order or parts images are added, also over several processes, the metrics of the
+    merged tallies are the same to the last digit.
+
     Args:
-        score: what makes a confidence of a logit.
+        score: what makes a confidence of a logit, and which loss is meant: softmax cross-entropy,
+            or binary cross-entropy summed over the classes.
     """
 
     def __init__(self, num_classes: int, score: Score = "softmax") -> None:
         self.num_classes, self.score = num_classes, score
-        self.pairs: dict[int, int] = {}
-        self.count, self.among_five, self.loss = 0, 0, 0.0
-        self.bins = np.zeros((3, BINS))
+        self.pairs = Counter[int]()
+        """How often (label, prediction) occurs, as label * num_classes + prediction."""
+        self.count = self.among_five = self.loss = 0
+        self.not_finite = 0
+        """Losses that are not finite numbers; then their mean is not either."""
+        self.bins = np.zeros((3, BINS), np.int64)
         """Rows: answers, the sum of their confidences, how many are right."""
 
     def add(self, logits: Tensor, labels: Ints) -> list[list[tuple[int, float]]]:
@@ -184,28 +197,41 @@ class Tally:
         import torch.nn.functional as F
 
         best = logits.topk(min(5, self.num_classes))
-        answers = best.indices.numpy()
-        pairs = np.unique(labels * self.num_classes + answers[:, 0], return_counts=True)
-        for pair, count in zip(*(part.tolist() for part in pairs), strict=True):
-            self.pairs[pair] = self.pairs.get(pair, 0) + count
-        self.count += len(labels)
-        self.among_five += int((answers == labels[:, None]).sum())
-        self.loss += float(F.cross_entropy(logits, torch.from_numpy(labels), reduction="sum"))
+        answers, target = best.indices.numpy(), torch.from_numpy(labels)[:, None]
+        own = logits.gather(1, target)[:, 0]
         if self.score == "sigmoid":
+            losses = F.softplus(logits).sum(1) - own
             scores = best.values.sigmoid()
         else:
-            scores = (best.values - logits.logsumexp(1, keepdim=True)).exp()
+            total = logits.logsumexp(1, keepdim=True)
+            losses = total[:, 0] - own
+            scores = (best.values - total).exp()
+        self.pairs.update((labels * self.num_classes + answers[:, 0]).tolist())
+        self.count += len(labels)
+        self.among_five += int((answers == labels[:, None]).sum())
+        finite = [loss for loss in losses.tolist() if math.isfinite(loss)]
+        self.not_finite += len(labels) - len(finite)
+        self.loss += sum(round(loss * UNIT) for loss in finite)
         confidence = np.nan_to_num(scores[:, 0].double().numpy())
         place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-        for row, weights in enumerate((None, confidence, answers[:, 0] == labels)):
-            self.bins[row] += np.bincount(place, weights, BINS)
+        for row, values in enumerate((1, np.rint(confidence * UNIT), answers[:, 0] == labels)):
+            np.add.at(self.bins[row], place, np.asarray(values, np.int64))
         return [
             list(zip(*row, strict=True))
             for row in zip(answers.tolist(), scores.tolist(), strict=True)
         ]
 
+    def merge(self, other: Tally) -> None:
+        """Adds what another tally of the same classes has counted."""
+        self.pairs.update(other.pairs)
+        self.count += other.count
+        self.among_five += other.among_five
+        self.loss += other.loss
+        self.not_finite += other.not_finite
+        self.bins += other.bins
+
     def result(self) -> Evaluation:
-        """The figures of all that was added."""
+        """The metrics of all that was added."""
         pairs = np.array(sorted(self.pairs), np.int64)
         labels, predictions = np.divmod(pairs, max(self.num_classes, 1))
         counts = np.array([self.pairs[int(pair)] for pair in pairs], np.int64)
@@ -218,6 +244,6 @@ class Tally:
             predictions,
             counts,
             self.among_five / images if self.num_classes > 5 else None,
-            self.loss / images,
-            Calibration(answers.astype(np.int64), confidence / filled, right / filled),
+            math.nan if self.not_finite else self.loss / UNIT / images,
+            Calibration(answers, confidence / UNIT / filled, right / filled),
         )

@@ -49,7 +49,7 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     assert told == {
         "model": str(tiny_checkpoint),
         "data": str(data),
-        "part": "all images",
+        "split": "all images",
         "resolution": [64, 64],
         "images": 2,
         "unreadable": 0,
@@ -139,7 +139,7 @@ def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
     assert result.exit_code == 0
     lines = [re.split(r"  +", line) for line in result.stdout.splitlines()]
     assert lines[0] == [str(tiny_checkpoint)]
-    assert lines[1] == ["data", "part", "images", "top-1", "top-5", "macro F1", "ECE"]
+    assert lines[1] == ["data", "split", "images", "top-1", "top-5", "macro F1", "ECE"]
     assert [line[:3] for line in lines[2:]] == [
         [str(data), "all images", "2"],
         [str(other), "all images", "3"],
@@ -154,7 +154,7 @@ def test_several_resolutions(evaluate, data, tmp_path):
     assert result.exit_code == 0
     assert result.stderr == f"accuracy against resolution is in {file}\n"
     lines = [re.split(r"  +", line) for line in result.stdout.splitlines()]
-    assert lines[1][:4] == ["data", "part", "resolution", "images"]
+    assert lines[1][:4] == ["data", "split", "resolution", "images"]
     assert [line[2] for line in lines[2:5]] == ["48", "64 *", "64x96"]
     assert result.stdout.splitlines()[-1].startswith("* the resolution of the checkpoint")
     assert min(Image.open(file).size) > 300
@@ -238,7 +238,7 @@ def test_images_without_labels_of_their_own_by_real_labels(
     assert result.exit_code == 1
     told = json.loads(result.stdout)
     assert told["real"] == {"top1": float(right), "images": 1, "left_out": 1}
-    assert (told["images"], told["unreadable"], told["part"]) == (2, 1, "all images")
+    assert (told["images"], told["unreadable"], told["split"]) == (2, 1, "all images")
     assert {told[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
     assert told["classes"] == told["confusion"] == []
     assert "nothing is drawn: these images have no labels of their own" in result.stderr
@@ -356,7 +356,7 @@ def test_a_model_that_gives_no_numbers_is_warned_of(vit, data, tiny_checkpoint, 
     result = vit("evaluate", "--data", data, "-m", bad, *FP32, "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["loss"] is None
     assert result.stderr == (
-        "warning: not all answers are finite numbers: the weights hold NaN, or numbers too large "
+        "warning: some outputs are not finite numbers: the weights hold NaN, or numbers too large "
         "for the precision: try --precision fp32\n"
     )
 
@@ -382,7 +382,7 @@ def test_data_of_which_nothing_can_be_read(vit, tiny_checkpoint, tmp_path):
     first = tmp_path / "dog" / "a.png"
     assert result.stderr == (
         f"error: {tmp_path}: none of its 2 images can be read\n"
-        f"hint: the first, {first}: is not an image, or of a kind that is not known\n"
+        f"hint: the first error is {first}: is not an image, or of a kind that is not known\n"
     )
 
 

@@ -401,8 +401,8 @@ def test_a_model_without_classes_gives_features(
     folder = save_checkpoint(tmp_path / "bare", bare, CheckpointInfo(model, info.preprocess))
     result = vit("predict", image_folder, "--model", folder)
     assert result.exit_code == 1
-    told = f"error: {folder}: the model has no classes: it gives features\n"
-    assert result.stderr == told + "hint: save them with --features FILE.npy\n"
+    told = f"error: {folder}: the model has no classification head\n"
+    assert result.stderr == told + "hint: save its features instead: --features FILE.npy\n"
     file = tmp_path / "features.npy"
     assert vit("predict", image_folder, "-m", folder, "--features", file, *FP32).exit_code == 0
     np.testing.assert_allclose(np.load(file)[:2], timm_features, atol=2e-5)

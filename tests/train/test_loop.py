@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import ConfigError, OutputError, RunError
+from vitcli.evaluate import evaluate
 from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
 from vitcli.train import inputs, lock, loop, report, setup
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
@@ -157,16 +159,20 @@ def test_a_run_without_patience_that_is_killed_at_its_end_does_not_go_on(tiny_ru
     assert train(run, resume=True).step == 8
 
 
-def test_the_stored_model_is_measured_by_the_runs_workers_in_its_parts(tiny_run, monkeypatch):
-    asked, evaluate = [], report.evaluate_model
-
-    def spy(model, source, preprocess, batch, device, dtype, workers, *others):
-        asked.append((batch, workers))
-        return evaluate(model, source, preprocess, batch, device, dtype, workers, *others)
-
-    monkeypatch.setattr(report, "evaluate_model", spy)
-    train(tiny_run(steps=1, accumulate=4, workers=1))
-    assert asked == [(3, 1)]
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, precision):
+    config = tiny_run(loss=loss, precision=precision, workers=1)
+    outcome = train(config)
+    predictor = Predictor(config.output, "cpu", precision)
+    found = evaluate(predictor, DataConfig(config.data.path)).evaluation
+    assert found.figures("val_") == outcome.figures
+    lines = [json.loads(line) for line in outcome.folder.metrics.read_text().splitlines()]
+    (best,) = [
+        line for line in lines if line.get("step") == outcome.stored_step and "val_top1" in line
+    ]
+    assert {name: best[name] for name in outcome.figures} == outcome.figures
+    assert best["val_loss"] == found.loss
 
 
 def test_patience_needs_a_validation_part(tiny_run, colours):

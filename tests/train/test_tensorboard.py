@@ -99,6 +99,6 @@ def test_without_tensorboard_it_is_one_line(tiny_run, monkeypatch):
         train(run)
     assert str(caught.value) == (
         "--tensorboard needs the package 'tensorboard'\n"
-        "pip install 'vitcli[tensorboard]', or with pipx: pipx inject vitcli tensorboard"
+        "hint: pip install 'vitcli[tensorboard]', or with pipx: pipx inject vitcli tensorboard"
     )
     assert not RunDirectory(run.output).path.exists()

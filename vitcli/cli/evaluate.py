@@ -98,6 +98,15 @@ PosembResize = Annotated[
     PosembMethod,
     typer.Option("--posemb-method", help="How --resolutions resizes position embeddings."),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        metavar="N",
+        help="Threads that decode images.  [default: one for each core]",
+    ),
+]
 Predictions = Annotated[
     str | None,
     typer.Option("--predictions", metavar="FILE.csv", help="Write the answer for each image."),
@@ -120,6 +129,7 @@ def evaluate(
     reliability: Reliability = None,
     batch_size: options.BatchSize = None,
     json: options.Json = False,
+    workers: Workers = None,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     offline: options.Offline = False,
@@ -171,7 +181,7 @@ def evaluate(
                 config, answered = DataConfig(place, classes=classes), partial(write, place)
                 with output.Meter(f"images{size}", quiet=quiet) as meter:
                     report = library.evaluate(
-                        *(predictor, config, split, batch_size, rules, accepted),
+                        *(predictor, config, split, batch_size, workers, rules, accepted),
                         *(answered, meter.reach, note),
                     )
                 for warning in report.warnings:

@@ -33,7 +33,7 @@ def as_object(report: Report) -> dict[str, Any]:
     told: dict[str, Any] = {
         "model": report.model,
         "data": report.data,
-        "part": report.part,
+        "split": report.split,
         "resolution": list(report.resolution),
         "images": report.images,
         "unreadable": len(report.errors),
@@ -76,7 +76,7 @@ def show(report: Report) -> None:
     from vitcli.layouts.timm_config import unique_names
 
     figures, names = report.evaluation, unique_names(report.classes)
-    output.line(f"{report.model} on {report.data}: {report.part}, {report.images:,} images")
+    output.line(f"{report.model} on {report.data}: {report.split}, {report.images:,} images")
     if figures is not None:
         output.line("   ".join([*output.figures(figures.figures()), f"loss {figures.loss:.4f}"]))
     if report.real is not None:
@@ -119,12 +119,12 @@ def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
     names = {key: name for key, (_, name) in FIGURES.items()}
     values = [_figures(report) for report in reports]
     shown = [key for key in (*names, "real") if any(key in row for row in values)]
-    header = ["data", "part", *["resolution"] * several, "images"]
+    header = ["data", "split", *["resolution"] * several, "images"]
     header += [names.get(key, "ReaL") for key in shown]
     rows = [
         [
             report.data,
-            report.part,
+            report.split,
             *[size_text(report.resolution) + " *" * (report.resolution == stored)] * several,
             f"{report.images:,}",
             *(_percent(row.get(key, math.nan)) for key in shown),

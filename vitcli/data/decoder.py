@@ -35,15 +35,22 @@ are looked at."""
 class Decoder:
     """Finds, reads, decodes and fits images in threads, in order and a bounded number ahead."""
 
-    def __init__(self, images: Iterator[ImageInput], preprocess: Preprocess, batch: int) -> None:
+    def __init__(
+        self,
+        images: Iterator[ImageInput],
+        preprocess: Preprocess,
+        batch: int,
+        workers: int | None = None,
+        pause: float | None = PAUSE,
+    ) -> None:
         # Imported here: threads that import parts of one package at a time may meet half of it.
         from vitcli.data.fit import Fit
 
         height, width = preprocess.size
         self.ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
-        self.images = images
+        self.images, self.pause = images, pause
         self.fit = Fit(preprocess)
-        self.pool = ThreadPoolExecutor(min(32, cpu_cores()), "decode")
+        self.pool = ThreadPoolExecutor(workers or min(32, cpu_cores()), "decode")
         self.room = threading.Semaphore(self.ahead)
         self.changed = threading.Condition()  # guards what follows
         self.waiting: deque[Future[Decoded]] = deque()
@@ -62,7 +69,7 @@ class Decoder:
 
     def take(self, count: int) -> list[Decoded]:
         """The next images, at most `count`; fewer where these are more than are kept ahead, at
-        the end, or where no more are found for `PAUSE` seconds; none after the end.
+        the end, or where no more are found for `pause` seconds; none after the end.
 
         Raises:
             Exception: whatever the iterator of images raised, after those that it gave.
@@ -71,7 +78,7 @@ class Decoder:
         with self.changed:
             self.changed.wait_for(lambda: self.waiting or self.ended)
             while len(self.waiting) < count and not self.ended:
-                if not self.changed.wait(PAUSE):
+                if not self.changed.wait(self.pause):
                     break
             taken = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
         if taken:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vitcli.data.loader import eval_batches, train_batches
+from vitcli.data.loader import train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError
-from vitcli.evaluate import evaluate_model
+from vitcli.evaluate import evaluate_source
+from vitcli.inference import Inference, features_of
 from vitcli.metrics import Evaluation, Tally
 
 if TYPE_CHECKING:
@@ -124,13 +125,16 @@ class Images:
         return logits
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        run, config = self.run, self.run.config
+        run = self.run
         assert run.val is not None
         advance = counting("validation", len(run.val), self.report)
-        return evaluate_model(
-            *(model, run.val, run.preprocess, run.part_size, run.device, run.dtype),
-            *(config.workers or 0, config.loss, advance),
-        )
+        inference = inference_of(run, model)
+        return evaluate_source(inference, run.val, None, run.config.workers, advance)
+
+
+def inference_of(run: Run, model: nn.Module) -> Inference:
+    """A model in training, or its average, as `vit predict` would compute with it."""
+    return Inference(run.info, model.state_dict(), run.device, run.dtype)
 
 
 class Features:
@@ -170,25 +174,15 @@ class Features:
         with torch.inference_mode():
             for start in range(0, len(self.val), EVALUATED_AT_ONCE):
                 part = slice(start, start + EVALUATED_AT_ONCE)
-                with run.autocast():
-                    logits = model.head(self.val[part])
+                logits = model.head(self.val[part])  # in float32, as `Inference` has it
                 tally.add(logits.float().cpu(), run.val.labels[part])
         return tally.result()
 
     def _compute(self, source: Source, advance: Callable[[int], None]) -> Tensor:
         """Raises CheckpointError where a feature is not finite."""
-        run, filled = self.run, 0
-        features = torch.empty((len(source), run.info.model.feature_dim), device=run.device)
-        run.model.eval()
-        with torch.no_grad():
-            for pixels, _, _ in eval_batches(
-                source, EvalTransform(run.preprocess), run.part_size, run.config.workers or 0
-            ):
-                images = to_float(to_device(pixels, run.device), run.preprocess)
-                with run.autocast():
-                    features[filled : filled + len(images)] = run.model.features(images).float()
-                filled += len(images)
-                advance(len(images))
+        run = self.run
+        inference = inference_of(run, run.model)
+        features = features_of(inference, source, run.config.workers, advance).to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
                 "the model's features are not finite numbers",

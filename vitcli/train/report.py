@@ -1,4 +1,4 @@
-"""The end of a run: figures of the stored model, images, and the model card."""
+"""The end of a run: metrics of the stored model, plots, and the model card."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from vitcli import plots
 from vitcli.atomic import write_text
-from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import rewrite_info
-from vitcli.evaluate import evaluate_model
+from vitcli.evaluate import evaluate_source
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
+from vitcli.prediction import Predictor
 from vitcli.train.directory import RunDirectory, config_to_json
 from vitcli.train.inputs import Report, counting
 from vitcli.train.state import Progress
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def finish(run: Run, folder: RunDirectory, progress: Progress, report: Report) -> dict[str, float]:
-    """Evaluates the file as stored on what was not trained on, and writes what a reader wants.
+    """Evaluates the stored model on the held-out splits, as `vit evaluate` does, and writes plots
+    and the card.
 
     Returns:
-        Those of `Evaluation.figures`, as val_top1 and test_top1, of the parts there are.
+        The metrics of each split, as val_top1 and test_top1.
     """
-    figures, shown = _evaluate(run, folder, report)
-    info = run.stored_info(progress, figures)
+    metrics, shown = _evaluate(run, folder, report)
+    info = run.stored_info(progress, metrics)
     rewrite_info(folder.path, info, train=config_to_json(run.config))
     plots.training_curves(folder.read_metrics(), folder.curves, progress.best_step)
     images = {"Loss, accuracy and learning rate": folder.curves.name}
@@ -41,22 +42,22 @@ def finish(run: Run, folder: RunDirectory, progress: Progress, report: Report) -
         )
         images["Reliability"] = folder.reliability.name
     write_text(folder.card, card.model_card(info, shown, name=folder.name, images=images))
-    return figures
+    return metrics
 
 
 def _evaluate(
     run: Run, folder: RunDirectory, report: Report
 ) -> tuple[dict[str, float], Evaluation | None]:
-    """The figures, and the evaluation of the last part. The model goes with this call: it is its
-    file, mapped into memory, which Windows would not let us replace."""
-    figures: dict[str, float] = {}
+    """The metrics of every held-out split, and the evaluation of the last. The model is dropped
+    here: its file is mapped into memory, and Windows would not replace it."""
+    metrics: dict[str, float] = {}
     found: Evaluation | None = None
-    model = load(str(folder.path), device=str(run.device))
-    for name, what, part in (("val", "validation", run.val), ("test", "test", run.test)):
-        if part is not None:
-            found = evaluate_model(
-                *(model, part, model.preprocess, min(run.part_size, 64), run.device, run.dtype),
-                *(run.config.workers or 0, model.score, counting(what, len(part), report)),
+    predictor = Predictor(folder.path, str(run.device), run.config.precision)
+    for name, what, split in (("val", "validation", run.val), ("test", "test", run.test)):
+        if split is not None:
+            advance = counting(what, len(split), report)
+            found = evaluate_source(
+                predictor.load(), split, workers=run.config.workers, on_progress=advance
             )
-            figures |= found.figures(f"{name}_")
-    return figures, found
+            metrics |= found.figures(f"{name}_")
+    return metrics, found
