@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.rewrite import RECORD, recorded
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.store import RECORD, Store, recorded
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Score, Size
 from vitcli.errors import CheckpointError, ConfigError
@@ -119,7 +118,7 @@ def _describe(store: Store, layout: Layout, rows: list[Row], grid: Size | None) 
         for name, part in zip(row.ours, _parts(row, total), strict=True):
             shapes[name] = (part, *loaded[0][1:]) if loaded[0] else ()
     patch, size = shapes.get("patch_embed.proj.weight", ()), layout.fields.get("image_size")
-    resized = recorded(store.path, store.kind)
+    resized = recorded(store)
     if grid is None and resized:
         grid = (resized["to"][0], resized["to"][1])
     elif grid is None and size and len(patch) == 4:
