@@ -57,6 +57,8 @@ class Provenance(Run, total=False):
     posemb_resize: Resized
     converted_from: str
     """Name of a layout."""
+    timm: dict[str, Any]
+    """timm's names of the architecture and of the pre-training, where a release states them."""
     assumed: list[str]
     """What the file does not state."""
     took: list[str]

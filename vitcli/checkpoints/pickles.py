@@ -73,7 +73,7 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
         what = "is a TorchScript archive, a program with its weights; it was not run"
         return CheckpointError(what, where=path, hint=hint)
     if type(error).__name__ == "UnpicklingError":  # what torch raises for all but tensors
-        named = re.search(r"GLOBAL (\S+\.\S+)|[Cc]lass (\S+\.\S+)", str(error))
+        named = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
         what = f"objects ({named[1] or named[2]})" if named else "objects, or is damaged"
         return CheckpointError(
             f"is a pickle that holds code or {what}; nothing in it was run", where=path, hint=hint

@@ -1,19 +1,17 @@
-"""From a model's name to its file and what the file says of itself; headers alone, no torch."""
+"""From a model's name to its file and the description in it. Reads headers only; no torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitcli.checkpoints import store
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.tensor_file import Header, LazyTensor, read_header
+from vitcli.checkpoints.store import Store, open_store
+from vitcli.checkpoints.tensor_file import DTYPES, LazyTensor
 from vitcli.config import ClassLabel, Preprocess, Score, Size
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
@@ -21,15 +19,16 @@ from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
 from vitcli.layouts.shapes import check_keys, infer_architecture
 from vitcli.layouts.timm_config import from_timm
+from vitcli.typed_json import parse
 
 
 class Located(NamedTuple):
     """Where a checkpoint's tensors lie."""
 
     file: Path
-    """A safetensors file, or one of another kind that `stores` reads."""
+    """Of any kind that `store` reads."""
     entry: RegistryEntry | None
-    """The released model that it is, where the registry knows."""
+    """The released model that it is, if the registry knows it."""
 
 
 def locate(
@@ -42,8 +41,8 @@ def locate(
 
     Raises:
         ModelNotFoundError: there is no such model.
-        HubError: it is on the Hub and cannot be had.
-        CheckpointError: the path holds no checkpoint that we read.
+        HubError: it cannot be fetched from the Hub.
+        CheckpointError: the path does not hold a checkpoint.
     """
     found = registry.resolve(spec)
     entry = found if isinstance(found, RegistryEntry) else None
@@ -56,30 +55,28 @@ def locate(
 
 
 def _weights_file(path: Path) -> Path:
-    """The file that a path means: a folder's standard one, or its only one of a kind."""
-    if path.is_dir():
-        for pattern in _STANDARD:
-            files = sorted(file for file in path.glob(pattern) if file.name != STATE)
-            if len(files) == 1:
-                return files[0]
-            if files:
-                break
-        else:
-            files = []
-        found = ", ".join(file.name for file in files) or _some(p.name for p in path.iterdir())
-        unfinished = "a run that has kept no model yet: train it further with --resume"
-        hint = "name one of its files" if files else None
-        raise CheckpointError(
-            f"holds no model.safetensors but {found or 'nothing'}",
-            where=path,
-            hint=unfinished if not files and (path / STATE).is_file() else hint,
-        )
-    return path
+    """The file that a path means: a directory's standard one, or its only one of a kind."""
+    if not path.is_dir():
+        return path
+    for pattern in _STANDARD:
+        files = sorted(file for file in path.glob(pattern) if file.name != STATE)
+        if len(files) == 1:
+            return files[0]
+        if files:
+            found = ", ".join(file.name for file in files)
+            hint = "give the path of one of these files"
+            raise CheckpointError(f"holds several checkpoints: {found}", where=path, hint=hint)
+    found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
+    unfinished = "this run has not stored a model yet: continue it with --resume"
+    raise CheckpointError(
+        f"does not hold a checkpoint, but {found}",
+        where=path,
+        hint=unfinished if (path / STATE).is_file() else None,
+    )
 
 
 STATE = "state.safetensors"
-"""What a run in the making needs to go on, and no model."""
-
+"""What an unfinished run resumes from; not a model."""
 
 _STANDARD = (
     "model.safetensors",
@@ -92,12 +89,7 @@ _STANDARD = (
     "*.pth.tar",
     "*.pt",
 )
-"""What a folder's weights are called, the best first."""
-
-
-def _some(names: Iterable[str], most: int = 8) -> str:
-    names = sorted(names)
-    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
+"""Names of a directory's weights, the preferred first."""
 
 
 def read_info(
@@ -106,14 +98,14 @@ def read_info(
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
 ) -> tuple[CheckpointInfo, Path]:
-    """What a checkpoint says of itself, and its file; the tensors' shapes are checked against it.
+    """The description of a checkpoint, checked against its tensors' shapes, and its file.
 
-    The header's own description comes first, then a `config.json` beside the file, then what the
-    shapes tell (`provenance["assumed"]` then lists what they do not tell).
+    It comes from the header, else from a `config.json` beside the file, else from the shapes, and
+    `provenance["assumed"]` then lists what shapes do not show.
 
     Raises:
-        VitError: as `locate`, and CheckpointError where the file is damaged, of an unknown layout,
-            or holds other tensors than the model that it describes.
+        VitError: as `locate`; CheckpointError if the file is damaged, of an unknown layout, or
+            holds other tensors than the model that it describes.
     """
     file, entry = locate(spec, offline, on_progress, allow_pickle)
     return open_checkpoint(file, entry).info, file
@@ -121,7 +113,7 @@ def read_info(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that was opened: what it says, and its tensors, each read when it is asked for."""
+    """An open file: its description, and its tensors, each read when it is needed."""
 
     file: Path
     info: CheckpointInfo
@@ -130,7 +122,7 @@ class Checkpoint:
     layout: str = "vit"
     """"vit" (which is timm's), or one of `layouts`."""
     dropped: tuple[str, ...] = ()
-    """Names in the file that are no part of the model."""
+    """Names in the file that are not part of the model."""
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Our name -> the names in the file, where they differ."""
 
@@ -138,20 +130,27 @@ class Checkpoint:
 def open_checkpoint(
     file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
 ) -> Checkpoint:
-    """A file of any layout that we know.
+    """A file of any layout that we read.
+
+    Args:
+        entry: of the registry, where the file is a released model.
+        grid: rows and columns of its position embeddings, if the file does not state them.
 
     Raises:
         CheckpointError: it is damaged, of an unknown layout, or holds another model.
     """
-    if store.kind_of(file) == "safetensors" and not _is_foreign(read_header(file)):
-        info, _ = describe(file, entry, grid)
-        return Checkpoint(file, info, store.open_store(file).tensors)
-    from vitcli.layouts.reading import read_layout  # numpy
+    store = open_store(file)
+    if store.kind == "safetensors" and not _is_foreign(store):
+        found = Checkpoint(file, _describe(store, entry, grid), store.tensors)
+    else:
+        from vitcli.layouts.reading import read_layout  # numpy
 
-    reading = read_layout(store.open_store(file), grid, _from_timms_config(file))
-    return Checkpoint(
-        file, reading.info, reading.tensors, reading.layout, reading.dropped, reading.sources
-    )
+        read = read_layout(store, grid, _from_timms_config(file))
+        found = Checkpoint(file, read.info, read.tensors, read.layout, read.dropped, read.sources)
+    for name, tensor in found.tensors.items():
+        if tensor.dtype not in DTYPES.values():
+            raise CheckpointError(f"'{name}' has the unknown type {tensor.dtype}", where=file)
+    return found
 
 
 _FOREIGN = re.compile(
@@ -162,85 +161,87 @@ _FOREIGN = re.compile(
 """Names that no file of timm's or ours has."""
 
 
-def _is_foreign(header: Header) -> bool:
-    return "vit" not in header.metadata and any(map(_FOREIGN.match, header.tensors))
+def _is_foreign(store: Store) -> bool:
+    return "vit" not in store.metadata and any(map(_FOREIGN.match, store.tensors))
 
 
-def describe(
-    file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
-) -> tuple[CheckpointInfo, Header]:
-    """What a safetensors file says of itself (see `read_info`), and its header; `grid`: the rows
-    and columns of its position embeddings, where nothing says."""
-    header = read_header(file)
-    said = info = CheckpointInfo.from_metadata(header.metadata, where=file)
+def _describe(store: Store, entry: RegistryEntry | None, grid: Size | None) -> CheckpointInfo:
+    """The description of a file in timm's layout or ours; see `read_info`."""
+    file = store.path
+    stated = info = CheckpointInfo.from_metadata(store.metadata, where=file)
     if info is None:
-        said = _from_config(file)
-        info = _with_known_classes(said or _from_shapes(header, file, grid), entry)
-    if said is not None and entry is not None:
-        _warn_of_departures(said, entry)
-    if info.model.depth > len(header.tensors):  # before so many names are made
+        stated = _from_config(file)
+        info = _with_known_classes(stated or _from_shapes(store, grid), entry)
+    if stated is not None and entry is not None:
+        _warn_of_departures(stated, entry)
+    if info.model.depth > len(store.tensors):  # before so many names are made
         raise CheckpointError(
-            f"describes a model of {info.model.depth:,} blocks and holds {len(header.tensors)} "
+            f"describes a model of {info.model.depth:,} blocks and holds {len(store.tensors)} "
             f"tensors",
             where=file,
         )
-    check_keys(info.model.tensor_shapes(), header.shapes, where=file)
-    return info, header
+    check_keys(info.model.tensor_shapes(), store.shapes, where=file)
+    return info
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return parse(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=path) from error
 
 
 def _from_timms_config(file: Path) -> CheckpointInfo | None:
-    """What a config.json beside a file says, where it is timm's or ours."""
+    """The description in a config.json beside a file, if it is timm's or ours."""
     try:
-        config: Any = json.loads(file.with_name("config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = _read_config(file.with_name("config.json"))
+    except CheckpointError:
         return None
     ours = isinstance(config, dict) and ("vit" in config or "architecture" in config)
     return _from_config(file) if ours else None
 
 
 def _from_config(file: Path) -> CheckpointInfo | None:
-    """What the `config.json` beside a file says; None if there is none."""
+    """The description in the config.json beside a file; None if there is none."""
     path = file.with_name("config.json")
     if not path.is_file():
         return None
-    try:
-        config: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot be read: {error}", where=path) from error
+    config = _read_config(path)
     if isinstance(config, dict) and "vit" in config:
         return CheckpointInfo.from_dict(config["vit"], where=path)
     if isinstance(config, dict) and "architecture" not in config and "model_type" in config:
+        kind = config["model_type"]
         raise CheckpointError(
-            f"is a config.json of transformers ({config['model_type']}), not of timm", where=path
+            f"is a config.json of transformers ({kind!r:.40}), not of timm", where=path
         )
     return from_timm(config, where=path)
 
 
-def _from_shapes(header: Header, file: Path, grid: Size | None) -> CheckpointInfo:
-    model, assumed = infer_architecture(header.shapes, file, grid)
+def _from_shapes(store: Store, grid: Size | None) -> CheckpointInfo:
+    model, assumed = infer_architecture(store.shapes, store.path, grid)
     preprocess = Preprocess(size=model.image_size)
     assumed.append("pixels scaled to [-1, 1], bicubic resize, centre crop")
     return CheckpointInfo(model, preprocess, provenance={"assumed": assumed})
 
 
 def _warn_of_departures(info: CheckpointInfo, entry: RegistryEntry) -> None:
-    """Says where a released model's own repo, which is followed, is not what the registry says."""
-    said, known = (
+    """Warns where a released model's own repo, which is followed, departs from the registry."""
+    stated, known = (
         dataclasses.asdict(side.preprocess) | dataclasses.asdict(side.model)
         for side in (info, entry)
     )
-    if told := [
-        f"{name} {said.get(name)}, and the registry {known.get(name)}"
-        for name in {**known, **said}
-        if known.get(name) != said.get(name)
+    if departures := [
+        f"{name} is {stated.get(name)} in its repo and {known.get(name)} in the registry"
+        for name in {**known, **stated}
+        if known.get(name) != stated.get(name)
     ]:
-        text = f"{entry.name}: its repo says {'; '.join(told)}; the repo is followed"
+        text = f"{entry.name}: {'; '.join(departures)}; the repo is followed"
         warnings.warn(text, VitWarning, stacklevel=2)
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:
-    """Class names and score function where the file leaves them to the registry, or to timm's
-    tag ("augreg_in21k"), as timm's own releases do."""
+    """Class names and score function if the file leaves them to the registry or to timm's tag
+    ("augreg_in21k"), as timm's own releases do."""
     classes, score = info.classes, info.score
     named: registry.Labels | None = None
     if entry is not None and entry.classes == info.model.num_classes:

@@ -104,8 +104,8 @@ RECORD = "posemb_resize"
 def recorded(store: Store) -> dict[str, Any] | None:
     """How the position embeddings of a file were resized, if it says; a `Resized`."""
     try:
-        found = parse(store.metadata.get(RECORD, "null"))
-        from_json(Resized, found)
+        found: dict[str, Any] | None = parse(store.metadata.get(RECORD, "null"))
+        from_json(Resized | None, found)
     except ValueError:
         return None
     return found

@@ -179,9 +179,9 @@ def _shipped(folder: Path) -> dict[str, Any]:
 
 
 def _stored_info(folder: Path) -> CheckpointInfo:
-    from vitcli.checkpoints.read import describe
+    from vitcli.checkpoints.read import read_info
 
-    return describe(folder / "model.safetensors")[0]
+    return read_info(folder / "model.safetensors")[0]
 
 
 def _line(row: dict[str, Any]) -> str:
