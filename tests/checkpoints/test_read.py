@@ -163,7 +163,7 @@ def test_a_billion_blocks(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     config["model_args"]["depth"] = 10**9
     (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="depth must be"):
+    with pytest.raises(CheckpointError, match="depth"):
         read_info(model)
 
 
