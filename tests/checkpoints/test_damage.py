@@ -136,13 +136,13 @@ class Bomb:
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / "bomb.pth"
     torch.save({"model": Bomb()}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=r"\(exec\); nothing in it was run"):
+    with pytest.raises(CheckpointError, match="holds more than tensors, which could run code"):
         convert(path, tmp_path / "out")
     torch.save({"model": torch.nn.Linear(2, 2)}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=r"\(torch.nn.modules.linear.Linear\)"):
+    with pytest.raises(CheckpointError, match="asks for torch.nn.modules.linear.Linear"):
         convert(path, tmp_path / "out")
     torch.save({"optimizer": 3, "epoch": 1}, path)
-    with pytest.raises(CheckpointError, match="a table of tensors"):
+    with pytest.raises(CheckpointError, match="without a table of tensors"):
         convert(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -237,5 +237,5 @@ def test_what_is_no_checkpoint_at_all(tmp_path: Path) -> None:
 def test_what_a_model_of_transformers_that_is_none_of_ours_is_called(tmp_path: Path) -> None:
     torch.save({"bit.embedder.convolution.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bit"}))
-    with pytest.raises(CheckpointError, match="does not know: bit"):
+    with pytest.raises(CheckpointError, match="model_type 'bit' is not"):
         open_checkpoint(tmp_path / "pytorch_model.bin")

@@ -25,7 +25,7 @@ def test_an_npz_becomes_a_folder(vit: Vit, tmp_path: Path) -> None:
     assert result.stdout.startswith(
         f"{tmp_path / 'm'} is {NPZ} (vit-npz) as vit: 32 tensors, 76,282"
     )
-    assert "assumed: images prepared as usual for vit-npz" in result.stderr
+    assert "a grid of 4 x 4 patches, pre-processing: bilinear" in result.stderr
     found = load_file(tmp_path / "m" / "model.safetensors")
     assert np.array_equal(found["head.weight"], np.load(NPZ)["head/kernel"].T)
     again = vit("convert", NPZ, tmp_path / "m")
@@ -90,7 +90,7 @@ WRONG = {
     "--preprocess crop_pct=0": "crop_pct must be above 0",
     "--arch B/16": "B/16 has width 768, the file has 48",
     "--arch nonsense": "unknown architecture 'nonsense'",
-    "--arch vit_nonsense": "timm's architecture 'vit_nonsense' is not one that vit knows",
+    "--arch vit_nonsense": "timm's architecture 'vit_nonsense' is not supported",
     "--num-heads 5": "the file says that it has 3 heads, not 5",
     "--to vit-npz": "the layout vit-npz is written to a .npz file",
     "--labels two.txt": "2 labels for 10 classes",
@@ -134,7 +134,7 @@ def test_what_is_no_checkpoint_is_called_so(vit: Vit, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("# A page of text\n")
     result = vit("convert", tmp_path / "notes.md", tmp_path / "out")
     assert result.exit_code == 1
-    assert "notes.md: is not a checkpoint" in result.stderr
+    assert "notes.md: is no checkpoint: neither safetensors, nor an npz" in result.stderr
 
 
 def test_names_in_json_and_one_number_for_three(vit: Vit, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path)(images), load(old)(images))
     for wrong in ({"weight_map": {"x": "../x.safetensors"}}, {}, {"weight_map": 3}):
         index.write_text(json.dumps(wrong))
-        with pytest.raises(CheckpointError, match="index"):
+        with pytest.raises(CheckpointError, match="is no index"):
             read_info(tmp_path)
 
 
@@ -137,9 +137,9 @@ def test_clip_by_openais_names(tmp_path: Path) -> None:
         return model.info
 
     info = assert_computes(tmp_path / "open_clip_model.safetensors", "gelu")
-    assert "exact GELU" in info.provenance["assumed"]
+    assert info.provenance["assumed"]["activation"] == "exact GELU"
     info = assert_computes(tmp_path / "ViT-B-8.pt", "quick_gelu")
-    assert info.provenance["assumed"] == ["images prepared as usual for clip_vision_model"]
+    assert set(info.provenance["assumed"]) == {"grid", "preprocess"}
     dropped = open_checkpoint(tmp_path / "ViT-B-8.pt").dropped
     assert "visual.proj" in dropped and "transformer.resblocks.0.ln_1.weight" in dropped
     config = tmp_path / "open_clip_config.json"
@@ -152,7 +152,7 @@ def test_clip_by_openais_names(tmp_path: Path) -> None:
     assert info.preprocess.std == (0.2, 0.2, 0.2)
     for wrong in ("{", "[1]", '{"model_cfg": {}}'):
         config.write_text(wrong)
-        with pytest.raises(CheckpointError, match="open_clip_config.json: cannot be read"):
+        with pytest.raises(CheckpointError, match=r"open_clip_config\.json: "):
             load(tmp_path / "open_clip_model.safetensors")
 
 

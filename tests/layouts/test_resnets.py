@@ -28,9 +28,9 @@ from vitcli.config import (
     architecture,
 )
 from vitcli.errors import CheckpointError
+from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.shapes import infer_architecture
-from vitcli.layouts.timm_architectures import architecture_from_args, not_in_timm
-from vitcli.layouts.timm_config import from_timm, to_timm
+from vitcli.layouts.timm import architecture_from_args, from_config, not_in_timm, to_config
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
@@ -89,7 +89,7 @@ def test_files_without_a_config_are_understood_but_for_heads_and_epsilons(
     if isinstance(true, ModelConfig) and isinstance(found, ModelConfig):
         found = dataclasses.replace(found, num_heads=true.num_heads)
     assert found == true
-    assert any("epsilons" in text for text in info.provenance["assumed"])
+    assert "resnet" in info.provenance["assumed"]
 
 
 MODELS: dict[str, Architecture] = {
@@ -183,15 +183,15 @@ NAMES = {
 def test_timms_names_and_the_papers(name: str, variant: str) -> None:
     model = architecture_from_args(name, {})
     assert model == architecture(variant)
-    config = to_timm(CheckpointInfo(model.with_classes(5), Preprocess(size=model.image_size)))
+    config = to_config(CheckpointInfo(model.with_classes(5), Preprocess(size=model.image_size)))
     assert (config["architecture"], config["model_args"]) == (name, {})
     del config["vit"]
-    assert from_timm(config).model == model.with_classes(5)
+    assert from_config(ForeignJson(config)).model == model.with_classes(5)
 
 
 def test_a_bit_resnet_is_written_as_timm_writes_it() -> None:
     model = architecture("R50x1", image_size=(64, 64), num_classes=10)
-    config = to_timm(CheckpointInfo(model, Preprocess(size=(64, 64))))
+    config = to_config(CheckpointInfo(model, Preprocess(size=(64, 64))))
     assert config["architecture"] == "resnetv2_50x1_bit" and config["model_args"] == {}
     assert config["num_features"] == 2048 and config["global_pool"] == "avg"
     said = json.loads((RESNET.folder / "config.json").read_text())["pretrained_cfg"]
@@ -202,7 +202,7 @@ def test_a_bit_resnet_is_written_as_timm_writes_it() -> None:
 
 def test_the_first_convolution_is_named() -> None:
     for variant, name in (("R50+B/16", "stem.conv"), ("R+Ti/16", "conv")):
-        config = to_timm(CheckpointInfo(architecture(variant), Preprocess()))
+        config = to_config(CheckpointInfo(architecture(variant), Preprocess()))
         assert config["pretrained_cfg"]["first_conv"] == f"patch_embed.backbone.{name}"
 
 
@@ -210,35 +210,35 @@ def test_the_first_convolution_is_named() -> None:
     "name, said",
     [
         ("root alone", "width factor 0.5"),
-        ("three stages", r"a stem of \(2, 1, 1\) blocks"),
-        ("the authors' epsilons", "epsilon 1e-05 in the deviation"),
-        ("the authors' epsilons", "GroupNorm epsilon 1e-06"),
-        ("-inf", "-inf around the max-pool"),
+        ("three stages", r"a ResNet stem of \(2, 1, 1\) blocks"),
+        ("the authors' epsilons", "std_eps_in 'deviation'"),
+        ("the authors' epsilons", "norm_eps 1e-06"),
+        ("-inf", "pool_padding '-inf'"),
         ("a BiT ResNet", r"a BiT ResNet of \(1, 2\) blocks, width factor 0.5"),
     ],
 )
 def test_what_timm_cannot_say_is_said(name: str, said: str) -> None:
     model = MODELS[name]
     assert re.search(said, "\n".join(not_in_timm(model)))
-    assert "architecture" not in to_timm(CheckpointInfo(model, Preprocess()))
+    assert "architecture" not in to_config(CheckpointInfo(model, Preprocess()))
 
 
 @pytest.mark.parametrize(
     "name, changes, said",
     [
-        (RESNET, {"model_args": {"bottle_ratio": 0.5}}, "bottle_ratio=0.5 is not one that vit"),
+        (RESNET, {"model_args": {"bottle_ratio": 0.5}}, "bottle_ratio is 0.5"),
         (RESNET, {"model_args": {"layers": [1, 0]}}, "up to 4 stages"),
-        (RESNET, {"architecture": "resnetv2_77x1_bit"}, "'resnetv2_77x1_bit' is not one that"),
-        (HYBRID, {"resnet_backbone": {"layers": [1]}}, "'stem_chs' is missing"),
+        (RESNET, {"architecture": "resnetv2_77x1_bit"}, "'resnetv2_77x1_bit' is not supported"),
+        (HYBRID, {"resnet_backbone": {"layers": [1]}}, "stem_chs is missing"),
         (
             HYBRID,
             {"resnet_backbone": {"layers": [1], "channels": [64], "stem_chs": 32}},
-            "is not one that vit knows",
+            "channels is [64]",
         ),
     ],
 )
 def test_other_resnets_get_one_line(name: Case, changes: dict[str, object], said: str) -> None:
     config = json.loads((name.folder / "config.json").read_text()) | changes
     with pytest.raises(CheckpointError) as caught:
-        from_timm(config, where="config.json")
+        from_config(ForeignJson(config, "config.json"))
     assert said in caught.value.what and "\n" not in caught.value.what

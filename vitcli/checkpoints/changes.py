@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt_tensor
-from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo, assumptions
 from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
-from vitcli.layouts import timm_architectures
+from vitcli.layouts import timm
 from vitcli.typed_json import from_json
 
 if TYPE_CHECKING:
@@ -80,18 +80,20 @@ def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     """With what the file does not say: heads, and what else a name of timm's stands for."""
     if not changes.arch and not changes.num_heads:
         return info
-    model, assumed = info.model, info.provenance.get("assumed", [])
+    model, assumed = info.model, assumptions(info)
     fields = _said_by(changes.arch, model) if changes.arch else {}
     if changes.num_heads:
         fields["num_heads"] = changes.num_heads
     if "num_heads" in fields and not isinstance(model, ModelConfig):
         raise ConfigError("a BiT ResNet has no attention heads")
     heads = getattr(model, "num_heads", None)
-    if fields.get("num_heads", heads) != heads and not any("heads" in text for text in assumed):
+    # Earlier versions stored a list of sentences, which may be about the heads.
+    asked = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
+    if fields.get("num_heads", heads) != heads and not asked:
         raise ConfigError(f"the file says that it has {heads} heads, not {fields['num_heads']}")
     by_timm = changes.arch is not None and "_" in changes.arch
-    words = ("heads", "GELU", "epsilon", "max-pool") if by_timm else ("heads",)
-    left = [text for text in assumed if not any(word in text for word in words)]
+    told = {"num_heads", *(("activation", "norm_eps", "resnet") if by_timm else ())}
+    left = {fact: text for fact, text in assumed.items() if fact not in told}
     provenance = {k: v for k, v in info.provenance.items() if k != "assumed"}
     provenance |= {"told": changes.arch or f"{changes.num_heads} heads"}
     provenance |= {"assumed": left} if left else {}
@@ -102,7 +104,7 @@ def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
 def _said_by(arch: str, model: Architecture) -> dict[str, Any]:
     """Fields of a model that a variant's name, or timm's, decides and its tensors do not."""
     timms = "_" in arch
-    known = timm_architectures.architecture_from_args(arch, {}) if timms else architecture(arch)
+    known = timm.architecture_from_args(arch, {}) if timms else architecture(arch)
     if isinstance(known, BiTConfig) or isinstance(model, BiTConfig):
         if not isinstance(known, BiTConfig) or not isinstance(model, BiTConfig):
             raise ConfigError(f"{arch} is another kind of model than the one in the file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,10 +58,10 @@ class Provenance(Run, total=False):
     posemb_resize: Resized
     converted_from: str
     """Name of a layout."""
-    timm: dict[str, Any]
-    """timm's names of the architecture and of the pre-training, where a release states them."""
-    assumed: list[str]
-    """What the file does not state."""
+    assumed: dict[str, str] | list[str]
+    """What the file does not state, and what was assumed. (A list in files of earlier versions.)"""
+    left_out: list[str]
+    """Tensors behind the output of the original model."""
     took: list[str]
     """What was chosen where a file holds several models."""
 
@@ -164,6 +165,20 @@ def _provenance(said: Any) -> dict[str, Any]:
 
 def _renamed(said: Any) -> dict[str, Any]:
     return {RENAMED.get(key, key): value for key, value in said.items()}
+
+
+def assumptions(info: CheckpointInfo) -> dict[str, str]:
+    """What was assumed of a model: a text by the fact, a field's name such as "num_heads"."""
+    found = info.provenance.get("assumed", {})
+    return found if isinstance(found, dict) else {text: text for text in found}
+
+
+def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
+    """Names to show; those that several classes share are followed by the class's id."""
+    count = Counter(label.name for label in classes)
+    return [
+        label.name if count[label.name] == 1 else f"{label.name} ({label.id})" for label in classes
+    ]
 
 
 def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:

@@ -1,34 +1,34 @@
-"""From a model's name to its file and the description in it. Reads headers only; no torch."""
+"""From a model's name to its file and what the file says of itself; headers alone, no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.store import Store, open_store
-from vitcli.checkpoints.tensor_file import DTYPES, LazyTensor
-from vitcli.config import ClassLabel, Preprocess, Score, Size
+from vitcli.checkpoints.store import open_store
+from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.config import ClassLabel, Score, Size
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
-from vitcli.layouts.shapes import check_keys, infer_architecture
-from vitcli.layouts.timm_config import from_timm
-from vitcli.typed_json import parse
+from vitcli.layouts.reading import read_layout
+from vitcli.layouts.shapes import check_keys
 
 
 class Located(NamedTuple):
     """Where a checkpoint's tensors lie."""
 
     file: Path
-    """Of any kind that `store` reads."""
+    """A safetensors file, or one of another kind that `stores` reads."""
     entry: RegistryEntry | None
-    """The released model that it is, if the registry knows it."""
+    """The released model that it is, where the registry knows."""
 
 
 def locate(
@@ -41,8 +41,8 @@ def locate(
 
     Raises:
         ModelNotFoundError: there is no such model.
-        HubError: it cannot be fetched from the Hub.
-        CheckpointError: the path does not hold a checkpoint.
+        HubError: it is on the Hub and cannot be had.
+        CheckpointError: the path holds no checkpoint that we read.
     """
     found = registry.resolve(spec)
     entry = found if isinstance(found, RegistryEntry) else None
@@ -55,28 +55,30 @@ def locate(
 
 
 def _weights_file(path: Path) -> Path:
-    """The file that a path means: a directory's standard one, or its only one of a kind."""
-    if not path.is_dir():
-        return path
-    for pattern in _STANDARD:
-        files = sorted(file for file in path.glob(pattern) if file.name != STATE)
-        if len(files) == 1:
-            return files[0]
-        if files:
-            found = ", ".join(file.name for file in files)
-            hint = "give the path of one of these files"
-            raise CheckpointError(f"holds several checkpoints: {found}", where=path, hint=hint)
-    found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
-    unfinished = "this run has not stored a model yet: continue it with --resume"
-    raise CheckpointError(
-        f"does not hold a checkpoint, but {found}",
-        where=path,
-        hint=unfinished if (path / STATE).is_file() else None,
-    )
+    """The file that a path means: a folder's standard one, or its only one of a kind."""
+    if path.is_dir():
+        for pattern in _STANDARD:
+            files = sorted(file for file in path.glob(pattern) if file.name != STATE)
+            if len(files) == 1:
+                return files[0]
+            if files:
+                break
+        else:
+            files = []
+        found = ", ".join(file.name for file in files) or _some(p.name for p in path.iterdir())
+        unfinished = "a run that has kept no model yet: train it further with --resume"
+        hint = "name one of its files" if files else None
+        raise CheckpointError(
+            f"holds no model.safetensors but {found or 'nothing'}",
+            where=path,
+            hint=unfinished if not files and (path / STATE).is_file() else hint,
+        )
+    return path
 
 
 STATE = "state.safetensors"
-"""What an unfinished run resumes from; not a model."""
+"""What a run in the making needs to go on, and no model."""
+
 
 _STANDARD = (
     "model.safetensors",
@@ -89,7 +91,12 @@ _STANDARD = (
     "*.pth.tar",
     "*.pt",
 )
-"""Names of a directory's weights, the preferred first."""
+"""What a folder's weights are called, the best first."""
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    names = sorted(names)
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
 def read_info(
@@ -98,14 +105,14 @@ def read_info(
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
 ) -> tuple[CheckpointInfo, Path]:
-    """The description of a checkpoint, checked against its tensors' shapes, and its file.
+    """What a checkpoint says of itself, and its file; the tensors' shapes are checked against it.
 
-    It comes from the header, else from a `config.json` beside the file, else from the shapes, and
-    `provenance["assumed"]` then lists what shapes do not show.
+    The header's own description comes first, then a `config.json` beside the file, then what the
+    shapes tell (`provenance["assumed"]` then lists what they do not tell).
 
     Raises:
-        VitError: as `locate`; CheckpointError if the file is damaged, of an unknown layout, or
-            holds other tensors than the model that it describes.
+        VitError: as `locate`, and CheckpointError where the file is damaged, of an unknown layout,
+            or holds other tensors than the model that it describes.
     """
     file, entry = locate(spec, offline, on_progress, allow_pickle)
     return open_checkpoint(file, entry).info, file
@@ -113,7 +120,7 @@ def read_info(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An open file: its description, and its tensors, each read when it is needed."""
+    """A file that was opened: what it says, and its tensors, each read when it is asked for."""
 
     file: Path
     info: CheckpointInfo
@@ -122,7 +129,7 @@ class Checkpoint:
     layout: str = "vit"
     """"vit" (which is timm's), or one of `layouts`."""
     dropped: tuple[str, ...] = ()
-    """Names in the file that are not part of the model."""
+    """Names in the file that are no part of the model."""
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Our name -> the names in the file, where they differ."""
 
@@ -130,133 +137,86 @@ class Checkpoint:
 def open_checkpoint(
     file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
 ) -> Checkpoint:
-    """A file of any layout that we read.
-
-    Args:
-        entry: of the registry, where the file is a released model.
-        grid: rows and columns of its position embeddings, if the file does not state them.
+    """A file of any layout that is supported.
 
     Raises:
         CheckpointError: it is damaged, of an unknown layout, or holds another model.
     """
     store = open_store(file)
-    if store.kind == "safetensors" and not _is_foreign(store):
-        found = Checkpoint(file, _describe(store, entry, grid), store.tensors)
+    info = CheckpointInfo.from_metadata(store.metadata, where=file)
+    if info is not None:
+        if info.model.depth > len(store.tensors):
+            raise CheckpointError("describes more blocks than it has tensors", where=file)
+        check_keys(info.model.tensor_shapes(), store.shapes, where=file)
+        found = Checkpoint(file, info, store.tensors)
+        described = True
     else:
-        from vitcli.layouts.reading import read_layout  # numpy
-
-        read = read_layout(store, grid, _from_timms_config(file))
-        found = Checkpoint(file, read.info, read.tensors, read.layout, read.dropped, read.sources)
-    for name, tensor in found.tensors.items():
-        if tensor.dtype not in DTYPES.values():
-            raise CheckpointError(f"'{name}' has the unknown type {tensor.dtype}", where=file)
+        reading = read_layout(store, grid)
+        described = "assumed" not in reading.info.provenance
+        renamed = any(names != (ours,) for ours, names in reading.sources.items())
+        if reading.layout == "timm" and store.kind == "safetensors" and not renamed:
+            # As it stands this is our own layout.
+            provenance = dict(reading.info.provenance)
+            provenance.pop("converted_from", None)
+            info = dataclasses.replace(reading.info, provenance=provenance)
+            found = Checkpoint(file, info, reading.tensors, dropped=reading.dropped)
+        else:
+            found = Checkpoint(
+                file,
+                reading.info,
+                reading.tensors,
+                reading.layout,
+                reading.dropped,
+                reading.sources,
+            )
+        found = dataclasses.replace(found, info=_with_known_classes(found.info, entry))
+    if described and entry is not None:
+        _warn_of_departures(found.info, entry)
     return found
 
 
-_FOREIGN = re.compile(
-    r"(.*\.)?embeddings\.patch_embedding|(.*/)?embedding/kernel$|conv_proj\.weight$|"
-    r"(.+\.)?class_embedding$|(.+\.)patch_embed\.proj\.weight$|register_tokens$|mask_token$|"
-    r"blocks\.0\.(mlp\.w12\.weight|gamma_1|0\.norm1\.weight)$"
-)
-"""Names that no file of timm's or ours has."""
-
-
-def _is_foreign(store: Store) -> bool:
-    return "vit" not in store.metadata and any(map(_FOREIGN.match, store.tensors))
-
-
-def _describe(store: Store, entry: RegistryEntry | None, grid: Size | None) -> CheckpointInfo:
-    """The description of a file in timm's layout or ours; see `read_info`."""
-    file = store.path
-    stated = info = CheckpointInfo.from_metadata(store.metadata, where=file)
-    if info is None:
-        stated = _from_config(file)
-        info = _with_known_classes(stated or _from_shapes(store, grid), entry)
-    if stated is not None and entry is not None:
-        _warn_of_departures(stated, entry)
-    if info.model.depth > len(store.tensors):  # before so many names are made
-        raise CheckpointError(
-            f"describes a model of {info.model.depth:,} blocks and holds {len(store.tensors)} "
-            f"tensors",
-            where=file,
-        )
-    check_keys(info.model.tensor_shapes(), store.shapes, where=file)
-    return info
-
-
-def _read_config(path: Path) -> Any:
-    try:
-        return parse(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot be read: {error}", where=path) from error
-
-
-def _from_timms_config(file: Path) -> CheckpointInfo | None:
-    """The description in a config.json beside a file, if it is timm's or ours."""
-    try:
-        config = _read_config(file.with_name("config.json"))
-    except CheckpointError:
-        return None
-    ours = isinstance(config, dict) and ("vit" in config or "architecture" in config)
-    return _from_config(file) if ours else None
-
-
-def _from_config(file: Path) -> CheckpointInfo | None:
-    """The description in the config.json beside a file; None if there is none."""
-    path = file.with_name("config.json")
-    if not path.is_file():
-        return None
-    config = _read_config(path)
-    if isinstance(config, dict) and "vit" in config:
-        return CheckpointInfo.from_dict(config["vit"], where=path)
-    if isinstance(config, dict) and "architecture" not in config and "model_type" in config:
-        kind = config["model_type"]
-        raise CheckpointError(
-            f"is a config.json of transformers ({kind!r:.40}), not of timm", where=path
-        )
-    return from_timm(config, where=path)
-
-
-def _from_shapes(store: Store, grid: Size | None) -> CheckpointInfo:
-    model, assumed = infer_architecture(store.shapes, store.path, grid)
-    preprocess = Preprocess(size=model.image_size)
-    assumed.append("pixels scaled to [-1, 1], bicubic resize, centre crop")
-    return CheckpointInfo(model, preprocess, provenance={"assumed": assumed})
-
-
 def _warn_of_departures(info: CheckpointInfo, entry: RegistryEntry) -> None:
-    """Warns where a released model's own repo, which is followed, departs from the registry."""
-    stated, known = (
+    """Says where a released model's own repo, which is followed, is not what the registry says."""
+    said, known = (
         dataclasses.asdict(side.preprocess) | dataclasses.asdict(side.model)
         for side in (info, entry)
     )
-    if departures := [
-        f"{name} is {stated.get(name)} in its repo and {known.get(name)} in the registry"
-        for name in {**known, **stated}
-        if known.get(name) != stated.get(name)
+    if told := [
+        f"{name} {said.get(name)}, and the registry {known.get(name)}"
+        for name in {**known, **said}
+        if known.get(name) != said.get(name)
     ]:
-        text = f"{entry.name}: {'; '.join(departures)}; the repo is followed"
+        text = f"{entry.name}: its repo says {'; '.join(told)}; the repo is followed"
         warnings.warn(text, VitWarning, stacklevel=2)
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:
-    """Class names and score function if the file leaves them to the registry or to timm's tag
-    ("augreg_in21k"), as timm's own releases do."""
-    classes, score = info.classes, info.score
+    """Class names and score function where the file leaves them to the registry, to timm's tag
+    ("augreg_in21k"), or to the number of classes, as releases do."""
+    classes, score, count = info.classes, info.score, info.model.num_classes
     named: registry.Labels | None = None
-    if entry is not None and entry.classes == info.model.num_classes:
+    timms = info.provenance.get("timm")
+    if entry is not None and entry.classes == count:
         named, score = entry.labels, entry.score
-    else:
-        tag = str(info.provenance.get("timm", {}).get("tag") or "")
-        if re.search(r"in1k(_\d+)?$", tag) and info.model.num_classes == 1000:
+    elif isinstance(timms, dict):
+        tag = str(timms.get("tag") or "")
+        if re.search(r"in1k(_\d+)?$", tag) and count == 1000:
             named = "imagenet-1k"
-        elif tag.endswith("in21k") and info.model.num_classes == 21843:
+        elif tag.endswith("in21k") and count == 21843:
             named, score = "imagenet-21k", _score_of(tag)
+    elif "converted_from" in info.provenance and count in _LISTS:
+        known = registry.labels(_LISTS[count])
+        first = known[0].name.partition(",")[0]  # "tench", "organism"
+        if not classes or classes[0].name.startswith(first):
+            return dataclasses.replace(info, classes=known)
     if named and not classes:
         classes = registry.labels(named)
     elif classes:
         classes = _with_synset_names(classes)
     return dataclasses.replace(info, classes=classes, score=score)
+
+
+_LISTS: dict[int, registry.Labels] = {1000: "imagenet-1k", 21843: "imagenet-21k"}
 
 
 def _score_of(tag: str) -> Score:

@@ -17,24 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitcli.checkpoints.info import assumptions
 from vitcli.checkpoints.load import build
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
-from vitcli.layouts import timm_architectures, transformers_config
+from vitcli.layouts import timm as timms
+from vitcli.layouts.catalogue import layout_of
+from vitcli.layouts.transformers import read_config
 
-LIBRARIES = {
-    "vit": "timm",
-    "timm": "timm",
-    "vit-npz": "timm",
-    "big_vision": "timm",
-    "open_clip": "timm",
-    "bit-npz": "timm",
-    "transformers": "transformers",
-}
-"""The library that reads a layout."""
 TOLERANCE = 1e-6
 """Of the largest value. The same arithmetic agrees to about 1e-13 in float64; GELU's tanh
 approximation in place of the exact one is 1e-5 or more."""
@@ -61,12 +54,10 @@ class Agreement:
 
 def check_verifiable(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError where no library that is installed reads such a checkpoint."""
-    library, model = LIBRARIES.get(checkpoint.layout), checkpoint.info.model
+    library, model = layout_of(checkpoint.layout).library, checkpoint.info.model
     if library is None:
         raise _unverifiable(checkpoint, f"no library reads the layout {checkpoint.layout}")
-    if library == "timm" and (
-        said := timm_architectures.not_in_timm(timm_architectures.with_timms_epsilons(model))
-    ):
+    if library == "timm" and (said := timms.not_in_timm(timms.with_timms_epsilons(model))):
         raise _unverifiable(checkpoint, f"timm does not know {', '.join(said)}")
     if library == "timm" and getattr(model, "posemb", "") == "sincos2d":
         raise _unverifiable(checkpoint, "timm does not compute sincos2d")
@@ -95,8 +86,8 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
         CheckpointError: they differ; or it cannot be done (see `check_verifiable`).
     """
     check_verifiable(checkpoint)
-    library, model, note = LIBRARIES[checkpoint.layout], checkpoint.info.model, ""
-    if library == "timm" and model != (model := timm_architectures.with_timms_epsilons(model)):
+    library, model, note = layout_of(checkpoint.layout).library or "", checkpoint.info.model, ""
+    if library == "timm" and model != (model := timms.with_timms_epsilons(model)):
         info = dataclasses.replace(checkpoint.info, model=model)
         checkpoint = dataclasses.replace(checkpoint, info=info)
         note = "with timm's epsilons"
@@ -130,8 +121,8 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
 
 def _assumed(checkpoint: Checkpoint) -> str | None:
     """What may be the reason."""
-    assumed = checkpoint.info.provenance.get("assumed")
-    return f"the file does not say, so it was assumed: {', '.join(assumed)}" if assumed else None
+    assumed = ", ".join(assumptions(checkpoint.info).values())
+    return f"the file does not state, so it was assumed: {assumed}" if assumed else None
 
 
 def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
@@ -149,7 +140,7 @@ def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
                 folder = str(file.parent)
             model = timm.create_model(f"local-dir:{folder}", pretrained=True)
     else:
-        name, arguments = timm_architectures.best_architecture(info.model)
+        name, arguments = timms.best_architecture(info.model)
         model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)
         if checkpoint.layout in ("timm", "open_clip"):
             renamed = timm.models.vision_transformer.checkpoint_filter_fn
@@ -169,10 +160,14 @@ def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     transformers.logging.disable_progress_bar()
     folder, config = checkpoint.file.parent, checkpoint.info.model
     assert isinstance(config, ModelConfig)
-    kind = transformers_config.read_config(folder).get("model_type", "")
+    said = read_config(folder)
+    kind = said.text("model_type") if said is not None else ""
     names = {
         "siglip_vision_model": "SiglipVisionModel",  # two towers, or one
         "clip_vision_model": "CLIPVisionModel",
+        "metaclip_2_vision_model": "MetaClip2VisionModel",
+        "altclip_vision_model": "AltCLIPVisionModel",
+        "chinese_clip_vision_model": "ChineseCLIPVisionModel",
     }
     loading: dict[str, Any] = {}
     seeing: dict[str, Any] = {}
@@ -189,7 +184,7 @@ def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
         logits: Tensor = answer.logits
         return logits
     pooled: Tensor
-    if config.pool == "map" or config.pre_logits or kind == "clip_vision_model":
+    if config.pool == "map" or config.pre_logits or "clip" in kind:
         pooled = answer.pooler_output
     elif config.pool == "token":
         pooled = answer.last_hidden_state[:, 0]

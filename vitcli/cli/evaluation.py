@@ -26,7 +26,7 @@ BEST = 5
 
 def as_object(report: Report) -> dict[str, Any]:
     """The report as JSON has it; figures in [0, 1], classes by the model's indices."""
-    from vitcli.layouts.timm_config import unique_names
+    from vitcli.checkpoints.info import unique_names
 
     figures, names, index = report.evaluation, unique_names(report.classes), report.indices
     known = ("top1", "top5", "macro_f1", "ece", "loss")
@@ -73,7 +73,7 @@ def as_object(report: Report) -> dict[str, Any]:
 
 def show(report: Report) -> None:
     """One report for people: its figures, each class, what is taken for what."""
-    from vitcli.layouts.timm_config import unique_names
+    from vitcli.checkpoints.info import unique_names
 
     figures, names = report.evaluation, unique_names(report.classes)
     output.line(f"{report.model} on {report.data}: {report.split}, {report.images:,} images")
@@ -225,7 +225,7 @@ def draw(
 
 def _draw_confusion(classes: tuple[ClassLabel, ...], found: Evaluation, path: str) -> None:
     from vitcli import plots
-    from vitcli.layouts.timm_config import unique_names
+    from vitcli.checkpoints.info import unique_names
 
     names, shown = unique_names(classes), found.seen
     if len(shown) > plots.DRAWN:

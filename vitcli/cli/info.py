@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.checkpoints import store
-from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.checkpoints.read import read_info
 from vitcli.cli import options, output
 from vitcli.cli.options import parse_resolution
@@ -27,7 +27,6 @@ from vitcli.config import (
     architecture,
     variant_name,
 )
-from vitcli.layouts.timm_config import unique_names
 
 Described = Annotated[
     str,

@@ -179,9 +179,9 @@ def _shipped(folder: Path) -> dict[str, Any]:
 
 
 def _stored_info(folder: Path) -> CheckpointInfo:
-    from vitcli.checkpoints.read import read_info
+    from vitcli.checkpoints.read import open_checkpoint
 
-    return read_info(folder / "model.safetensors")[0]
+    return open_checkpoint(folder / "model.safetensors").info
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
+from vitcli.checkpoints.info import assumptions
 from vitcli.cli import options, output
 from vitcli.prediction import TOP_K, Embedding, Predictor, Result
 
@@ -109,8 +110,8 @@ def _introduce(predictor: Predictor, model: str, quiet: bool) -> None:
         )
     elif names and not predictor.info.classes:
         output.note(f"{model} does not name its classes: their indices are shown", quiet)
-    if assumed := predictor.info.provenance.get("assumed"):
-        output.note(f"{model} does not say all about itself; assumed: {', '.join(assumed)}", quiet)
+    if assumed := ", ".join(assumptions(predictor.info).values()):
+        output.note(f"{model} does not state everything; assumed: {assumed}", quiet)
 
 
 def _save(

@@ -10,10 +10,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from vitcli import config
-from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.config import Architecture, BiTConfig, Size, variant_name
-from vitcli.layouts.timm_architectures import not_in_timm
-from vitcli.layouts.timm_config import unique_names
+from vitcli.layouts.timm import not_in_timm
 
 if TYPE_CHECKING:
     from vitcli.metrics import Evaluation

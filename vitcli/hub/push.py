@@ -27,7 +27,7 @@ from vitcli.hub import fetch as hub
 from vitcli.hub.client_errors import TOKEN, worded_push
 from vitcli.hub.privacy import without_paths
 from vitcli.hub.registry import RegistryEntry
-from vitcli.layouts.timm_architectures import not_in_timm, otherwise_in_timm
+from vitcli.layouts.timm import not_in_timm, otherwise_in_timm
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 IMAGES = {

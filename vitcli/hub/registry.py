@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
 from vitcli.errors import CheckpointError, ModelNotFoundError
-from vitcli.layouts import timm_architectures
+from vitcli.layouts import timm
 
 NORMALIZE = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -79,7 +79,7 @@ class RegistryEntry:
     def model(self) -> Architecture:
         """Its architecture."""
         args = {"img_size": self.size}
-        model = timm_architectures.architecture_from_args(self.architecture, args)
+        model = timm.architecture_from_args(self.architecture, args)
         return model.with_classes(self.classes)
 
     @property

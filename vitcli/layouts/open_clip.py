@@ -1,54 +1,112 @@
-"""open_clip's `open_clip_config.json`, which stands beside the weights in its Hub repos."""
+"""The image half of a CLIP under OpenAI's names, which open_clip's files have too.
+
+Sources: clip/model.py, open_clip/transformer.py.
+"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import dataclasses
+import re
 from typing import Any
 
-from vitcli.config import Preprocess, Size
-from vitcli.errors import CheckpointError, ConfigError
-from vitcli.layouts.transformers_config import CLIP
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.store import Store
+from vitcli.config import Architecture, Preprocess, Size
+from vitcli.layouts.foreign_json import ForeignJson, read_json
+from vitcli.layouts.layout import CLIP, Layout, Match, below, find_prefix
+from vitcli.layouts.table import rows
 
-CROPS: dict[str, Any] = {"shortest": "center", "squash": "squash", "longest": "border"}
-"""open_clip's `resize_mode` in timm's words."""
+CONFIG = "open_clip_config.json"
+
+_TABLE = """
+cls_token                class_embedding                           vector
+patch_embed.proj.*       conv1.*
+pos_embed                positional_embedding                      table
+norm_pre.*               ln_pre.*
+blocks.{i}.norm1.*       {layer}.ln_1.*
+blocks.{i}.attn.qkv.weight  {layer}.attn.in_proj_weight
+blocks.{i}.attn.qkv.bias    {layer}.attn.in_proj_bias
+blocks.{i}.attn.proj.*   {layer}.attn.out_proj.*
+blocks.{i}.norm2.*       {layer}.ln_2.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.c_fc.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.c_proj.*
+blocks.{i}.ls1.gamma     {layer}.ls_1.gamma
+blocks.{i}.ls2.gamma     {layer}.ls_2.gamma
+norm.*                   ln_post.*
+"""
+_CROPS = {"shortest": "center", "squash": "squash", "longest": "border"}
+_FILTERS = {"bicubic": "bicubic", "bilinear": "bilinear", "nearest": "nearest"}
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The file in a folder; empty where there is none. Raises CheckpointError."""
-    path = folder / "open_clip_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        config: Any = json.loads(path.read_text("utf-8"))
-        model_fields(config), preprocess(config, (1, 1))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise CheckpointError(f"cannot be read: {error!r}", where=path) from error
-    return dict(config)
+class OpenClip(Layout):
+    """OpenAI's own archives are known by three numbers in them; all of those have quick GELU."""
+
+    name = "open_clip"
+    library = "timm"
+    companions = (CONFIG,)
+    projections = r"(^|\.)proj$"
+
+    def find(self, store: Store) -> Match | None:
+        prefix = find_prefix(store.tensors, "conv1.weight", "class_embedding")
+        if prefix is None:
+            return None
+        tensors, outside = below(store, prefix)
+        fields: dict[str, Any] = {"norm_eps": 1e-5}
+        preprocess = None
+        config = read_json(store.path.parent / CONFIG)
+        if config is not None:
+            fields |= _fields(config.object("model_cfg"))
+            preprocess = _preprocess(config.object("preprocess_cfg"))
+        if "input_resolution" in outside:
+            width = tensors["class_embedding"].shape[-1:] or (64,)
+            fields |= {"activation": "quick_gelu", "num_heads": max(width[0] // 64, 1)}
+        return Match(
+            rows(_TABLE, layer="transformer.resblocks.{i}"),
+            tensors,
+            prefix,
+            outside=outside,
+            droppable=r"^proj$",  # to the space that is shared with the text
+            fields=fields,
+            preprocess=preprocess,
+        )
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        return Preprocess(model.image_size, *CLIP)
+
+    def resized_config(
+        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+    ) -> dict[str, Any] | None:
+        if name != CONFIG:
+            return None
+        model = config.object("model_cfg")
+        vision = {**model.object("vision_cfg").values, "image_size": list(info.model.image_size)}
+        return {**config.values, "model_cfg": {**model.values, "vision_cfg": vision}}
 
 
-def model_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """What of a ModelConfig the tensors do not show and the config says."""
-    if not config:
-        return {}
-    model = config["model_cfg"]
-    vision = model["vision_cfg"]
-    size = vision.get("image_size", 224)
+_SIZES = r"layers|(head_)?width|mlp_ratio|(patch|image)_size|ls_init_value|patch_dropout|timm_.*"
+"""Keys that the tensors show, or that change nothing here."""
+
+
+def _fields(model: ForeignJson) -> dict[str, Any]:
+    """Fields of ModelConfig that the tensors do not show."""
+    vision = model.object("vision_cfg")
+    for key, value in vision.values.items():
+        if value and not re.fullmatch(_SIZES, key) and (key, value) != ("pool_type", "tok"):
+            vision.refuse(key, "supported")
+    heads = vision.whole("width") // vision.whole("head_width", 64)
     return {
-        "num_heads": int(vision["width"]) // int(vision.get("head_width", 64)),
-        "activation": "quick_gelu" if model.get("quick_gelu") else "gelu",
-        "image_size": (size, size) if isinstance(size, int) else (int(size[0]), int(size[1])),
+        "num_heads": max(heads, 1),
+        "activation": "quick_gelu" if model.flag("quick_gelu", False) else "gelu",
+        "image_size": vision.size("image_size", (224, 224)),
     }
 
 
-def preprocess(config: dict[str, Any], size: Size) -> tuple[Preprocess, bool]:
-    """How images are prepared, and whether the file says so; CLIP's way where it does not."""
-    said = config.get("preprocess_cfg") or {}
-    mean, std = said.get("mean") or CLIP[0], said.get("std") or CLIP[1]
-    filter, crop = said.get("interpolation", "bicubic"), CROPS[said.get("resize_mode", "shortest")]
-    return Preprocess(size, _rgb(mean), _rgb(std), filter, crop_mode=crop), bool(said)
-
-
-def _rgb(values: Any) -> tuple[float, float, float]:
-    red, green, blue = map(float, values)
-    return red, green, blue
+def _preprocess(said: ForeignJson) -> Preprocess | None:
+    if not said.values:
+        return None
+    how: dict[str, Any] = {
+        "interpolation": said.word("interpolation", _FILTERS, "bicubic"),
+        "crop_mode": said.word("resize_mode", _CROPS, "shortest"),
+    }
+    plain = Preprocess(mean=said.triple("mean", CLIP[0]), std=said.triple("std", CLIP[1], 1e-6))
+    return dataclasses.replace(plain, **how)

@@ -1,4 +1,4 @@
-"""Which tensors a model has, and what a model must be that has these tensors. No torch."""
+"""What a model must be that has these tensors under timm's names, and which facts are assumed."""
 
 from __future__ import annotations
 
@@ -8,33 +8,43 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vitcli.architectures import STEM
-from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
+from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
-from vitcli.resnets import bit_resnet
+from vitcli.resnets import Shape, bit_resnet
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, Shape]
+
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+"""Attention heads of so400m, H, g and G by their width; others have 64 channels each."""
 
 
 def infer_architecture(
-    shapes: Shapes, where: object = None, grid: Size | None = None, tokens: str | None = None
-) -> tuple[Architecture, list[str]]:
-    """The model of any kind that these tensors make; see `infer_model`.
+    shapes: Shapes,
+    where: object = None,
+    grid: Size | None = None,
+    posemb_tokens: tuple[str, ...] = (),
+) -> tuple[Architecture, set[str]]:
+    """The model that these tensors make, and the facts that no shape shows and are assumed: fields
+    of ModelConfig, "grid", "resnet" (its epsilons and padding).
+
+    Args:
+        grid: rows and columns of the position embeddings; by default a square.
+        posemb_tokens: which tokens may have one, the likeliest first.
 
     Raises:
         CheckpointError: they are not those of a model under timm's names.
     """
-    resnet = _infer_resnet(shapes, "", where)
-    if resnet is None or not resnet.preact:
-        return infer_model(shapes, where, grid, tokens)
-    classes = shapes["head.fc.weight"][0] if "head.fc.weight" in shapes else 0
-    assumed = ["zeros around the root's max-pool", *RESNET_ASSUMED, "images of 224 pixels"]
-    return BiTConfig(resnet, num_classes=classes), assumed
+    try:
+        resnet = _infer_resnet(shapes, "")
+        if resnet is not None and resnet.preact:
+            classes = shapes["head.fc.weight"][0] if "head.fc.weight" in shapes else 0
+            return BiTConfig(resnet, num_classes=classes), {"resnet", "image_size"}
+        return _infer_vit(shapes, where, grid, posemb_tokens)
+    except ConfigError as error:
+        raise CheckpointError(f"its tensors make no model: {error.what}", where=where) from error
 
 
-RESNET_ASSUMED = ["timm's epsilons of GroupNorm and weight standardisation"]
-
-
-def _infer_resnet(shapes: Shapes, prefix: str, where: object) -> ResNetConfig | None:
+def _infer_resnet(shapes: Shapes, prefix: str) -> ResNetConfig | None:
     """The ResNet whose names begin so; None if there is none."""
     pattern = re.compile(re.escape(prefix) + r"stages\.([0-3])\.blocks\.(\d{1,3})\.")
     stages: dict[int, int] = {}
@@ -47,139 +57,156 @@ def _infer_resnet(shapes: Shapes, prefix: str, where: object) -> ResNetConfig | 
     if not width:
         return None
     depths = tuple(stages.get(i, 0) for i in range(max(stages, default=-1) + 1))
-    preact = f"{root}norm.weight" not in shapes
-    try:
-        if preact:
-            return bit_resnet(depths, width[0] / 64)
-        return ResNetConfig(depths, width[0] / 64)
-    except ConfigError as error:
-        raise CheckpointError(f"its shapes make no model: {error.what}", where=where) from error
+    make = ResNetConfig if f"{root}norm.weight" in shapes else bit_resnet
+    return make(depths, width[0] / 64)
 
 
-HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
-"""Attention heads of so400m, H, g and G by their width; others' have 64 channels each."""
-
-
-def infer_model(
-    shapes: Shapes, where: object = None, grid: Size | None = None, tokens: str | None = None
-) -> tuple[ModelConfig, list[str]]:
-    """The model that these tensors make, and what had to be assumed because no shape says it.
-
-    Args:
-        grid: rows and columns of the position embeddings; by default a square.
-        tokens: which tokens have one, where that is known; as in ModelConfig.posemb_tokens.
-
-    Raises:
-        CheckpointError: they are not the tensors of a ViT under timm's names.
-    """
-
+def _infer_vit(
+    shapes: Shapes, where: object, grid: Size | None, posemb_tokens: tuple[str, ...]
+) -> tuple[ModelConfig, set[str]]:
     def size(name: str, axis: int = 0) -> int:
-        return shapes[name][axis] if name in shapes else 0
+        return shapes[name][axis] if len(shapes.get(name, ())) > axis else 0
 
     patch = shapes.get("patch_embed.proj.weight", ())
     blocks = {int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}
     needed = ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "blocks.0.attn.qkv.weight")
     if len(patch) != 4 or any(len(shapes.get(name, ())) != 2 for name in needed):
         raise CheckpointError(
-            "does not hold a Vision Transformer under names that vit knows",
+            "does not hold a Vision Transformer under names that vit supports",
             where=where,
-            hint="a config.json beside it, or `vit convert`, may tell what it is",
+            hint="put the config.json that belongs to it beside the file",
         )
-    width, pooled_by_map = patch[0], "attn_pool.latent" in shapes
+    width, assumed = patch[0], {"num_heads", "activation", "norm_eps"}
     has_class, has_fc_norm = "cls_token" in shapes, "fc_norm.weight" in shapes
-    prefix = int(has_class) + int("dist_token" in shapes) + size("reg_token", 1)
     heads = HEADS.get(width, max(width // 64, 1))
-    heads = heads if width % heads == 0 else 1
-    pre_norm = "norm_pre.weight" in shapes
-    assumed = [
-        f"{heads} attention heads ({width // heads} channels each)",
-        "exact GELU",
-        f"LayerNorm epsilon {1e-5 if pre_norm else 1e-6}",
-    ]
-    stem = _infer_resnet(shapes, STEM, where)
+    stem = _infer_resnet(shapes, STEM)
+    if stem:
+        assumed.add("resnet")
     stride = stem.stride if stem else 1
-    patch_size = (patch[2] * stride, patch[3] * stride)
-    assumed += RESNET_ASSUMED if stem else []
-    fields: dict[str, Any] = _posemb_fields(
-        shapes, prefix, patch_size, assumed, where, grid, tokens
-    )
-    if not pooled_by_map and has_class:
-        fields["pool"] = "gap" if has_fc_norm else "token"
-        assumed.append("the mean of the patch tokens" if has_fc_norm else "the class token's head")
-    else:
-        fields["pool"] = "map" if pooled_by_map else "gap"
-    if size("head.weight", 1) == 2 * width and "pre_logits.fc.weight" not in shapes:
+    fields: dict[str, Any] = {
+        "width": width,
+        "depth": max(blocks) + 1,
+        "num_heads": heads if width % heads == 0 else 1,
+        "mlp_dim": size("blocks.0.mlp.fc1.weight"),
+        "patch_size": (patch[2] * stride, patch[3] * stride),
+        "num_classes": size("head.weight"),
+        "class_token": has_class,
+        "distill_token": "dist_token" in shapes,
+        "num_registers": size("reg_token", 1),
+        "pre_norm": "norm_pre.weight" in shapes,
+        "final_norm": "norm.weight" in shapes,
+        "fc_norm": has_fc_norm,
+        "pre_logits": size("pre_logits.fc.weight"),
+        "layer_scale": "blocks.0.ls1.gamma" in shapes,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+        "patch_bias": "patch_embed.proj.bias" in shapes,
+        "swiglu": size("blocks.0.mlp.fc1.weight") == 2 * size("blocks.0.mlp.fc2.weight", 1),
+        "norm_eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,
+        "stem": stem,
+    }
+    if "attn_pool.latent" in shapes:
+        fields["pool"] = "map"
+    elif size("head.weight", 1) == 2 * width and not fields["pre_logits"]:
         fields["pool"] = "token+gap"
-    try:
-        return ModelConfig(
-            width=width,
-            depth=max(blocks) + 1,
-            num_heads=heads,
-            mlp_dim=size("blocks.0.mlp.fc1.weight"),
-            patch_size=patch_size,
-            stem=stem,
-            num_classes=size("head.weight"),
-            class_token=has_class,
-            distill_token="dist_token" in shapes,
-            num_registers=size("reg_token", 1),
-            pre_norm=pre_norm,
-            final_norm="norm.weight" in shapes,
-            fc_norm=has_fc_norm,
-            pre_logits=size("pre_logits.fc.weight"),
-            layer_scale="blocks.0.ls1.gamma" in shapes,
-            qkv_bias="blocks.0.attn.qkv.bias" in shapes,
-            patch_bias="patch_embed.proj.bias" in shapes,
-            swiglu=size("blocks.0.mlp.fc1.weight") == 2 * size("blocks.0.mlp.fc2.weight", 1),
-            norm_eps=1e-5 if pre_norm else 1e-6,
-            **fields,
-        ), assumed
-    except ConfigError as error:
-        raise CheckpointError(f"its shapes make no model: {error.what}", where=where) from error
+    else:
+        fields["pool"] = "token" if has_class and not has_fc_norm else "gap"
+        assumed |= {"pool"} if has_class else set()
+    kind, (rows, columns) = _infer_posemb(shapes, fields, where, grid, posemb_tokens)
+    assumed |= {"image_size"} if kind["posemb"] == "none" else {"grid"} if grid is None else set()
+    image_size = (rows * fields["patch_size"][0], columns * fields["patch_size"][1])
+    return ModelConfig(**fields, **kind, image_size=image_size), assumed
 
 
-def _posemb_fields(
+def _infer_posemb(
     shapes: Shapes,
-    prefix: int,
-    patch: Size,
-    assumed: list[str],
+    fields: Mapping[str, Any],
     where: object,
     grid: Size | None,
-    known: str | None,
-) -> dict[str, Any]:
-    """Fields of ModelConfig that the position embeddings tell: their kind and the grid."""
+    posemb_tokens: tuple[str, ...],
+) -> tuple[dict[str, Any], Size]:
+    """The kind of position embeddings, and the grid of patches that they are for."""
     if "pos_embed_row" in shapes and "pos_embed_column" in shapes:
-        rows, columns = shapes["pos_embed_row"][1], shapes["pos_embed_column"][1]
-        fields: dict[str, Any] = {"posemb": "learn2d", "posemb_tokens": "patches"}
-    elif len(shapes.get("pos_embed", ())) == 3:
-        tokens, covered = shapes["pos_embed"][1], None
-        for covered, name in ((prefix, "all"), (0, "patches"), (1, "class")):  # the likely first
-            side = math.isqrt(max(tokens - covered, 0))
-            rows, columns = grid or (side, side)
-            if known in (None, name) and rows and rows * columns == tokens - covered:
-                fields = {"posemb_tokens": name}
-                break
-        else:
-            raise CheckpointError(
-                f"{tokens} position embeddings are not a "
-                + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
-                + f" with {prefix} prefix tokens",
-                where=where,
-                hint="a config.json beside the file can tell the image size; `vit convert` and "
-                "`vit resize-posemb` take --old-grid ROWSxCOLUMNS",
-            )
-        if grid is None:
-            assumed.append(f"a square grid of {rows} x {columns} patches")
+        size = tuple(shapes[f"pos_embed_{axis}"][1:2] for axis in ("row", "column"))
+        if all(size):
+            return {"posemb": "learn2d", "posemb_tokens": "patches"}, (size[0][0], size[1][0])
+    if len(shapes.get("pos_embed", ())) != 3:
+        rows, columns = (max(224 // side, 1) for side in fields["patch_size"])
+        return {"posemb": "none"}, (rows, columns)
+    tokens = shapes["pos_embed"][1]
+    registers = fields["num_registers"]
+    prefix = int(fields["class_token"]) + int(fields["distill_token"]) + registers
+    covered = {"all": prefix, "patches": 0, "class": int(fields["class_token"])}
+    for name in posemb_tokens or tuple(covered):
+        side = math.isqrt(max(tokens - covered[name], 0))
+        rows, columns = grid or (side, side)
+        if not rows or rows * columns != tokens - covered[name]:
+            continue
+        # 25 embeddings are 5 x 5 patches, or the class token and 4 x 6 patches. Without a sign of
+        # the former (layer scale, registers: DeiT III and DINOv2), neither is taken.
+        signs = fields["layer_scale"] or registers or grid or posemb_tokens
+        if covered[name] == prefix or signs:
+            return {"posemb": "learn", "posemb_tokens": name}, (rows, columns)
+    raise CheckpointError(
+        f"{tokens} position embeddings are not a "
+        + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
+        + f" with {prefix} prefix tokens",
+        where=where,
+        hint="say which grid they are for: `vit convert` and `vit resize-posemb` take --old-grid "
+        "ROWSxCOLUMNS",
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# What is assumed
+
+ACTIVATIONS = {
+    "gelu": "exact GELU",
+    "gelu_tanh": "GELU's tanh approximation",
+    "quick_gelu": "quick GELU",
+}
+CROPS = {"center": "centre crop", "squash": "squash", "border": "letterbox"}
+POOLS = {
+    "token": "the class token",
+    "gap": "the mean of the patches",
+    "map": "an attention query",
+    "token+gap": "the class token and the mean of the patches",
+}
+
+
+def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
+    """What is assumed of a fact, in words, as the model and its pre-processing have it."""
+    if fact == "image_size":
+        return f"images of {model.image_size[0]} x {model.image_size[1]} pixels"
+    if fact == "preprocess":
+        part = "" if preprocess.crop_pct == 1 else f" of {preprocess.crop_pct:.1%}"
+        crop = CROPS[preprocess.crop_mode] + part
+        mean = ", ".join(f"{value:g}" for value in preprocess.mean)
+        return f"pre-processing: {preprocess.interpolation}, {crop}, mean {mean}"
+    if isinstance(model, BiTConfig):
+        resnet: ResNetConfig | None = model.resnet
     else:
-        rows, columns = max(224 // patch[0], 1), max(224 // patch[1], 1)
-        fields = {"posemb": "none"}
-        assumed.append("no position embeddings, images of about 224 pixels")
-    return {**fields, "image_size": (rows * patch[0], columns * patch[1])}
+        resnet = model.stem
+    if fact == "resnet" and resnet is not None:
+        border = f", max-pool padded with {resnet.pool_padding}" if resnet.preact else ""
+        return f"epsilons {resnet.norm_eps:g} and {resnet.std_eps:g} of the ResNet{border}"
+    assert isinstance(model, ModelConfig)
+    channels = model.width // model.num_heads
+    texts = {
+        "num_heads": f"{model.num_heads} attention heads ({channels} channels each)",
+        "activation": ACTIVATIONS[model.activation],
+        "norm_eps": f"LayerNorm epsilon {model.norm_eps:g}",
+        "grid": f"a grid of {model.grid[0]} x {model.grid[1]} patches",
+        "pool": f"pooling: {POOLS[model.pool]}",
+    }
+    return texts[fact]
 
 
-def compare_keys(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
-) -> list[str]:
-    """Sentences on the tensors that are missing, unexpected or of another shape; empty if none."""
+# ---------------------------------------------------------------------------------------------
+# Comparing
+
+
+def compare_keys(expected: Shapes, found: Shapes) -> list[str]:
+    """A line for the tensors that are missing, unexpected or of another shape; empty if none."""
     missing = [f"{name} {_shape(shape)}" for name, shape in expected.items() if name not in found]
     unexpected = [
         f"{name} {_shape(shape)}" for name, shape in found.items() if name not in expected
@@ -193,14 +220,12 @@ def compare_keys(
     return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in kinds if items]
 
 
-def check_keys(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: object
-) -> None:
+def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
     """Raises CheckpointError listing every tensor that is missing, unexpected or misshapen."""
     problems = compare_keys(expected, found)
     if problems:
         raise CheckpointError(
-            "its tensors are not those of the model it describes: " + "; ".join(problems),
+            "its tensors do not fit the model that it describes: " + "; ".join(problems),
             where=where,
         )
 

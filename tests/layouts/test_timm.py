@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from checkpoints.golden_cases import CASES, GOLDEN
-from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, model_config
 from vitcli.errors import CheckpointError
-from vitcli.layouts.timm_architectures import (
+from vitcli.layouts.foreign_json import ForeignJson
+from vitcli.layouts.timm import (
+    architecture_from_args,
+    architectures,
     best_architecture,
-    model_from_args,
+    from_config,
     not_in_timm,
+    to_config,
 )
-from vitcli.layouts.timm_config import from_timm, to_timm, unique_names
-from vitcli.layouts.timm_names import architectures
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -65,7 +67,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden_configs_are_read(name: str) -> None:
-    info = from_timm(golden(name))
+    info = from_config(ForeignJson(golden(name)))
     assert info.model == EXPECTED[name]
     assert info.preprocess.size == info.model.image_size
     said = golden(name)["pretrained_cfg"]
@@ -74,24 +76,24 @@ def test_golden_configs_are_read(name: str) -> None:
 
 
 def test_architectures_by_name() -> None:
-    assert len(architectures()) == 143
-    giant = model_from_args("vit_giant_patch14_reg4_dinov2", {})
+    assert len(architectures()) == 160
+    giant = architecture_from_args("vit_giant_patch14_reg4_dinov2", {})
     assert (giant.width, giant.mlp_dim, giant.swiglu, giant.num_registers) == (1536, 8192, True, 4)
-    so400m = model_from_args("vit_so400m_patch14_siglip_384", {})
+    so400m = architecture_from_args("vit_so400m_patch14_siglip_384", {})
     assert so400m.grid == (27, 27) and so400m.mlp_dim == 4304  # 384 is no multiple of 14
-    assert model_from_args("vit_base_patch16_224", {}) == model_config("B/16")
-    assert model_from_args("vit_huge_patch14_224", {}) == model_config("H/14")
-    assert model_from_args("vit_large_patch14_clip_336", {}).norm_eps == 1e-5
-    assert model_from_args("vit_base_patch16_siglip_gap_224", {}).final_norm
-    assert model_from_args("vit_base_patch16_reg4_gap_256", {}).fc_norm
+    assert architecture_from_args("vit_base_patch16_224", {}) == model_config("B/16")
+    assert architecture_from_args("vit_huge_patch14_224", {}) == model_config("H/14")
+    assert architecture_from_args("vit_large_patch14_clip_336", {}).norm_eps == 1e-5
+    assert architecture_from_args("vit_base_patch16_siglip_gap_224", {}).final_norm
+    assert architecture_from_args("vit_base_patch16_reg4_gap_256", {}).fc_norm
 
 
 @pytest.mark.parametrize("name", architectures())
 def test_every_architecture_is_said_by_a_name_of_its_size_alone(name: str) -> None:
-    model = model_from_args(name, {})
+    model = architecture_from_args(name, {})
     found, departures = best_architecture(model)
     assert departures == {}
-    assert best_architecture(model_from_args(found, {})) == (found, {})
+    assert best_architecture(architecture_from_args(found, {})) == (found, {})
 
 
 MODELS = {
@@ -127,9 +129,9 @@ def test_what_is_written_is_read_the_same(changes: dict[str, Any]) -> None:
     base = ModelConfig(48, 2, 3, 192, (8, 8), (32, 32), num_classes=3)
     model = dataclasses.replace(base, **changes)
     assert not_in_timm(model) == []
-    config = to_timm(CheckpointInfo(model, Preprocess(size=model.image_size)))
+    config = to_config(CheckpointInfo(model, Preprocess(size=model.image_size)))
     del config["vit"]  # as timm sees it
-    found = from_timm(json.loads(json.dumps(config))).model
+    found = from_config(ForeignJson(json.loads(json.dumps(config)))).model
     same = dataclasses.replace(found, posemb_tokens=model.posemb_tokens)
     assert same == model and found.posemb_prefix == model.posemb_prefix
 
@@ -138,10 +140,10 @@ def test_what_is_written_is_read_the_same(changes: dict[str, Any]) -> None:
     ("changes", "why"),
     [
         ({"pre_logits": 32}, "pre_logits of size 32"),
-        ({"posemb": "learn2d", "posemb_tokens": "patches"}, "2-D learned position embeddings"),
+        ({"posemb": "learn2d", "posemb_tokens": "patches"}, "position embeddings 'learn2d'"),
         ({"num_registers": 2, "posemb_tokens": "class"}, "position embeddings on some prefix"),
         ({"fc_norm": True}, "a norm both before and after pooling"),
-        ({"patch_bias": False}, "this patch embedding bias"),
+        ({"patch_bias": False}, "patch_bias False"),
         ({"norm_eps": 1e-3}, "LayerNorm epsilon 0.001"),
         ({"distill_token": True, "num_registers": 1}, "a distillation token with these options"),
         ({"distill_token": True, "posemb_tokens": "patches"}, "a distillation token with these"),
@@ -151,7 +153,7 @@ def test_what_is_written_is_read_the_same(changes: dict[str, Any]) -> None:
 def test_what_timm_cannot_say_names_no_architecture(changes: dict[str, Any], why: str) -> None:
     model = dataclasses.replace(model_config("Ti/16", num_classes=3), **changes)
     assert any(reason.startswith(why) for reason in not_in_timm(model))
-    config = to_timm(CheckpointInfo(model, Preprocess()))
+    config = to_config(CheckpointInfo(model, Preprocess()))
     assert "architecture" not in config and "model_args" not in config
     assert CheckpointInfo.from_dict(json.loads(json.dumps(config["vit"]))).model == model
 
@@ -163,7 +165,7 @@ def test_what_both_libraries_need_is_there() -> None:
         Preprocess((128, 128), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", 0.875, "squash"),
         classes,
     )
-    config = json.loads(json.dumps(to_timm(info)))
+    config = json.loads(json.dumps(to_config(info)))
     assert config["architecture"] == "vit_tiny_patch16_224"
     assert config["model_args"] == {"img_size": [128, 128]}  # and no num_classes
     assert config["num_classes"] == 3 and config["num_features"] == 192
@@ -183,7 +185,7 @@ def test_what_both_libraries_need_is_there() -> None:
         "first_conv": "patch_embed.proj",
         "classifier": "head",
     }
-    again = from_timm(config)
+    again = from_config(ForeignJson(config))
     assert again.preprocess == info.preprocess
     assert [label.name for label in again.classes] == ["crane (n1)", "crane (n2)", "cat"]
 
@@ -196,19 +198,19 @@ def test_names_are_unique_only_where_ids_make_them_so() -> None:
 def test_labels_come_as_a_list_or_a_table_and_with_descriptions() -> None:
     config = golden("timm_vit_reg4_dinov2") | {"label_names": [f"n0000000{i}" for i in range(6)]}
     config["label_descriptions"] = {"n00000002": "two"}
-    classes = from_timm(config).classes
+    classes = from_config(ForeignJson(config)).classes
     assert classes[2] == ("n00000002", "two") and classes[3] == ("n00000003", "n00000003")
     config["label_names"] = {str(i): f"c{i}" for i in range(6)}
-    assert from_timm(config).classes[5] == ("c5", "c5")
+    assert from_config(ForeignJson(config)).classes[5] == ("c5", "c5")
     config["label_names"] = ["too", "few"]
-    assert from_timm(config).classes == ()
+    assert from_config(ForeignJson(config)).classes == ()
 
 
 def test_old_files_keep_everything_in_one_table() -> None:
     config = golden("timm_vit_default")
     flat = {**config["pretrained_cfg"], "architecture": "vit_base_patch32_384"}
     flat["input_size"] = [3, 384, 384]
-    info = from_timm(flat)
+    info = from_config(ForeignJson(flat))
     assert info.model == model_config("B/32", image_size=(384, 384), num_classes=10)
 
 
@@ -224,36 +226,44 @@ def broken(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("key", "value"),
     [
-        ({}, "'architecture' is missing"),
-        ([], "is not a config.json of timm's"),
-        (broken(architecture="vit_bas_patch16_224"), "'vit_bas_patch16_224' is not one that vit"),
-        (broken(architecture="resnet50"), "'resnet50' is not one that vit knows"),
-        (broken(model_args__qk_norm=True), "qk_norm=True is not one that vit knows"),
-        (broken(model_args__in_chans=1), "in_chans=1 is not one that vit knows"),
-        (broken(model_args__colour="red"), "colour='red' is not one that vit knows"),
-        (broken(model_args__global_pool="max"), "global_pool='max'"),
-        (broken(model_args__act_layer="relu"), "act_layer='relu'"),
-        (broken(model_args__embed_dim="48"), "is not a config.json of timm's"),
-        (broken(model_args__num_heads=5), "width 48 is not a multiple of num_heads 5"),
-        (broken(model_args__img_size=[64]), "is not a config.json of timm's"),
-        (broken(pretrained_cfg__mean=[0.5]), "is not a config.json of timm's"),
-        (broken(pretrained_cfg__std=[0, 0, 0]), "std must be positive"),
-        (broken(pretrained_cfg__interpolation="psychic"), "unknown interpolation 'psychic'"),
-        (broken(pretrained_cfg__crop_mode="oval"), "unknown crop_mode 'oval'"),
-        (broken(model_args__depth=2.5), "2.5 is not int"),
-        (broken(model_args__qkv_bias=1), "1 is not bool"),
-        (broken(num_classes="many"), "is not a config.json of timm's"),
+        ("architecture", "resnet50"),
+        ("architecture", None),
+        ("architecture", ["vit_base_patch16_224"]),
+        ("model_args__qk_norm", True),
+        ("model_args__in_chans", 1),
+        ("model_args__colour", "red"),
+        ("model_args__global_pool", "max"),
+        ("model_args__act_layer", "relu"),
+        ("model_args__embed_dim", "48"),
+        ("model_args__embed_dim", 0),
+        ("model_args__num_heads", 5),
+        ("model_args__img_size", [64]),
+        ("model_args__img_size", [64, 2**40]),
+        ("model_args__depth", 2.5),
+        ("model_args__depth", 10**9),
+        ("model_args__mlp_ratio", 1e300),
+        ("model_args__qkv_bias", 1),
+        ("model_args", [1]),
+        ("pretrained_cfg", "x"),
+        ("pretrained_cfg__mean", [0.5]),
+        ("pretrained_cfg__std", [0, 0, 0]),
+        ("pretrained_cfg__crop_pct", 0),
+        ("pretrained_cfg__interpolation", "psychic"),
+        ("pretrained_cfg__crop_mode", {"oval": 1}),
+        ("pretrained_cfg__input_size", [3, 64, "64"]),
+        ("num_classes", "many"),
+        ("num_classes", -1),
+        ("label_names", [[1]]),
     ],
 )
-def test_other_configs_get_one_line(config: Any, said: str) -> None:
+def test_other_configs_name_the_file_and_the_key(key: str, value: Any) -> None:
     with pytest.raises(CheckpointError) as caught:
-        from_timm(config, where="config.json")
-    assert said in caught.value.what and "\n" not in caught.value.what
-    assert caught.value.where == "config.json"
+        from_config(ForeignJson(broken(**{key: value}), "config.json"))
+    assert caught.value.where == "config.json" and "\n" not in caught.value.what
 
 
 def test_a_mistyped_architecture_is_guessed() -> None:
-    with pytest.raises(CheckpointError, match="the nearest are vit_base_patch16_224"):
-        model_from_args("vit_bse_patch16_224", {})
+    with pytest.raises(CheckpointError, match="vit_base_patch16_224"):
+        architecture_from_args("vit_bse_patch16_224", {})

@@ -1,0 +1,58 @@
+"""The files beside a model's weights, for images of another size."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from vitcli.atomic import write_text
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.config import Size
+from vitcli.errors import OutputError
+from vitcli.hub import card
+from vitcli.layouts.catalogue import LAYOUTS, companions
+from vitcli.layouts.foreign_json import read_json
+
+WEIGHTS = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
+"""Suffixes of weights, which do not go along with resized ones."""
+CARD = "README.md"
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """The other files of a model's folder: its card, its curves. Not other weights.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    try:
+        for path in sorted(source.iterdir()):
+            weights = path.suffix in WEIGHTS or path.name.endswith(".index.json")
+            if path.is_file() and not weights and path.name[0] != ".":
+                shutil.copyfile(path, folder / path.name)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror or error}", where=folder) from error
+
+
+def resize_configs(source: Path, folder: Path, old: Size, info: CheckpointInfo) -> None:
+    """Writes the folder's configurations with the new size, all else as it stands in the source's,
+    and its card with a word of it.
+
+    Raises:
+        CheckpointError: one of the source's cannot be read.
+        OutputError: one cannot be written.
+    """
+    new = info.model.image_size
+    if (source / CARD).is_file():
+        text = (source / CARD).read_text("utf-8", errors="replace")
+        write_text(folder / CARD, card.resized(text, old, new))
+    for name in companions():
+        config = read_json(source / name)
+        if config is None:
+            continue
+        for layout in LAYOUTS:
+            resized = layout.resized_config(name, config, old, info)
+            if resized is not None:
+                text = json.dumps(resized, indent=2, ensure_ascii=False) + "\n"
+                write_text(folder / name, text)
+                break

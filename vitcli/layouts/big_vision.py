@@ -1,0 +1,74 @@
+"""The npz files of big_vision: ViTs, SigLIP's image tower, and BiT ResNets (`bit_paper`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitcli.checkpoints.store import Store
+from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess
+from vitcli.errors import CheckpointError
+from vitcli.layouts import flax
+from vitcli.layouts.bit import find_bit
+from vitcli.layouts.layout import Layout, Match, bit_refusals, find_prefix, refusals
+from vitcli.layouts.table import Row
+
+_BIT_ANCHOR = "root_block/conv_root/kernel"
+_BIT = (
+    """
+stem.conv.weight         root_block/conv_root/kernel       conv
+norm.*                   norm-pre-head/*                   channels
+head.fc.*                head/*                            pointwise
+""",
+    flax.HYBRID[1],
+    """
+{ours}.downsample.conv.weight  {unit}/conv_proj/kernel     conv
+""",
+)
+
+
+class BigVision(Layout):
+    """Submodules are numbered as Linen does; the max-pool of a BiT ResNet pads with -inf."""
+
+    name = "big_vision"
+    library = "timm"
+    suffixes = (".npz",)
+
+    def find(self, store: Store) -> Match | None:
+        found = find_bit(store, _BIT_ANCHOR, _BIT, "-inf") or flax.find_vit(store, authors=False)
+        if found is None and find_prefix(store.tensors, "gn_root/scale", "head/kernel") is not None:
+            raise CheckpointError("is a post-activation ResNet of big_vision", where=store.path)
+        return found
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        if isinstance(model, BiTConfig) or model.pool == "map":
+            return Preprocess(model.image_size, interpolation="bilinear", crop_mode="squash")
+        return Preprocess(model.image_size, interpolation="bilinear", crop_pct=0.875)
+
+    def refusals(self, model: Architecture) -> list[str]:
+        if isinstance(model, BiTConfig):
+            return bit_refusals(model, "-inf")
+        return refusals(
+            model,
+            class_token=None,
+            pool=("token",) if model.class_token else ("gap", "map"),
+            posemb=("learn", "sincos2d"),
+            posemb_tokens=("patches",),
+            pre_logits=None,
+            activation=("gelu", "gelu_tanh"),
+            norm_eps=None,
+        )
+
+    def rows(self, model: Architecture) -> tuple[Row, ...]:
+        if isinstance(model, BiTConfig):
+            return flax.resnet_rows(_BIT, model.resnet.depths, "", "unit{:02}", flat=False)
+        return flax.vit_rows(flax.LINEN, flax.POSITIONS[1], "MAPHead_0/")
+
+    def computed(self, model: Architecture) -> dict[str, Any]:
+        if not isinstance(model, ModelConfig) or model.posemb != "sincos2d":
+            return {}
+        from vitcli.posemb import sincos2d
+
+        return {"pos_embed": sincos2d(model.grid, model.width)}
+
+    def warnings(self, model: Architecture) -> list[str]:
+        return flax.warnings(model)

@@ -1,0 +1,76 @@
+"""The npz files of BiT (arXiv 1912.11370). Source: bit_pytorch/models.py."""
+
+from __future__ import annotations
+
+import re
+
+from vitcli.checkpoints.store import Store
+from vitcli.config import Architecture, BiTConfig, Preprocess
+from vitcli.layouts import flax
+from vitcli.layouts.layout import Layout, Match, below, bit_refusals, find_prefix, renamed
+from vitcli.layouts.table import Row, prefixed
+
+_ANCHOR = "root_block/standardized_conv2d/kernel"
+NUMBERED = (r"(/standardized_conv2d)_\d+/", r"\1/")
+"""Some files number their convolutions: a pattern, and what replaces it."""
+
+_TABLES = (
+    """
+stem.conv.weight         root_block/standardized_conv2d/kernel  conv
+norm.*                   group_norm/*                      gamma
+head.fc.*                head/conv2d/*                     conv
+""",
+    """
+{ours}.norm1.*           {unit}/a/group_norm/*             gamma
+{ours}.conv1.weight      {unit}/a/standardized_conv2d/kernel    conv
+{ours}.norm2.*           {unit}/b/group_norm/*             gamma
+{ours}.conv2.weight      {unit}/b/standardized_conv2d/kernel    conv
+{ours}.norm3.*           {unit}/c/group_norm/*             gamma
+{ours}.conv3.weight      {unit}/c/standardized_conv2d/kernel    conv
+""",
+    """
+{ours}.downsample.conv.weight  {unit}/a/proj/standardized_conv2d/kernel  conv
+""",
+)
+
+
+def find_bit(
+    store: Store, anchor: str, tables: tuple[str, str, str], pool_padding: str
+) -> Match | None:
+    """A BiT ResNet whose root's convolution has that name."""
+    prefix = find_prefix([re.sub(*NUMBERED, name) for name in store.tensors], anchor)
+    if prefix is None:
+        return None
+    inside, outside = below(store, prefix)
+    tensors, names = renamed(inside, prefix, *NUMBERED)
+    flat = flax.is_flat(tensors, "norm-pre-head/scale")
+    rows = flax.resnet_rows(tables, flax.units(tensors), "", "unit{:02}", flat)
+    resnet = {"std_eps": 1e-10, "pool_padding": pool_padding}
+    return Match(rows, tensors, prefix, names, outside, flax.TRAINING, resnet=resnet)
+
+
+class Bit(Layout):
+    """Names are TensorFlow's, below "resnet/"."""
+
+    name = "bit-npz"
+    library = "timm"
+    suffixes = (".npz",)
+
+    def find(self, store: Store) -> Match | None:
+        return find_bit(store, _ANCHOR, _TABLES, "zeros")
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        return Preprocess(model.image_size, interpolation="bilinear", crop_mode="squash")
+
+    def refusals(self, model: Architecture) -> list[str]:
+        if not isinstance(model, BiTConfig):
+            return ["a Vision Transformer"]
+        return bit_refusals(model, "zeros")
+
+    def rows(self, model: Architecture) -> tuple[Row, ...]:
+        assert isinstance(model, BiTConfig)
+        table = flax.resnet_rows(_TABLES, model.resnet.depths, "", "unit{:02}", flat=False)
+        return prefixed(table, "resnet/")
+
+    def warnings(self, model: Architecture) -> list[str]:
+        return flax.warnings(model)

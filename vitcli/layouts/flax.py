@@ -1,0 +1,201 @@
+"""What the npz files of vit_jax, big_vision and BiT have in common.
+
+Sources: vit_jax/models_vit.py, vit_jax/models_resnet.py, big_vision/models/{vit,bit_paper}.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vitcli.architectures import STEM
+from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.config import Architecture, BiTConfig
+from vitcli.layouts.layout import Match, below, find_prefix
+from vitcli.layouts.table import CHANNELS, SAME, Row, rows
+
+TRAINING = r"^(opt|optimizer|opt_state|state)/|^(global_)?step$|^epoch$"
+"""What a training run keeps beside its weights."""
+
+FLAX = {"activation": "gelu_tanh", "norm_eps": 1e-6}
+"""Of every ViT."""
+FLAX_RESNET = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
+"""Of every hybrid's stem."""
+
+POSITIONS = (
+    "Transformer/posembed_input/pos_embedding",
+    "pos_embedding",
+    "Transformer/pos_embedding",
+)
+"""The name of the position embeddings: vit_jax's, big_vision's, big_vision's before 2022."""
+
+_VIT = """
+cls_token                cls
+patch_embed.proj.*       embedding/*                       conv
+pos_embed                {pos_embed}
+blocks.{i}.norm1.*       {block}/{norm1}/*                 norm
+blocks.{i}.attn.qkv.*    {block}/{attn}/query/*,{block}/{attn}/key/*,{block}/{attn}/value/*  qkv
+blocks.{i}.attn.proj.*   {block}/{attn}/out/*              out
+blocks.{i}.norm2.*       {block}/{norm2}/*                 norm
+blocks.{i}.mlp.fc1.*     {block}/{mlp}/Dense_0/*           matrix
+blocks.{i}.mlp.fc2.*     {block}/{mlp}/Dense_1/*           matrix
+norm.*                   Transformer/encoder_norm/*        norm
+pre_logits.fc.*          pre_logits/*                      matrix
+head.*                   head/*                            matrix
+"""
+_MAP = """
+attn_pool.latent         {map}probe
+attn_pool.q.*            {map}{attn}/query/*               qkv
+attn_pool.kv.*           {map}{attn}/key/*,{map}{attn}/value/*  qkv
+attn_pool.proj.*         {map}{attn}/out/*                 out
+attn_pool.norm.*         {map}LayerNorm_0/*                norm
+attn_pool.mlp.fc1.*      {map}{mlp}/Dense_0/*              matrix
+attn_pool.mlp.fc2.*      {map}{mlp}/Dense_1/*              matrix
+"""
+_BLOCK = "Transformer/encoderblock_{i}"
+_ATTENTION = "MultiHeadDotProductAttention_"
+PRE_LINEN = {"norm1": "LayerNorm_0", "attn": f"{_ATTENTION}1", "norm2": "LayerNorm_2"}
+PRE_LINEN |= {"mlp": "MlpBlock_3"}  # one counter for all parts of a block
+LINEN = {"norm1": "LayerNorm_0", "attn": f"{_ATTENTION}0", "norm2": "LayerNorm_1"}
+LINEN |= {"mlp": "MlpBlock_0"}  # a counter for each kind of part
+
+
+def vit_rows(numbers: dict[str, str], positions: str, map_head: str | None) -> tuple[Row, ...]:
+    """The table of a ViT.
+
+    Args:
+        numbers: PRE_LINEN or LINEN.
+        positions: the name of the position embeddings.
+        map_head: the prefix of the attention pool, if there is one.
+    """
+    found = rows(_VIT, pos_embed=positions, block=_BLOCK, **numbers)
+    return found if map_head is None else found + rows(_MAP, map=map_head, **LINEN)
+
+
+HYBRID = (
+    """
+{root}conv.weight        conv_root/kernel                  conv
+{root}norm.*             gn_root/*                         channels
+""",
+    """
+{ours}.conv1.weight      {unit}/conv1/kernel               conv
+{ours}.norm1.*           {unit}/gn1/*                      channels
+{ours}.conv2.weight      {unit}/conv2/kernel               conv
+{ours}.norm2.*           {unit}/gn2/*                      channels
+{ours}.conv3.weight      {unit}/conv3/kernel               conv
+{ours}.norm3.*           {unit}/gn3/*                      channels
+""",
+    """
+{ours}.downsample.conv.weight  {unit}/conv_proj/kernel     conv
+{ours}.downsample.norm.*       {unit}/gn_proj/*            channels
+""",
+)
+"""A ResNet's root, any of its units, and what the first unit of a stage has besides."""
+
+
+def stem_rows(depths: tuple[int, ...], flat: bool = False) -> tuple[Row, ...]:
+    """The table of a hybrid's ResNet with so many units a block; `flat`: norms are (C,)."""
+    root = HYBRID[0].replace("{root}", STEM + ("stem." if depths else ""))
+    return resnet_rows((root, *HYBRID[1:]), depths, STEM, "unit{}", flat)
+
+
+def resnet_rows(
+    tables: tuple[str, str, str], depths: tuple[int, ...], prefix: str, unit: str, flat: bool
+) -> tuple[Row, ...]:
+    """The table of a ResNet: `tables` as HYBRID, `unit` the form of a unit's name."""
+    root, units, first = tables
+    found = rows(root)
+    for s, depth in enumerate(depths):
+        for b in range(depth):
+            table = units + (first.lstrip() if b == 0 else "")
+            table = table.replace("{ours}", f"{prefix}stages.{s}.blocks.{b}")
+            found += rows(table, unit=f"block{s + 1}/{unit.format(b + 1)}")
+    return tuple(row._replace(op=SAME) if flat and row.op == CHANNELS else row for row in found)
+
+
+def units(names: Iterable[str]) -> tuple[int, ...]:
+    """How many units each block of a ResNet has."""
+    found = [re.match(r"block([1-4])/unit(\d{1,3})/", name) for name in names]
+    pairs = {(int(m[1]), int(m[2])) for m in found if m}
+    blocks = range(1, 1 + max((block for block, _ in pairs), default=0))
+    return tuple(sum(block == k for block, _ in pairs) for k in blocks)
+
+
+def is_flat(tensors: Mapping[str, LazyTensor], norm: str) -> bool:
+    """Whether a norm's scale is (C,) and not (1, 1, 1, C)."""
+    return norm in tensors and len(tensors[norm].shape) == 1
+
+
+def find_vit(store: Store, authors: bool) -> Match | None:
+    """A ViT or hybrid: of vit_jax (`authors`) or of big_vision."""
+    prefix = find_prefix(store.tensors, "embedding/kernel", "Transformer/encoder_norm/scale")
+    if prefix is None:
+        return None
+    inside, outside = below(store, prefix)
+    tensors = _unstacked(inside)
+    first = _BLOCK.replace("{i}", "0")
+    old = f"{first}/{PRE_LINEN['attn']}/query/kernel" in tensors
+    positions = next((name for name in POSITIONS if name in tensors), POSITIONS[1])
+    if authors != (old or positions == POSITIONS[0]):
+        return None
+    map_head = next((p for p in ("MAPHead_0/", "") if f"{p}probe" in tensors), None)
+    numbers = PRE_LINEN if old else LINEN
+    bias = tensors.get(f"{first}/{numbers['attn']}/query/bias")
+    heads = bias.shape[0] if bias is not None and len(bias.shape) == 2 else 1
+    fields: dict[str, Any] = {**FLAX, "num_heads": heads}
+    if positions not in tensors:
+        fields |= {"posemb": "sincos2d", "posemb_tokens": "patches"}
+    table = vit_rows(numbers, positions, map_head)
+    if "conv_root/kernel" in tensors:
+        table += stem_rows(units(tensors), is_flat(tensors, "gn_root/scale"))
+    new = set(tensors) - set(inside)
+    return Match(
+        table,
+        tensors,
+        prefix,
+        {name: prefix + re.sub(r"(encoderblock)_\d+", r"\1", name) for name in new},
+        outside,
+        TRAINING,
+        fields,
+        FLAX_RESNET,
+        # vit_jax's 49 embeddings are never of 7 x 7 patches; big_vision's usually are.
+        posemb_tokens=("all",) if positions == POSITIONS[0] else ("patches", "all"),
+    )
+
+
+def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Blocks that big_vision's `scan` has stacked along a first axis, each under its own name."""
+    stem, found = "Transformer/encoderblock/", {}
+    for name, tensor in tensors.items():
+        if not name.startswith(stem) or not tensor.shape:
+            found[name] = tensor
+            continue
+        whole = functools.cache(tensor.read)  # an npz file cannot be read in parts
+
+        def part(read: Any, i: int) -> Any:
+            return read()[i]
+
+        for i in range(min(tensor.shape[0], 10_000)):
+            found[f"Transformer/encoderblock_{i}/{name.removeprefix(stem)}"] = LazyTensor(
+                tensor.dtype, tensor.shape[1:], functools.partial(part, whole, i)
+            )
+    return found
+
+
+def warnings(model: Architecture) -> list[str]:
+    """What those who read an npz file compute differently."""
+    found = ["an npz file holds no class names and no pre-processing"]
+    if isinstance(model, BiTConfig):
+        if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
+            found.append("readers of this npz add 1e-10 to the variance in weight standardisation")
+        return found
+    if model.activation != "gelu_tanh":
+        found.append("readers of this npz compute GELU's tanh approximation: logits differ by 1e-4")
+    if model.norm_eps != 1e-6:
+        found.append(f"readers of this npz use LayerNorm epsilon 1e-6, not {model.norm_eps}")
+    if model.stem and model.stem.std_eps_in != "deviation":
+        found.append("readers of this npz add 1e-5 in weight standardisation: logits differ")
+    return found

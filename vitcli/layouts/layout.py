@@ -1,0 +1,216 @@
+"""What a layout is: how its files are recognised, read and written.
+
+Each layout is an object in a module of its own, and a line in `catalogue.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, Score, Size
+from vitcli.layouts.foreign_json import ForeignJson
+from vitcli.layouts.table import Row
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Means and standard deviations in use."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A file that a layout has recognised: its table, and what is known of the model beside the
+    shapes of its tensors."""
+
+    rows: tuple[Row, ...]
+    tensors: Mapping[str, LazyTensor]
+    """The model's, under the names of the table: prefixes cut, stacked blocks taken apart."""
+    prefix: str = ""
+    """What was cut."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The file's own names of tensors that were renamed otherwise."""
+    outside: tuple[str, ...] = ()
+    """Names in the file that are not of the model: a text tower, an optimizer."""
+    droppable: str = r"$^"
+    """A pattern of names that may be left out."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of ModelConfig that the configuration says or the makers take for granted."""
+    resnet: dict[str, Any] = field(default_factory=dict)
+    """Fields of ResNetConfig, likewise."""
+    assumed: frozenset[str] = frozenset()
+    """Fields that are assumed although they are in `fields`."""
+    known: frozenset[str] = frozenset({"pool"})
+    """Facts that the layout leaves no choice of."""
+    posemb_tokens: tuple[str, ...] = ()
+    """Which tokens may have a position embedding, the likeliest first; () leaves it to shapes."""
+    kind: str = ""
+    """The layout's own word for the kind of model."""
+    info: CheckpointInfo | None = None
+    """The whole description, where the configuration holds one."""
+    preprocess: Preprocess | None = None
+    """From a configuration; the size is replaced by the model's."""
+    classes: tuple[ClassLabel, ...] = ()
+    score: Score | None = None
+
+
+class Layout(ABC):
+    """A layout of checkpoints. A layout that is also written overrides what is below `find`."""
+
+    name: ClassVar[str]
+    companions: ClassVar[tuple[str, ...]] = ()
+    """Configuration files that stand beside the weights."""
+    library: ClassVar[str | None] = None
+    """The Python package that reads it, which `--verify` compares with."""
+
+    projections: ClassVar[str] = r"$^"
+    """A pattern of tensors behind the model's output that are left out."""
+
+    @abstractmethod
+    def find(self, store: Store) -> Match | None:
+        """What the file holds; None if it is not in this layout.
+
+        Raises:
+            CheckpointError: it is, and cannot be read.
+        """
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        """How the makers prepare images, where no configuration says."""
+        return Preprocess(model.image_size, *IMAGENET, crop_pct=0.875)
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """Of files that it is written to, "" for a directory; none: it is only read."""
+
+    def refusals(self, model: Architecture) -> list[str]:
+        """What of a model the layout cannot express; empty if it can be written."""
+        return [f"the layout {self.name} is not written"]
+
+    def warnings(self, model: Architecture) -> list[str]:
+        """What readers of the layout compute differently."""
+        return []
+
+    def rows(self, model: Architecture) -> tuple[Row, ...]:
+        """The table by which a model is written."""
+        raise NotImplementedError
+
+    def computed(self, model: Architecture) -> dict[str, Any]:
+        """Arrays, by our names, that readers of the layout compute and that it does not store."""
+        return {}
+
+    def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
+        """Tensors that readers of the layout ask for and ours has not."""
+        return {}
+
+    def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
+        """Of a safetensors file."""
+        return {"format": "pt"}
+
+    def configs(self, info: CheckpointInfo, dtype: str) -> dict[str, dict[str, Any]]:
+        """Names and contents of the configuration files, for weights of that element type."""
+        return {}
+
+    def resized_config(
+        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+    ) -> dict[str, Any] | None:
+        """A companion for the new size in `info`, or None where it is not this layout's."""
+        return None
+
+
+# ---------------------------------------------------------------------------------------------
+# Recognising
+
+_AVERAGED = re.compile(r"(^|[._/])(ema|teacher|target_encoder)([._/]|$)")
+_SLOTS = re.compile(r"^(opt|optimizer|opt_state)/(?!target/)|(^|/)(state|mu|nu)/")
+
+
+def find_prefix(names: Iterable[str], anchor: str, other: str = "") -> str | None:
+    """What stands before the anchor (and `other`) in a file's names; None if they are not there.
+    An averaged model comes before its student, and a model before an optimizer's state."""
+    names = set(names)
+    found = [name.removesuffix(anchor) for name in names if name.endswith(anchor)]
+    found = [prefix for prefix in found if prefix + other in names] if other else found
+
+    def rank(prefix: str) -> tuple[bool, bool, int, str]:
+        slots, averaged = _SLOTS.search(prefix), _AVERAGED.search(prefix)
+        return bool(slots), not averaged, len(prefix), prefix
+
+    return min(found, key=rank, default=None)
+
+
+def below(store: Store, prefix: str) -> tuple[dict[str, LazyTensor], tuple[str, ...]]:
+    """The tensors under a prefix, without it, and the names of the rest."""
+    inside = {n.removeprefix(prefix): t for n, t in store.tensors.items() if n.startswith(prefix)}
+    return inside, tuple(name for name in store.tensors if not name.startswith(prefix))
+
+
+def renamed(
+    tensors: Mapping[str, LazyTensor], prefix: str, pattern: str, by: str
+) -> tuple[dict[str, LazyTensor], dict[str, str]]:
+    """Tensors under simpler names, and the file's own names of those."""
+    names = {re.sub(pattern, by, name): name for name in tensors}
+    simpler = {new: tensors[old] for new, old in names.items()}
+    return simpler, {new: prefix + old for new, old in names.items() if new != old}
+
+
+# ---------------------------------------------------------------------------------------------
+# Expressing
+
+SIZES = ("width", "depth", "num_heads", "mlp_dim", "patch_size", "image_size", "num_classes")
+"""Fields of ModelConfig that every layout can express, whatever their value."""
+
+_PHRASES = {
+    "class_token": "no class token",
+    "distill_token": "a distillation token",
+    "num_registers": "{} register tokens",
+    "posemb": "position embeddings '{}'",
+    "posemb_tokens": "position embeddings of these tokens: {}",
+    "pool": "pooling '{}'",
+    "pre_norm": "a norm before the blocks",
+    "final_norm": "no final norm",
+    "fc_norm": "a norm after pooling",
+    "pre_logits": "pre_logits of size {}",
+    "layer_scale": "layer scale",
+    "qkv_bias": "queries, keys and values without bias",
+    "patch_bias": "a patch embedding without bias",
+    "activation": "activation '{}'",
+    "swiglu": "a gated MLP",
+    "norm_eps": "LayerNorm epsilon {}",
+    "stem": "a ResNet stem",
+}
+"""What is said of a field whose value cannot be expressed."""
+
+
+def refusals(model: ModelConfig, **expressible: Collection[Any] | None) -> list[str]:
+    """What of a ViT a layout cannot express. A field that is not named has to have its default, so
+    that a new field, or a new value, is refused until a layout says how it is written.
+
+    Args:
+        expressible: values of a field that the layout can express; None: any.
+    """
+    found = []
+    for entry in dataclasses.fields(model):
+        name, value = entry.name, getattr(model, entry.name)
+        allowed = expressible.get(name, (entry.default,))
+        if name in SIZES or allowed is None or value in allowed:
+            continue
+        if name == "posemb_tokens" and (model.posemb == "none" or not model.num_prefix_tokens):
+            continue
+        found.append(_PHRASES.get(name, f"{name} {{}}").format(value))
+    return found
+
+
+def bit_refusals(model: BiTConfig, pool_padding: str) -> list[str]:
+    """What of a BiT ResNet a layout of that border around the max-pool cannot express."""
+    resnet, found = model.resnet, []
+    if resnet.pool_padding != pool_padding:
+        found.append(f"a max-pool with a border of {resnet.pool_padding}")
+    if resnet.padding != "symmetric":
+        found.append(f"padding {resnet.padding!r}")
+    return found

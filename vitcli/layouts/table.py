@@ -1,0 +1,230 @@
+"""Tables that name the same tensors in two layouts, read in both directions.
+
+A row is (ours, theirs, op): the tensors of `ours`, concatenated along the first axis, are those of
+`theirs`, concatenated, once `op` is undone on each. `{i}` numbers the blocks. Our names are timm's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.resnets import Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Op(NamedTuple):
+    """How their array differs from ours. Each field is undone exactly, so round trips are
+    bit-exact."""
+
+    heads: int | None = None
+    """The axis of ours that is two axes in theirs: heads, and channels of a head."""
+    order: tuple[int, ...] | None = None
+    """The order of our axes, after that, in theirs."""
+    units: int = 0
+    """Leading axes of length 1 that ours has and theirs has not (below 0: the other way round)."""
+
+    def save(self, array: Any, num_heads: int) -> Any:
+        """Our array as theirs."""
+        shape = tuple(array.shape)
+        if self.heads is not None:
+            split = (num_heads, shape[self.heads] // num_heads)
+            array = array.reshape((*shape[: self.heads], *split, *shape[self.heads + 1 :]))
+        if self.order is not None:
+            array = array.transpose(self.order)
+        shape = tuple(array.shape)
+        return array.reshape(shape[self.units :] if self.units >= 0 else (1,) * -self.units + shape)
+
+    def load(self, array: Any) -> Any:
+        """Their array as ours."""
+        shape = tuple(array.shape)
+        array = array.reshape((1,) * self.units + shape if self.units > 0 else shape[-self.units :])
+        if self.order is not None:
+            array = array.transpose([self.order.index(k) for k in range(len(self.order))])
+        if self.heads is not None:
+            shape, k = tuple(array.shape), self.heads
+            array = array.reshape((*shape[:k], shape[k] * shape[k + 1], *shape[k + 2 :]))
+        return array
+
+
+SAME = Op()
+MATRIX = Op(order=(1, 0))  # (out, in) is (in, out) in flax
+CONV = Op(order=(2, 3, 1, 0))  # OIHW is HWIO
+QKV = Op(heads=0, order=(2, 0, 1))  # (heads * d, D) is (D, heads, d)
+OUT = Op(heads=1, order=(1, 2, 0))  # (D, heads * d) is (heads, d, D)
+HEADS = Op(heads=0)  # (heads * d,) is (heads, d)
+TABLE = Op(units=1)  # (1, N, D) is (N, D)
+VECTOR = Op(units=2)  # (1, 1, D) is (D,)
+CHANNELS = Op(units=-3)  # (C,) is (1, 1, 1, C)
+POINTWISE = Op(order=(2, 3, 1, 0), units=2)  # (O, I, 1, 1) is (I, O)
+
+_OPS = {
+    "same": (SAME, SAME, "weight", "bias"),
+    "table": (TABLE, SAME, "weight", "bias"),
+    "vector": (VECTOR, SAME, "weight", "bias"),
+    "matrix": (MATRIX, SAME, "kernel", "bias"),
+    "conv": (CONV, SAME, "kernel", "bias"),
+    "qkv": (QKV, HEADS, "kernel", "bias"),
+    "out": (OUT, SAME, "kernel", "bias"),
+    "pointwise": (POINTWISE, SAME, "kernel", "bias"),
+    "norm": (SAME, SAME, "scale", "bias"),
+    "channels": (CHANNELS, CHANNELS, "scale", "bias"),
+    "gamma": (SAME, SAME, "gamma", "beta"),
+}
+"""The third word of a line: what it does to a weight and to a bias, and their names there."""
+
+
+class Row(NamedTuple):
+    """Tensors of ours and of theirs that hold the same numbers."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    op: Op = SAME
+
+
+def rows(table: str, **names: str) -> tuple[Row, ...]:
+    """Rows from text: `ours  theirs[,theirs...]  [op]`, where `*` stands for both weight and bias
+    and {words} come from `names`."""
+    found = []
+    for line in table.strip().splitlines():
+        ours, theirs, kind = (line.split() + ["same"])[:3]
+        for word, name in names.items():
+            theirs = theirs.replace(f"{{{word}}}", name)
+        weight_op, bias_op, weight, bias = _OPS[kind]
+        parts = (("weight", weight, weight_op), ("bias", bias, bias_op))
+        for part, their_part, op in parts if "*" in line else (("", "", weight_op),):
+            left = tuple(ours.replace("*", part).split(","))
+            right = tuple(theirs.replace("*", their_part).split(","))
+            found.append(Row(left, right, op))
+    return tuple(found)
+
+
+def identity(names: Iterable[str]) -> tuple[Row, ...]:
+    """Rows of tensors that have the same name in both."""
+    return tuple(Row((name,), (name,)) for name in names)
+
+
+def expand(rows: Iterable[Row], depth: int) -> list[Row]:
+    """The rows of a model with so many blocks."""
+
+    def numbered(row: Row, i: int) -> Row:
+        left, right = ([n.replace("{i}", str(i)) for n in names] for names in row[:2])
+        return Row(tuple(left), tuple(right), row.op)
+
+    return [numbered(row, i) for row in rows for i in range(depth if "{i}" in row.ours[0] else 1)]
+
+
+def depth_of(rows: Iterable[Row], names: Iterable[str]) -> int:
+    """How many blocks the names of a file number."""
+    patterns = {
+        re.escape(name).replace(r"\{i\}", r"(\d{1,4})", 1).replace(r"\{i\}", r"\d{1,4}")
+        for row in rows
+        for name in row.theirs
+        if "{i}" in name
+    }
+    pattern = re.compile("|".join(patterns) or r"$^")
+    found = (match for name in names if (match := pattern.fullmatch(name)))
+    return 1 + max((int(match[match.lastindex or 0]) for match in found), default=0)
+
+
+def prefixed(rows: Iterable[Row], prefix: str) -> tuple[Row, ...]:
+    """The rows with a prefix before their names."""
+    return tuple(row._replace(theirs=tuple(prefix + n for n in row.theirs)) for row in rows)
+
+
+# ---------------------------------------------------------------------------------------------
+# One row
+
+
+class Outline(NamedTuple):
+    """The shape of an array without its numbers: what `Op` asks of one, without numpy."""
+
+    shape: Shape
+
+    def reshape(self, shape: Shape) -> Outline:
+        if math.prod(shape) != math.prod(self.shape):
+            raise ValueError(f"{self.shape} cannot become {shape}")
+        return Outline(tuple(shape))
+
+    def transpose(self, order: Iterable[int]) -> Outline:
+        shape = tuple(self.shape[k] for k in order)
+        if len(shape) != len(self.shape):
+            raise ValueError(f"{self.shape} has other axes than {order}")
+        return Outline(shape)
+
+
+def load_shapes(rows: Iterable[Row], theirs: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Shapes under our names; what is missing or misshapen is left out."""
+    found: dict[str, Shape] = {}
+    for row in rows:
+        try:
+            shapes = [row.op.load(Outline(theirs[name])).shape for name in row.theirs]
+        except (KeyError, ValueError, IndexError):
+            continue
+        total = sum(shape[0] if shape else 0 for shape in shapes)
+        # Ours share the first axis: alone, or as q and kv.
+        parts = [total] if len(row.ours) == 1 else [total // 3, total - total // 3]
+        for name, part in zip(row.ours, parts, strict=True):
+            found[name] = (part, *shapes[0][1:]) if shapes[0] else ()
+    return found
+
+
+def save_shape(row: Row, ours: Mapping[str, Shape], num_heads: int) -> Shape:
+    """The shape of each of a row's tensors in their layout."""
+    total = sum(ours[name][0] if ours[name] else 0 for name in row.ours)
+    first = ours[row.ours[0]]
+    each = (total // len(row.theirs), *first[1:]) if first else ()
+    shape: Shape = row.op.save(Outline(each), num_heads).shape
+    return shape
+
+
+def load(
+    row: Row, wanted: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
+) -> Iterator[tuple[str, LazyTensor]]:
+    """Our tensors of a row, of the shapes wanted."""
+    if row.op == SAME and len(row.ours) == len(row.theirs) == 1 and row.theirs[0] in tensors:
+        yield row.ours[0], tensors[row.theirs[0]]  # with its place on the disk
+        return
+    dtype = tensors[row.theirs[0]].dtype if row.theirs[0] in tensors else "float32"
+
+    def read(start: int, end: int) -> np.ndarray:
+        import numpy as np
+
+        parts = [row.op.load(tensors[name].read()) for name in row.theirs]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return whole if len(row.ours) == 1 else whole[start:end]
+
+    start = 0
+    for name in row.ours:
+        shape = wanted[name]
+        end = start + (shape[0] if shape else 0)
+        yield name, LazyTensor(dtype, shape, functools.partial(read, start, end))
+        start = end
+
+
+def save(
+    row: Row, tensors: Mapping[str, LazyTensor], num_heads: int
+) -> Iterator[tuple[str, LazyTensor]]:
+    """Their tensors of a row."""
+    ours = [tensors[name] for name in row.ours]
+    if row.op == SAME and len(row.ours) == len(row.theirs) == 1:
+        yield row.theirs[0], ours[0]
+        return
+    count = sum(tensor.shape[0] for tensor in ours) // len(row.theirs)
+
+    def read(k: int) -> np.ndarray:
+        import numpy as np
+
+        whole = ours[0].read() if len(ours) == 1 else np.concatenate([t.read() for t in ours])
+        array: np.ndarray = row.op.save(whole[k * count : (k + 1) * count], num_heads)
+        return array
+
+    shape = save_shape(row, {name: tensors[name].shape for name in row.ours}, num_heads)
+    for k, name in enumerate(row.theirs):
+        yield name, LazyTensor(ours[0].dtype, shape, functools.partial(read, k))

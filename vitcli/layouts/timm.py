@@ -1,0 +1,829 @@
+"""timm's layout: its tensor names, which are also ours, its `config.json`, its architectures.
+
+The config names an architecture and the arguments of `VisionTransformer` (or `ResNetV2`) that
+depart from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's names too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from vitcli.checkpoints.info import CheckpointInfo, unique_names
+from vitcli.checkpoints.store import Store
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ClassLabel,
+    ModelConfig,
+    Preprocess,
+    ResNetConfig,
+    Size,
+    nearest,
+)
+from vitcli.errors import CheckpointError, ConfigError
+from vitcli.layouts import layout
+from vitcli.layouts.foreign_json import ForeignJson, read_json
+from vitcli.layouts.layout import HALF, IMAGENET, Layout, Match, below, find_prefix, renamed
+from vitcli.layouts.table import Row, identity, rows
+from vitcli.resnets import DEPTHS, bit_resnet
+
+Args = dict[str, Any]
+"""Arguments of timm's `VisionTransformer`, by its names."""
+
+# ---------------------------------------------------------------------------------------------
+# Architectures by name
+
+SIZES: dict[str, Args] = {
+    name: {"embed_dim": width, "depth": depth, "num_heads": heads, "mlp_ratio": ratio}
+    for name, width, depth, heads, ratio in (
+        ("tiny", 192, 12, 3, 4),
+        ("xsmall", 256, 10, 4, 4),
+        ("wee", 256, 14, 4, 5),
+        ("little", 320, 14, 5, 5.6),
+        ("small", 384, 12, 6, 4),
+        ("medium", 512, 12, 8, 4),
+        ("mediumd", 512, 20, 8, 4),
+        ("betwixt", 640, 12, 10, 4),
+        ("base", 768, 12, 12, 4),
+        ("plus", 896, 12, 14, 4),
+        ("so150m", 896, 18, 14, 2.572),
+        ("so150m2", 832, 21, 13, 34 / 13),
+        ("large", 1024, 24, 16, 4),
+        ("so400m", 1152, 27, 16, 3.7362),
+        ("huge", 1280, 32, 16, 4),
+        ("giant", 1408, 40, 16, 48 / 11),
+        ("giantopt", 1536, 40, 16, 4),
+        ("gigantic", 1664, 48, 16, 64 / 13),
+    )
+}
+"""The word after the family in a timm name."""
+
+GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+REG_GAP = {"class_token": False, "global_pool": "avg", "no_embed_class": True, "init_values": 1e-5}
+MAP = {"class_token": False, "global_pool": "map"}
+TANH = {"act_layer": "gelu_tanh"}
+CLIP = {"pre_norm": True, "norm_eps": 1e-5}
+QUICK = {**CLIP, "act_layer": "quick_gelu"}
+SCALED = {"init_values": 1e-5}
+DINOV2 = {**SCALED, "img_size": 518}
+WIDE_GIANT = {"embed_dim": 1536, "num_heads": 24}
+# SwiGLU's gate and value are one matrix, so its ratio is twice the usual 8/3.
+GIANT2 = {**DINOV2, **WIDE_GIANT, "mlp_ratio": 5.33334, "swiglu": True}
+RADIO = {"img_size": 512, "no_embed_class": True, "final_norm": False}
+TIPS = {"img_size": 448, "no_embed_class": True, "init_values": 1.0}
+INTERN = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
+DEIT3 = {"init_values": 1e-6, "no_embed_class": True}
+
+ARCHITECTURES: tuple[tuple[str, Args], ...] = (
+    ("vit_tiny_patch16_{224,384}", {}),
+    ("vit_small_patch{16,32}_{224,384}", {}),
+    ("vit_small_patch8_224", {}),
+    ("vit_base_patch{16,32}_{224,384}", {}),
+    ("vit_base_patch8_224", {}),
+    ("vit_large_patch{16,32}_{224,384}", {}),
+    ("vit_large_patch14_224", {}),
+    ("vit_huge_patch14_224", {}),
+    ("vit_{giant,gigantic}_patch14_224", {}),
+    ("vit_base_patch16_224_miil", {"qkv_bias": False}),
+    ("vit_small_patch16_36x1_224", {"depth": 36, **SCALED}),
+    ("vit_base_patch{32_plus_256,16_plus_240}", {**SIZES["plus"], **SCALED}),
+    ("vit_medium_patch16_gap_{240,256,384}", {**GAP, "qkv_bias": False, **SCALED}),
+    ("vit_betwixt_patch16_gap_256", {**GAP, "qkv_bias": False, **SCALED}),
+    ("vit_base_patch16_gap_224", {**GAP, "num_heads": 16}),
+    ("vit_huge_patch{14_gap_224,16_gap_448}", GAP),
+    ("vit_giant_patch16_gap_224", GAP),
+    ("vit_{small,base,large}_patch14_dinov2", DINOV2),
+    ("vit_giant_patch14_dinov2", GIANT2),
+    ("vit_{small,base,large}_patch14_reg4_dinov2", {**DINOV2, "no_embed_class": True}),
+    ("vit_giant_patch14_reg4_dinov2", {**GIANT2, "no_embed_class": True}),
+    ("vit_base_patch32_siglip_256", {**MAP, **TANH}),
+    ("vit_base_patch16_siglip_{224,256,384,512}", MAP),
+    ("vit_large_patch16_siglip_{256,384}", MAP),
+    ("vit_large_patch16_siglip_512", {**MAP, **TANH}),
+    ("vit_so400m_patch14_siglip_{224,378,384}", MAP),
+    ("vit_so400m_patch16_siglip_{256,384,512}", {**MAP, **TANH}),
+    ("vit_giantopt_patch16_siglip_{256,384}", {**MAP, **TANH}),
+    ("vit_base_patch32_siglip_gap_256", {**GAP, **TANH}),
+    ("vit_base_patch16_siglip_gap_{224,256,384,512}", GAP),
+    ("vit_large_patch16_siglip_gap_{256,384}", GAP),
+    ("vit_large_patch16_siglip_gap_512", {**GAP, **TANH}),
+    ("vit_so400m_patch14_siglip_gap_{224,378,384,448,896}", GAP),
+    ("vit_so400m_patch16_siglip_gap_{256,384,512}", {**GAP, **TANH}),
+    ("vit_giantopt_patch16_siglip_gap_{256,384}", {**GAP, **TANH}),
+    ("vit_{wee,little,medium,betwixt}_patch16_reg1_gap_256", REG_GAP),
+    ("vit_{little,medium,mediumd,betwixt}_patch16_reg4_gap_256", REG_GAP),
+    ("vit_{mediumd,betwixt}_patch16_reg4_gap_384", REG_GAP),
+    ("vit_base_patch16_reg4_gap_256", {**REG_GAP, "init_values": None}),
+    ("vit_so150m_patch16_reg4_map_256", MAP),
+    ("vit_so150m_patch16_reg4_gap_{256,384}", GAP),
+    (
+        "vit_so150m2_patch16_reg1_gap_{256,384,448}",
+        {"class_token": False, "global_pool": "avg", "qkv_bias": False, **SCALED},
+    ),
+    ("vit_{xsmall,medium,base}_patch16_clip_224", CLIP),
+    ("vit_{medium,betwixt,base}_patch32_clip_224", CLIP),
+    ("vit_base_patch32_clip_{256,384,448}", CLIP),
+    ("vit_base_patch16_clip_384", CLIP),
+    ("vit_base_patch16_plus_clip_240", {**SIZES["plus"], **CLIP}),
+    ("vit_large_patch14_clip_{224,336}", CLIP),
+    ("vit_huge_patch14_clip_{224,336,378}", CLIP),
+    ("vit_giant_patch14_clip_224", CLIP),
+    ("vit_gigantic_patch14_clip_{224,378}", CLIP),
+    ("vit_base_patch{16,32}_clip_quickgelu_224", QUICK),
+    ("vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
+    ("vit_huge_patch14_clip_quickgelu_{224,378}", QUICK),
+    ("vit_gigantic_patch14_clip_quickgelu_224", QUICK),
+    ("eva_large_patch14_{196,336}", {"global_pool": "avg"}),
+    ("flexivit_{small,base,large}", {"img_size": 240, "no_embed_class": True}),
+    ("vit_{base,large}_patch16_radio_v3", {**RADIO, **SCALED, "reg_tokens": 7}),
+    ("vit_huge_patch16_radio_v3", {**RADIO, "reg_tokens": 7}),
+    ("vit_giant_patch16_radio_v3", {**RADIO, "reg_tokens": 7, **WIDE_GIANT, "mlp_ratio": 4}),
+    ("vit_{so400m,huge}_patch16_radio_v4", {**RADIO, "reg_tokens": 9}),
+    ("vit_{base,large,so400m}_patch14_reg1_tipsv2", TIPS),
+    ("vit_giant_patch14_reg1_tipsv2", {**GIANT2, **TIPS}),
+    ("vit_intern300m_patch14_448", {**INTERN, "init_values": 0.1, "final_norm": False}),
+    (
+        "test_vit2",
+        {
+            "embed_dim": 64,
+            "depth": 8,
+            "num_heads": 2,
+            "mlp_ratio": 3,
+            "img_size": 160,
+            "class_token": False,
+            "global_pool": "avg",
+            "reg_tokens": 1,
+            **SCALED,
+        },
+    ),
+    ("test_vit", {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}),
+    ("vit_tiny_r_s16_p8_{224,384}", {"stem": (), "patch_size": 8}),
+    ("vit_{small,base}_r26_s32_224", {"stem": (2, 2, 2, 2), "patch_size": 1}),
+    ("vit_small_r26_s32_384", {"stem": (2, 2, 2, 2), "patch_size": 1}),
+    ("vit_base_r50_s16_{224,384}", {"stem": (3, 4, 9), "patch_size": 1}),
+    ("vit_large_r50_s32_{224,384}", {"stem": (3, 4, 6, 3), "patch_size": 1}),
+    ("deit_{tiny,small}_patch16_224", {}),
+    ("deit_base_patch16_{224,384}", {}),
+    ("deit_{tiny,small}_distilled_patch16_224", {"distilled": True}),
+    ("deit_base_distilled_patch16_{224,384}", {"distilled": True}),
+    ("deit3_{small,base,large}_patch16_{224,384}", DEIT3),
+    ("deit3_medium_patch16_224", DEIT3),
+    ("deit3_huge_patch14_224", DEIT3),
+)
+"""Names, with alternatives in braces, and what a name does not say by itself: departures from
+`VisionTransformer`'s defaults. Size, patch, registers and resolution are read from the name."""
+
+DEFAULTS: Args = {
+    "img_size": 224,
+    "patch_size": 16,
+    "embed_dim": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "mlp_ratio": 4,
+    "qkv_bias": True,
+    "init_values": None,
+    "class_token": True,
+    "no_embed_class": False,
+    "reg_tokens": 0,
+    "pos_embed": "learn",
+    "pre_norm": False,
+    "final_norm": True,
+    "fc_norm": None,
+    "global_pool": "token",
+    "act_layer": None,
+}
+"""The arguments that decide what the network computes."""
+
+FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
+"""What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet, as
+blocks a stage; its patch size counts cells of the feature map."""
+
+
+@cache
+def architectures() -> dict[str, Args]:
+    """Every ViT and hybrid of timm that is supported: name -> all its arguments."""
+    return {
+        name: {**DEFAULTS, **FIXED, **_said_by(name), **departures}
+        for pattern, departures in ARCHITECTURES
+        for name in _expand(pattern)
+    }
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """Alternatives in braces, as a shell expands them."""
+    match = re.search(r"\{([^}]*)\}", pattern)
+    if match is None:
+        yield pattern
+        return
+    for word in match[1].split(","):
+        yield from _expand(pattern[: match.start()] + word + pattern[match.end() :])
+
+
+def _said_by(name: str) -> Args:
+    """What an architecture's name says: "vit_small_patch14_reg4_dinov2"."""
+    args: Args = {}
+    for word in name.split("_")[1:]:
+        if word in SIZES:
+            args |= SIZES[word]
+        elif match := re.fullmatch(r"patch(\d+)", word):
+            args["patch_size"] = int(match[1])
+        elif match := re.fullmatch(r"reg(\d+)", word):
+            args["reg_tokens"] = int(match[1])
+        elif word.isdecimal():
+            args["img_size"] = int(word)
+    return args
+
+
+_SIZES_READ: tuple[str, ...] = ("img_size", "patch_size")
+_NULLABLE = ("init_values", "fc_norm", "act_layer")
+_WORDS = {
+    "pos_embed": {"learn": "learn", "none": "none"},
+    "global_pool": {"token": "token", "avg": "gap", "map": "map"},
+    "act_layer": {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"},
+}
+"""Arguments that take one of a few words: timm's and ours."""
+
+_NEUTRAL: Args = {
+    "in_chans": 3,
+    "proj_bias": True,
+    "qk_norm": False,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
+    "pool_include_prefix": False,
+    "dynamic_img_pad": False,
+    "embed_norm_layer": None,
+}
+_RESNET_NEUTRAL: Args = {
+    "in_chans": 3,
+    "global_pool": "avg",
+    "output_stride": 32,
+    "stem_chs": 64,
+    "bottle_ratio": 0.25,
+    "channels": [256, 512, 1024, 2048],
+}
+"""Arguments with the one value that our models have."""
+
+_IGNORED = r"num_classes|.*drop_rate|weight_init|fix_init|(dynamic|strict)_img_size"
+_RESNET_IGNORED = r"num_classes|img_size|.*drop_(path_)?rate|zero_init_last"
+"""Arguments that change nothing once the weights are loaded, or are read elsewhere."""
+
+
+def architecture_from_args(
+    name: str,
+    args: Mapping[str, Any] | ForeignJson,
+    backbone: ForeignJson | None = None,
+) -> Architecture:
+    """The model of that name, with some of its arguments replaced.
+
+    Args:
+        backbone: a hybrid's ResNet, where it is not the one of that name.
+
+    Raises:
+        CheckpointError: the name or an argument is not known.
+        ConfigError: the arguments contradict each other.
+    """
+    given = args if isinstance(args, ForeignJson) else ForeignJson(dict(args))
+    if (bit := _bit_from_args(name, given)) is not None:
+        return bit
+    known = architectures()
+    if name not in known:
+        like = nearest(name, list(known))
+        raise CheckpointError(
+            f"timm's architecture '{name}' is not supported",
+            hint=f"similar names that are: {', '.join(like)}" if like else None,
+        )
+    _check_args(given, DEFAULTS, _NEUTRAL, _IGNORED)
+    merged = known[name] | {key: _argument(given, key) for key in given if key in DEFAULTS}
+    stem = None if merged["stem"] is None else ResNetConfig(merged["stem"])
+    if stem is not None and backbone is not None:
+        stem = _stem_from_backbone(backbone)
+    return _to_model(merged, stem)
+
+
+def _check_args(given: ForeignJson, known: Any, neutral: Args, ignored: str) -> None:
+    """Raises CheckpointError for an argument that would change what the model computes."""
+    for key in given:
+        value = given.values[key]
+        value = list(value) if isinstance(value, tuple) else value
+        if key in known or re.fullmatch(ignored, key) or neutral.get(key, ...) == value:
+            continue
+        given.refuse(key, "a value that is supported")
+
+
+def _argument(given: ForeignJson, key: str) -> Any:
+    """The value of an argument, checked for its type and range."""
+    default = DEFAULTS[key]
+    if key not in given and key in _NULLABLE:
+        return None
+    if key in _SIZES_READ:
+        return given.size(key)
+    if key in _WORDS:
+        given.word(key, _WORDS[key])
+        return given.values[key]
+    if isinstance(default, bool) or key == "fc_norm":
+        return given.flag(key, False)
+    if key in ("mlp_ratio", "init_values"):
+        return given.number(key)
+    return given.whole(key, low=0 if key == "reg_tokens" else 1)
+
+
+def _to_model(args: Args, stem: ResNetConfig | None) -> ModelConfig:
+    """timm's arguments in the paper's words."""
+    stride = stem.stride if stem else 1
+    rows, columns = _pair(args["patch_size"])
+    pool: Any = _WORDS["global_pool"][args["global_pool"]]
+    activation: Any = _WORDS["act_layer"][args["act_layer"] or "gelu"]
+    fc_norm = pool == "gap" if args["fc_norm"] is None else args["fc_norm"]
+    return ModelConfig(
+        width=args["embed_dim"],
+        depth=args["depth"],
+        num_heads=args["num_heads"],
+        mlp_dim=int(args["embed_dim"] * args["mlp_ratio"]),
+        patch_size=(rows * stride, columns * stride),
+        image_size=_pair(args["img_size"]),
+        class_token=args["class_token"],
+        distill_token=args["distilled"],
+        num_registers=args["reg_tokens"],
+        posemb="learn" if args["pos_embed"] == "learn" else "none",
+        posemb_tokens="patches" if args["no_embed_class"] else "all",
+        pool=pool,
+        pre_norm=args["pre_norm"],
+        final_norm=args["final_norm"] and not fc_norm,
+        fc_norm=args["final_norm"] and fc_norm,
+        layer_scale=args["init_values"] is not None,
+        qkv_bias=args["qkv_bias"],
+        patch_bias=not args["pre_norm"],
+        activation=activation,
+        swiglu=args["swiglu"],
+        norm_eps=args["norm_eps"],
+        stem=stem,
+    )
+
+
+def _pair(size: int | Size) -> Size:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _stem_from_backbone(said: ForeignJson) -> ResNetConfig:
+    """A hybrid's stem by its sizes: blocks a stage, channels a stage and channels of the root."""
+    stem = ResNetConfig(tuple(said.list_of("layers", int)), said.whole("stem_chs") / 64)
+    channels = [stem.width * 4 << stage for stage in range(len(stem.depths))]
+    if said.list_of("channels", int) != channels:
+        said.refuse("channels", f"{channels}")
+    return stem
+
+
+# ---------------------------------------------------------------------------------------------
+# BiT ResNets
+
+_BIT_NAME = re.compile(r"resnetv2_(\d{1,3})x(\d{1,3})_bit")
+RELEASED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
+"""What stands between "resnetv2_" and "_bit" in timm's names."""
+
+
+def _bit_from_args(name: str, given: ForeignJson) -> BiTConfig | None:
+    """The BiT ResNet of that name; None if it is none."""
+    match = _BIT_NAME.fullmatch(name)
+    if match is None or int(match[1]) not in DEPTHS:
+        return None
+    _check_args(given, ("layers", "width_factor"), _RESNET_NEUTRAL, _RESNET_IGNORED)
+    depths = tuple(given.list_of("layers", int)) or DEPTHS[int(match[1])]
+    factor = given.number("width_factor", float(match[2]))
+    return BiTConfig(bit_resnet(depths, factor), given.size("img_size", (224, 224)))
+
+
+def _bit_name(resnet: ResNetConfig) -> str | None:
+    """timm's name of a BiT ResNet of these sizes. (Its functions take no others.)"""
+    for sizes in RELEASED:
+        known = _bit_from_args(f"resnetv2_{sizes}_bit", ForeignJson({}))
+        if known is not None and known.resnet == bit_resnet(resnet.depths, resnet.width_factor):
+            return f"resnetv2_{sizes}_bit"
+    return None
+
+
+def _timms_resnet(resnet: ResNetConfig) -> ResNetConfig:
+    """The ResNet as timm computes it: epsilons and padding are constants in timm's code."""
+    if resnet.preact:
+        return bit_resnet(resnet.depths, resnet.width_factor)
+    # A hybrid's max-pool follows a ReLU, where its border makes no difference.
+    plain = ResNetConfig(resnet.depths, resnet.width_factor)
+    return dataclasses.replace(plain, pool_padding=resnet.pool_padding)
+
+
+def _resnet_refusals(resnet: ResNetConfig) -> list[str]:
+    timms = dataclasses.asdict(_timms_resnet(resnet))
+    found = dataclasses.asdict(resnet)
+    return [f"a ResNet's {key} {found[key]!r}" for key in found if found[key] != timms[key]]
+
+
+# ---------------------------------------------------------------------------------------------
+# Models in timm's words
+
+
+def with_timms_epsilons(model: Architecture) -> Architecture:
+    """The model with the constants of timm's code: its ResNet's, if it has one, and LayerNorm's,
+    where it is smaller (transformers' ViT has 1e-12)."""
+    if isinstance(model, BiTConfig):
+        timms = _timms_resnet(model.resnet)
+        resnet = model.resnet
+        timms = dataclasses.replace(timms, padding=resnet.padding, pool_padding=resnet.pool_padding)
+        return dataclasses.replace(model, resnet=timms)
+    stem = _timms_resnet(model.stem) if model.stem else None
+    return dataclasses.replace(_with_timms_norm(model), stem=stem)
+
+
+def _with_timms_norm(model: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(model, norm_eps=max(model.norm_eps, 1e-6))
+
+
+def not_in_timm(model: Architecture) -> list[str]:
+    """What of a model timm cannot express; empty if it can load it."""
+    if isinstance(model, BiTConfig):
+        depths, factor = model.resnet.depths, model.resnet.width_factor
+        named = _bit_name(model.resnet) is not None
+        size = [] if named else [f"a BiT ResNet of {depths} blocks, width factor {factor:g}"]
+        return _resnet_refusals(model.resnet) + size
+    model = _with_timms_norm(model)
+    found = layout.refusals(
+        model,
+        class_token=None,
+        distill_token=None,
+        num_registers=None,
+        posemb=("learn", "none", "sincos2d"),  # timm keeps the table as a learned one
+        posemb_tokens=None,
+        pool=_WORDS["global_pool"].values(),
+        pre_norm=None,
+        final_norm=None,
+        fc_norm=None,
+        layer_scale=None,
+        qkv_bias=None,
+        patch_bias=None,
+        activation=_WORDS["act_layer"].values(),
+        swiglu=None,
+        norm_eps=(1e-6, 1e-5),
+        stem=None,
+    )
+    plain = model.norm_eps == 1e-6 and not model.distill_token
+    checks = {
+        "position embeddings on some prefix tokens only": (
+            model.posemb != "none" and model.posemb_prefix not in (0, model.num_prefix_tokens)
+        ),
+        "a norm both before and after pooling": model.final_norm and model.fc_norm,
+        f"patch_bias {model.patch_bias}": model.patch_bias == model.pre_norm,
+        "a distillation token with these options": model.distill_token
+        and (model.pool, model.posemb, model.posemb_tokens, model.num_registers, model.norm_eps)
+        != ("token", "learn", "all", 0, 1e-6),
+        "SwiGLU with these options": model.swiglu and (not plain or model.pool == "map"),
+        "a hybrid with these options": bool(model.stem) and (not plain or model.swiglu),
+    }
+    if model.stem:  # timm builds it by the architecture's name alone
+        depths, factor = model.stem.depths, model.stem.width_factor
+        known = {args["stem"] for args in architectures().values() if args["stem"] is not None}
+        what = f"a ResNet stem of {depths} blocks, width factor {factor:g}"
+        checks[what] = depths not in known or factor != 1
+        found += _resnet_refusals(model.stem)
+    return found + [what for what, impossible in checks.items() if impossible]
+
+
+def otherwise_in_timm(model: Architecture) -> list[str]:
+    """What timm computes differently of a model that it can load."""
+    if isinstance(model, BiTConfig):
+        return []
+    found = []
+    if model.norm_eps < 1e-6:
+        found.append(
+            f"timm uses LayerNorm epsilon 1e-6, not {model.norm_eps}: its logits differ where a "
+            "token is near zero"
+        )
+    if model.posemb == "sincos2d":
+        found.append("timm takes the sine-cosine position embeddings for learned ones")
+    return found
+
+
+def _name_with_timms_epsilons(model: Architecture) -> str | None:
+    """timm's name of a model that only such constants keep out of timm, if a name has its size."""
+    same = with_timms_epsilons(model)
+    if not not_in_timm(model) or not_in_timm(same):
+        return None
+    name, departures = best_architecture(same)
+    sizes = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
+    return None if sizes & set(departures) else name
+
+
+def best_architecture(model: Architecture) -> tuple[str, Args]:
+    """timm's name with the fewest departures, and those; the model must not be `not_in_timm`."""
+    if isinstance(model, BiTConfig):
+        return _bit_name(model.resnet) or "", {}
+    model = _with_timms_norm(model)
+    wanted = _to_args(model)
+    fixed = {
+        "distilled": model.distill_token,
+        "swiglu": model.swiglu,
+        "norm_eps": model.norm_eps,
+        "stem": model.stem.depths if model.stem else None,
+    }
+    best: tuple[str, Args] | None = None
+    for name, args in architectures().items():
+        if {key: args[key] for key in FIXED} != fixed:
+            continue
+        base = _to_args(_to_model(args, ResNetConfig(args["stem"]) if model.stem else None))
+        if args["fc_norm"] is None:  # timm's rule, which follows the pooling that is asked for
+            base["fc_norm"] = wanted["global_pool"] == "avg"
+        departures = {key: value for key, value in wanted.items() if base[key] != value}
+        if best is None or len(departures) < len(best[1]):
+            best = name, departures
+    if best is None:
+        raise ConfigError("no architecture of timm has this model's norm, MLP and tokens")
+    return best
+
+
+def _to_args(model: ModelConfig) -> Args:
+    """A model in timm's arguments, each written in one way so that they can be compared."""
+    ratio = model.mlp_dim / model.width
+    if int(ratio * model.width) != model.mlp_dim:  # timm truncates, so a rounding error costs one
+        ratio = math.nextafter(ratio, math.inf)
+    pools = {ours: theirs for theirs, ours in _WORDS["global_pool"].items()}
+    patch = model.patch_kernel
+    return {
+        "img_size": list(model.image_size),
+        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "embed_dim": model.width,
+        "depth": model.depth,
+        "num_heads": model.num_heads,
+        "mlp_ratio": ratio,
+        "qkv_bias": model.qkv_bias,
+        "init_values": 1e-5 if model.layer_scale else None,
+        "class_token": model.class_token,
+        "no_embed_class": model.num_prefix_tokens > 0 and model.posemb_prefix == 0,
+        "reg_tokens": model.num_registers,
+        "pos_embed": "none" if model.posemb == "none" else "learn",
+        "pre_norm": model.pre_norm,
+        "final_norm": model.final_norm or model.fc_norm,
+        "fc_norm": model.fc_norm,
+        "global_pool": pools[model.pool],
+        "act_layer": model.activation,
+    }
+
+
+# ---------------------------------------------------------------------------------------------
+# config.json
+
+CONFIG = "config.json"
+_FILTERS = {name: name for name in ("nearest", "bilinear", "bicubic", "box", "lanczos")}
+_CROPS = {name: name for name in ("center", "squash", "border")}
+
+
+def from_config(config: ForeignJson) -> CheckpointInfo:
+    """What a `config.json` in timm's Hub layout says.
+
+    Raises:
+        CheckpointError: it is not one, or names an architecture or an option that is not supported.
+    """
+    old = "pretrained_cfg" not in config  # of before 2023: everything in one object
+    pretrained = config if old else config.object("pretrained_cfg")
+    name = config.text("architecture").partition(".")[0]
+    given = config.object("model_args")
+    sources = [said for said in (config, given, pretrained) if "num_classes" in said]
+    classes = (sources or [config])[0].whole("num_classes", 1000, 0, 10**9)
+    size = pretrained.list_of("input_size", int)
+    fixed = pretrained.flag("fixed_input_size", True) or _BIT_NAME.fullmatch(name)
+    if "img_size" not in given and size and fixed:
+        given = given.merged(ForeignJson({"img_size": size[1:]}))
+    backbone = config.object("resnet_backbone") if "resnet_backbone" in config else None
+    try:
+        model = architecture_from_args(name, given, backbone).with_classes(classes)
+        preprocess = _preprocess(pretrained, model.image_size)
+    except (ConfigError, CheckpointError) as error:
+        raise CheckpointError(error.what, where=config.where, hint=error.hint) from error
+    return CheckpointInfo(
+        model,
+        preprocess,
+        _labels(config if "label_names" in config else pretrained, config, classes),
+        provenance={"timm": {"architecture": name, "tag": pretrained.text("tag") or None}},
+    )
+
+
+def _preprocess(said: ForeignJson, size: Size) -> Preprocess:
+    """timm's defaults for what is absent are those of its `_cfg` for ViTs."""
+    named: Args = {
+        "interpolation": said.word("interpolation", _FILTERS, "bicubic"),
+        "crop_mode": said.word("crop_mode", _CROPS, "center"),
+    }
+    mean, std = said.triple("mean", HALF[0]), said.triple("std", HALF[1])
+    return Preprocess(size, mean, std, crop_pct=said.number("crop_pct", 0.9), **named)
+
+
+def _labels(said: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLabel, ...]:
+    """Classes named in the file, in index order; none where it names another number of them."""
+    if isinstance(said.values.get("label_names"), dict):
+        table = said.object("label_names")
+        names = [table.text(str(index)) for index in range(len(table.values))]
+    else:
+        names = said.list_of("label_names", str)
+    if len(names) != count:
+        return ()
+    holder = config if "label_descriptions" in config else said
+    described = holder.object("label_descriptions")
+    return tuple(ClassLabel(name, described.text(name, name)) for name in names)
+
+
+def to_config(info: CheckpointInfo) -> dict[str, Any]:
+    """A `config.json` that timm, transformers and we read; ours is the block under "vit".
+
+    transformers takes the classes' names from a list `label_names` at the root and fails on a
+    `num_classes` inside `model_args`; both need a `pretrained_cfg`. A model that timm cannot
+    express gets no "architecture", so that nothing loads it as something else.
+    """
+    model, preprocess = info.model, info.preprocess
+    is_vit = isinstance(model, ModelConfig)
+    config: dict[str, Any] = {}
+    if not not_in_timm(model):
+        name, args = best_architecture(model)
+        config = {"architecture": name, "model_args": args}
+    pool = _to_args_pool(model)
+    config |= {
+        "num_classes": model.num_classes,
+        "num_features": model.feature_dim,
+        "global_pool": pool,
+    }
+    if info.classes:
+        config["label_names"] = unique_names(info.classes)
+    if info.score == "sigmoid":
+        config["problem_type"] = "multi_label_classification"  # so that transformers scores alike
+    config["pretrained_cfg"] = {
+        "tag": "vit",
+        "custom_load": False,
+        "input_size": [3, *preprocess.size],
+        "fixed_input_size": is_vit,
+        "interpolation": preprocess.interpolation,
+        "crop_pct": preprocess.crop_pct,
+        "crop_mode": preprocess.crop_mode,
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "num_classes": model.num_classes,
+        "pool_size": None if is_vit else list(model.grid),
+        # The convolution that sees the image: a ResNet's first, or the patch embedding.
+        "first_conv": next(
+            layer.name for layer in model.layers() if layer.name.endswith(("conv", "proj"))
+        ),
+        "classifier": ["head", "head_dist"]
+        if isinstance(model, ModelConfig) and model.distill_token
+        else "head"
+        if is_vit
+        else "head.fc",
+    }
+    return {**config, "vit": info.to_dict()}
+
+
+def _to_args_pool(model: Architecture) -> str:
+    names = {"token": "token", "gap": "avg", "map": "map", "token+gap": "token"}
+    return names[model.pool] if isinstance(model, ModelConfig) else "avg"
+
+
+# ---------------------------------------------------------------------------------------------
+# Tensors
+
+_ANCHORS = (
+    ("patch_embed.proj.weight", "blocks.0.norm1.weight"),
+    ("patch_embed.proj.weight", "blocks.0.0.norm1.weight"),
+    ("stem.conv.weight", "stages.0.blocks.0.norm1.weight"),
+)
+"""Names of a ViT, of one whose blocks are in chunks, of a BiT ResNet."""
+
+_META = rows(
+    """
+reg_token                register_tokens
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w12.*
+blocks.{i}.mlp.fc2.*     blocks.{i}.mlp.w3.*
+blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
+blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
+"""
+)
+"""What the authors of DINOv2 and of DeiT III name otherwise than timm."""
+
+_NAME = re.compile(
+    r"(cls|dist|reg)_token|pos_embed(_row|_column)?|patch_embed\.proj\.(weight|bias)|"
+    r"blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)|"
+    r"blocks\.\d+\.ls[12]\.gamma|(norm_pre|norm|fc_norm|head|head_dist)\.(weight|bias)|"
+    r"pre_logits\.fc\.(weight|bias)|attn_pool\..*|"
+    r"(patch_embed\.backbone\.)?(stem|stages|conv|norm)\..*|head\.fc\.(weight|bias)"
+)
+"""Tensors that a model of ours may have."""
+
+
+class Timm(Layout):
+    """timm's own files, and those under its names. As a target it is called "vit": a directory
+    that timm, transformers (by its timm wrapper) and we load."""
+
+    name = "timm"
+    library = "timm"
+    companions = (CONFIG,)
+    suffixes = ("", ".safetensors")
+
+    def find(self, store: Store) -> Match | None:
+        found = (find_prefix(store.tensors, *anchors) for anchors in _ANCHORS)
+        prefix = next((prefix for prefix in found if prefix is not None), None)
+        if prefix is None:
+            return None
+        inside, outside = below(store, prefix)
+        # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
+        tensors, names = renamed(inside, prefix, r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
+        table = identity(name for name in tensors if _NAME.fullmatch(name))
+        table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
+        drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
+        drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
+        info = _described_beside(store)
+        _check_unambiguous(store, tensors, info)
+        return Match(
+            table,
+            tensors,
+            prefix,
+            names,
+            outside,
+            drop,
+            kind=store.kind,
+            known=frozenset(),
+            info=info,
+        )
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        if match.kind == "pickle":  # DeiT, DINO, MAE
+            return Preprocess(model.image_size, *IMAGENET, crop_pct=0.875)
+        return Preprocess(model.image_size)
+
+    def refusals(self, model: Architecture) -> list[str]:
+        return []  # our own description stands beside timm's
+
+    def warnings(self, model: Architecture) -> list[str]:
+        reasons = not_in_timm(model)
+        if not reasons:
+            return otherwise_in_timm(model)
+        name = _name_with_timms_epsilons(model)
+        gelu = " and the exact GELU" if isinstance(model, ModelConfig) else ""
+        instead = f" (--arch {name} uses timm's epsilons{gelu})" if name else ""
+        return [f"timm cannot load it, as it does not support {', '.join(reasons)}{instead}"]
+
+    def rows(self, model: Architecture) -> tuple[Row, ...]:
+        return identity(model.tensor_shapes())
+
+    def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
+        return info.to_metadata()
+
+    def configs(self, info: CheckpointInfo, dtype: str) -> dict[str, dict[str, Any]]:
+        return {CONFIG: to_config(info)}
+
+    def resized_config(
+        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+    ) -> dict[str, Any] | None:
+        if name != CONFIG or not {"architecture", "vit", "pretrained_cfg"} & set(config):
+            return None
+        size, values = list(info.model.image_size), dict(config.values)
+        if "pretrained_cfg" in config:
+            pretrained = config.object("pretrained_cfg").values
+            values["pretrained_cfg"] = {**pretrained, "input_size": [3, *size]}
+        else:
+            values["input_size"] = [3, *size]
+        if "architecture" in config:
+            values["model_args"] = {**config.object("model_args").values, "img_size": size}
+        if "vit" in config:
+            values["vit"] = {**config.object("vit").values, **info.to_dict()}
+        return values
+
+
+def _described_beside(store: Store) -> CheckpointInfo | None:
+    """What the config.json beside a file says, where it is timm's or ours."""
+    path = store.path.parent / CONFIG
+    config = read_json(path)
+    if config is None or (store.kind == "pickle" and not {"vit", "architecture"} & set(config)):
+        return None
+    if "vit" in config:
+        return CheckpointInfo.from_dict(config.values["vit"], where=path)
+    if "architecture" in config:
+        return from_config(config)
+    if "model_type" in config:
+        raise CheckpointError(
+            f"is a config.json of transformers ({config.text('model_type')}), not of timm",
+            where=path,
+        )
+    raise CheckpointError("is not a config.json of timm: it names no architecture", where=path)
+
+
+def _check_unambiguous(
+    store: Store, tensors: Mapping[str, Any], info: CheckpointInfo | None
+) -> None:
+    """Raises CheckpointError for names that models of other architectures have too."""
+    if info is not None or "blocks.0.norm1.weight" not in tensors:
+        return
+    hint = "put timm's config.json, which names the architecture, beside the file"
+    if not any(name.startswith("pos_embed") for name in tensors):
+        what = "has no position embeddings: they may be rotary, which are not supported"
+        raise CheckpointError(what, where=store.path, hint=hint)
+    odd = ("cls_token", "blocks.0.attn.qkv.bias", "blocks.0.ls1.gamma", "blocks.0.gamma_1")
+    if not any(name in tensors for name in odd):
+        what = "may be a ViT with norms behind its branches, which is not supported"
+        raise CheckpointError(what, where=store.path, hint=hint)

@@ -1,0 +1,44 @@
+"""torchvision's ViTs. Source: torchvision/models/vision_transformer.py."""
+
+from __future__ import annotations
+
+from vitcli.checkpoints.store import Store
+from vitcli.config import Architecture, Preprocess
+from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix
+from vitcli.layouts.table import rows
+
+_TABLE = """
+cls_token                class_token
+patch_embed.proj.*       conv_proj.*
+pos_embed                encoder.pos_embedding
+blocks.{i}.norm1.*       {layer}.ln_1.*
+blocks.{i}.attn.qkv.weight  {layer}.self_attention.in_proj_weight
+blocks.{i}.attn.qkv.bias    {layer}.self_attention.in_proj_bias
+blocks.{i}.attn.proj.*   {layer}.self_attention.out_proj.*
+blocks.{i}.norm2.*       {layer}.ln_2.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.{fc1}.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.{fc2}.*
+norm.*                   encoder.ln.*
+pre_logits.fc.*          heads.pre_logits.*
+head.*                   heads.head.*
+"""
+
+
+class Torchvision(Layout):
+    """Its first version named the two layers of an MLP otherwise."""
+
+    name = "torchvision"
+
+    def find(self, store: Store) -> Match | None:
+        prefix = find_prefix(store.tensors, "conv_proj.weight", "encoder.ln.weight")
+        if prefix is None:
+            return None
+        tensors, outside = below(store, prefix)
+        old = any(".mlp.linear_1." in name for name in tensors)
+        fc1, fc2 = ("linear_1", "linear_2") if old else ("0", "3")
+        table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}", fc1=fc1, fc2=fc2)
+        fields = {"activation": "gelu", "norm_eps": 1e-6}
+        return Match(table, tensors, prefix, outside=outside, fields=fields)
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        return Preprocess(model.image_size, *IMAGENET, "bilinear", 0.875)

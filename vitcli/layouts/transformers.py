@@ -1,0 +1,552 @@
+"""The layout of transformers: ViT, DeiT, MAE, MSN, I-JEPA, DINOv2, and the image halves of SigLIP
+and of the CLIPs, with their `config.json` and `preprocessor_config.json`.
+
+Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image processor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitcli.checkpoints.info import CheckpointInfo, unique_names
+from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
+from vitcli.config import (
+    Activation,
+    Architecture,
+    ClassLabel,
+    ModelConfig,
+    Preprocess,
+    Score,
+    Size,
+)
+from vitcli.errors import CheckpointError, VitWarning
+from vitcli.layouts.foreign_json import ForeignJson, read_json
+from vitcli.layouts.layout import CLIP, HALF, IMAGENET, Layout, Match, find_prefix, refusals
+from vitcli.layouts.table import Row, prefixed, rows
+
+CONFIG = "config.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Where it is said how an image is prepared; the second holds it under "image_processor"."""
+
+
+class Kind(NamedTuple):
+    """What transformers takes for granted of a model_type."""
+
+    norm_eps: float
+    activation: Activation
+    mean_std: Any
+    interpolation: Any
+    crop_mode: Any
+    crop_pct: float
+    square: bool = False
+    """Whether it takes square images only."""
+
+
+_VIT = Kind(1e-12, "gelu", HALF, "bilinear", "squash", 1.0)
+_DINO = Kind(1e-6, "gelu", IMAGENET, "bicubic", "center", 0.875, square=True)
+_CLIP = Kind(1e-5, "quick_gelu", CLIP, "bicubic", "center", 1.0, square=True)
+
+KINDS = {
+    "vit": _VIT,
+    "deit": Kind(1e-12, "gelu", IMAGENET, "bicubic", "center", 0.875),
+    "vit_mae": Kind(1e-12, "gelu", IMAGENET, "bilinear", "squash", 1.0, square=True),
+    "vit_msn": _VIT._replace(norm_eps=1e-6),
+    "ijepa": _VIT,
+    "dinov2": _DINO,
+    "dinov2_with_registers": _DINO,
+    "siglip_vision_model": Kind(1e-6, "gelu_tanh", HALF, "bicubic", "squash", 1.0, square=True),
+    "clip_vision_model": _CLIP,
+    "metaclip_2_vision_model": _CLIP,
+    "altclip_vision_model": _CLIP,
+    "chinese_clip_vision_model": _CLIP,
+}
+"""By model_type. Of a two-tower model ("clip") the image half is meant."""
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
+_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
+"""Pillow's numbers."""
+_SCORES: dict[str, Score] = {
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+    "regression": "none",
+}
+"""problem_type -> what transformers' pipeline turns logits into scores by."""
+
+# ---------------------------------------------------------------------------------------------
+# Tables: families, and generations of names. 4.x writes the old names, and 5.x reads both.
+
+_EMBEDDINGS = """
+cls_token                embeddings.cls_token
+dist_token               embeddings.distillation_token
+reg_token                embeddings.register_tokens
+pos_embed                embeddings.position_embeddings
+patch_embed.proj.*       embeddings.patch_embeddings.projection.*
+norm.*                   layernorm.*
+"""
+_VIT_TABLE = """
+blocks.{i}.norm1.*       {layer}.layernorm_before.*
+blocks.{i}.attn.qkv.*    {qkv}
+blocks.{i}.attn.proj.*   {out}.*
+blocks.{i}.norm2.*       {layer}.layernorm_after.*
+blocks.{i}.mlp.fc1.*     {fc1}.*
+blocks.{i}.mlp.fc2.*     {fc2}.*
+pre_logits.fc.*          pooler.dense.*
+"""
+_DINOV2_TABLE = """
+blocks.{i}.norm1.*       {layer}.norm1.*
+blocks.{i}.attn.qkv.*    {qkv}
+blocks.{i}.attn.proj.*   {out}.*
+blocks.{i}.ls1.gamma     {layer}.layer_scale1.lambda1
+blocks.{i}.norm2.*       {layer}.norm2.*
+blocks.{i}.mlp.fc1.*     {fc1}
+blocks.{i}.mlp.fc2.*     {fc2}
+blocks.{i}.ls2.gamma     {layer}.layer_scale2.lambda1
+"""
+_CLIP_TABLE = """
+cls_token                embeddings.class_embedding                vector
+patch_embed.proj.*       embeddings.patch_embedding.*
+pos_embed                embeddings.position_embedding.weight      table
+norm_pre.*               pre_layrnorm.*
+blocks.{i}.norm1.*       {layer}.layer_norm1.*
+blocks.{i}.attn.qkv.*    {qkv}
+blocks.{i}.attn.proj.*   {layer}.self_attn.out_proj.*
+blocks.{i}.norm2.*       {layer}.layer_norm2.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.fc1.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.fc2.*
+norm.*                   post_layernorm.*
+attn_pool.latent         head.probe
+attn_pool.q.weight,attn_pool.kv.weight  head.attention.in_proj_weight
+attn_pool.q.bias,attn_pool.kv.bias      head.attention.in_proj_bias
+attn_pool.proj.*         head.attention.out_proj.*
+attn_pool.norm.*         head.layernorm.*
+attn_pool.mlp.fc1.*      head.mlp.fc1.*
+attn_pool.mlp.fc2.*      head.mlp.fc2.*
+"""
+_HEAD = rows("head.*  classifier.*")
+_TEACHER_HEADS = rows("head.*  cls_classifier.*\nhead_dist.*  distillation_classifier.*")
+
+
+def _qkv(stem: str, names: str) -> str:
+    return ",".join(f"{stem}.{name}.*" for name in names.split())
+
+
+def _table(family: str, new: bool = False, swiglu: bool = False) -> tuple[Row, ...]:
+    """The table of a family: "vit", "dinov2" or "clip"; `new`: of 5.x."""
+    if family == "clip":
+        layer = "encoder.layers.{i}"
+        qkv = _qkv(f"{layer}.self_attn", "q_proj k_proj v_proj")
+        return rows(_CLIP_TABLE, qkv=qkv, layer=layer)
+    layer = "layers.{i}" if new and family == "vit" else "encoder.layer.{i}"
+    out = f"{layer}.attention.o_proj" if new else f"{layer}.attention.output.dense"
+    qkv = _qkv(f"{layer}.attention.attention", "query key value")
+    qkv = _qkv(f"{layer}.attention", "q_proj k_proj v_proj") if new else qkv
+    if family == "vit":
+        fc1 = f"{layer}.mlp.fc1" if new else f"{layer}.intermediate.dense"
+        fc2 = f"{layer}.mlp.fc2" if new else f"{layer}.output.dense"
+        table = _VIT_TABLE
+    else:
+        fc1, fc2 = f"{layer}.mlp.fc1.*", f"{layer}.mlp.fc2.*"
+        if swiglu and new:
+            fc1 = f"{layer}.mlp.gate_proj.*,{layer}.mlp.up_proj.*"
+            fc2 = f"{layer}.mlp.down_proj.*"
+        elif swiglu:
+            fc1, fc2 = f"{layer}.mlp.weights_in.*", f"{layer}.mlp.weights_out.*"
+        table = _DINOV2_TABLE
+    table = _EMBEDDINGS + table.lstrip()
+    return rows(table, qkv=qkv, out=out, layer=layer, fc1=fc1, fc2=fc2)
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+
+_ANCHORS = ("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embedding.weight")
+
+
+class Transformers(Layout):
+    """Models are written as ViT, or with layer scale as Dinov2 or Dinov2WithRegisters."""
+
+    name = "transformers"
+    library = "transformers"
+    companions = (CONFIG, *PROCESSORS)
+    projections = r"visual_projection"
+    suffixes = ("",)
+
+    def find(self, store: Store) -> Match | None:
+        prefixes = [find_prefix(store.tensors, anchor) for anchor in _ANCHORS]
+        if prefixes == [None, None]:
+            return None
+        config = read_config(store.path.parent)
+        if prefixes[1] is not None:
+            match = _find_clip(store, prefixes[1], config)
+        else:
+            match = _find_vit(store, prefixes[0] or "", config)
+        kind, fields = KINDS[match.kind], dict(match.fields)
+        fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **fields}
+        if config is None:
+            assumed = frozenset({"num_heads", "activation", "norm_eps"})
+            return dataclasses.replace(match, fields=fields, assumed=assumed)
+        fields["num_heads"] = config.whole("num_attention_heads", 12)
+        fields["norm_eps"] = config.number("layer_norm_eps", kind.norm_eps, high=1.0)
+        if "hidden_act" in config:
+            fields["activation"] = config.word("hidden_act", _ACTIVATIONS)
+        if "image_size" in config:
+            fields["image_size"] = config.size("image_size")
+        return dataclasses.replace(
+            match,
+            fields=fields,
+            preprocess=_read_preprocess(store.path.parent, kind, fields.get("image_size")),
+            classes=_classes(config),
+            score=_score(config),
+        )
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        return _default_preprocess(KINDS[match.kind], model.image_size)
+
+    # -----------------------------------------------------------------------------------------
+    # Writing
+
+    def refusals(self, model: Architecture) -> list[str]:
+        if not isinstance(model, ModelConfig):
+            return ["a BiT ResNet"]
+        dino, headless = model.layer_scale, not model.num_classes
+        found = refusals(
+            model,
+            pool=("token",) if headless or not dino else ("token+gap",),
+            num_registers=None if dino else (0,),
+            posemb_tokens=("class",) if model.num_registers else ("all", "class"),
+            pre_logits=(0, model.width) if headless and not dino else (0,),
+            layer_scale=None,
+            qkv_bias=None,
+            activation=_ACTIVATIONS.values(),
+            swiglu=None if dino else (False,),
+            norm_eps=None,
+        )
+        height, width = model.image_size
+        rest = (height % model.patch_size[0], width % model.patch_size[1])
+        checks = {
+            "patches that are not square": model.patch_size[0] != model.patch_size[1],
+            f"an MLP of {model.mlp_dim}": dino and _mlp_ratio(model) is None,
+            "images that are not square": dino and height != width,
+            "images that are no multiple of the patch size": rest != (0, 0),
+        }
+        return found + [what for what, impossible in checks.items() if impossible]
+
+    def rows(self, model: Architecture) -> tuple[Row, ...]:
+        assert isinstance(model, ModelConfig)
+        table = _table("dinov2" if model.layer_scale else "vit", swiglu=model.swiglu)
+        return (*prefixed(table, _prefix(model)), *_HEAD)
+
+    def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
+        """A mask token, and where no pooler is ours one that changes nothing: AutoModel would make
+        a random one."""
+        assert isinstance(model, ModelConfig)
+
+        def make(of: str, *shape: int) -> Any:
+            import numpy as np
+
+            array = np.eye(shape[0]) if of == "eye" else np.zeros(shape)
+            return array.astype(numpy_dtype(dtype))
+
+        def tensor(of: str, *shape: int) -> LazyTensor:
+            return LazyTensor(dtype, shape, functools.partial(make, of, *shape))
+
+        width = model.width
+        if model.num_registers:
+            return {f"{_prefix(model)}embeddings.mask_token": tensor("zeros", 1, width)}
+        if model.num_classes or model.layer_scale or model.pre_logits:
+            return {}
+        eye, zeros = tensor("eye", width, width), tensor("zeros", width)
+        return {"pooler.dense.weight": eye, "pooler.dense.bias": zeros}
+
+    def configs(self, info: CheckpointInfo, dtype: str) -> dict[str, dict[str, Any]]:
+        processor = _processor_config(info.preprocess)
+        return {PROCESSORS[0]: processor, CONFIG: {**_model_config(info), "dtype": dtype}}
+
+    def resized_config(
+        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+    ) -> dict[str, Any] | None:
+        new = info.model.image_size
+        if name in PROCESSORS:
+            return _resized_processor(config, old, new)
+        if "model_type" not in config or "architecture" in config:
+            return None
+        size = {"image_size": new[0] if new[0] == new[1] else list(new)}
+        for part in ("vision_config", "vision_config_dict"):
+            if part in config:
+                config = config.merged(ForeignJson({part: config.object(part).values | size}))
+        in_root = "vision_config" not in config and "vision_config_dict" not in config
+        return dict(config.values) | (size if in_root else {})
+
+
+def read_config(directory: Path) -> ForeignJson | None:
+    """The config.json in a directory, if it is transformers'; of a two-tower model its image half.
+
+    Raises:
+        CheckpointError: it is of a kind of model that is not supported, or not JSON.
+    """
+    config = read_json(directory / CONFIG)
+    if config is None or "model_type" not in config:
+        return None
+    kind = config.text("model_type")
+    kind = kind if kind in KINDS else f"{kind}_vision_model"
+    if kind not in KINDS:
+        raise CheckpointError(
+            f"the transformers model_type '{config.text('model_type')}' is not supported",
+            where=config.where,
+            hint=f"supported: {', '.join(KINDS)}",
+        )
+    # The whole of the older key replaces the newer one.
+    older = "vision_config_dict" in config and KINDS[kind] is _CLIP
+    vision = config.object("vision_config_dict" if older else "vision_config")
+    named = {key: config.values[key] for key in ("id2label", "problem_type") if key in config}
+    return config.merged(vision, ForeignJson({**named, "model_type": kind}))
+
+
+def _find_vit(store: Store, prefix: str, config: ForeignJson | None) -> Match:
+    names = store.tensors
+    dino = any(name.endswith("layer_scale1.lambda1") for name in names)
+    new = any(name.endswith("attention.q_proj.weight") for name in names)
+    swiglu = any(".mlp.weights_in." in name or ".mlp.gate_proj." in name for name in names)
+    table = prefixed(_table("dinov2" if dino else "vit", new, swiglu), prefix)
+    teacher = "cls_classifier.weight" in names
+    classifying = teacher or "classifier.weight" in names
+    table += _TEACHER_HEADS if teacher else _HEAD
+    drop = r"mask_token$|^decoder\.|position_ids$"
+    if f"{prefix}embeddings.distillation_token" in names and not teacher:
+        # The class token alone is read; the other one is like a register.
+        table = tuple(
+            row._replace(ours=("reg_token",)) if row.ours == ("dist_token",) else row
+            for row in table
+            if row.ours != ("reg_token",)
+        )
+    if classifying or not _has_tanh_pooler(store, prefix, config):
+        drop += r"|pooler\."
+        table = tuple(row for row in table if not row.ours[0].startswith("pre_logits"))
+    kind = config.text("model_type") if config is not None else "dinov2" if dino else "vit"
+    fields: dict[str, Any] = {}
+    if f"{prefix}embeddings.cls_token" in names and dino and not classifying:
+        fields["pool"] = "token"
+    return Match(table, names, droppable=drop, kind=kind, fields=fields)
+
+
+def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson | None) -> bool:
+    """Whether there is a pooler of ours. A linear one must be the identity that `extra` writes.
+
+    Raises:
+        CheckpointError: it is of another kind.
+    """
+    weight, bias = (store.tensors.get(f"{prefix}pooler.dense.{n}") for n in ("weight", "bias"))
+    if weight is None or bias is None:
+        return False
+    act = "tanh" if config is None else config.text("pooler_act", "tanh")
+    if act == "linear" and config is not None:
+        import numpy as np
+
+        if not np.array_equal(weight.read(), np.eye(len(bias.read()))) or np.any(bias.read()):
+            config.refuse("pooler_act", "tanh")
+    elif act != "tanh" and config is not None:
+        config.refuse("pooler_act", "tanh")
+    return act == "tanh"
+
+
+def _find_clip(store: Store, prefix: str, config: ForeignJson | None) -> Match:
+    names = store.tensors
+    siglip = f"{prefix}embeddings.class_embedding" not in names
+    kind = "siglip_vision_model" if siglip else "clip_vision_model"
+    table = prefixed(_table("clip"), prefix)
+    drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
+    fields: dict[str, Any] = {}
+    if "classifier.weight" in names:  # which sees the mean of the patches, not what is pooled
+        unused = "attn_pool." if siglip else "norm."
+        table = tuple(row for row in table if not row.ours[0].startswith(unused)) + _HEAD
+        fields = {"pool": "gap", "fc_norm": False}
+        drop += r"|(^|\.)head\." if siglip else r"|(^|\.)post_layernorm\."
+    kind = config.text("model_type") if config is not None else kind
+    return Match(table, names, droppable=drop, kind=kind, fields=fields)
+
+
+def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
+    """The names of the classes; none where they are numbered only."""
+    table = config.object("id2label")
+    names = [table.text(str(i), f"LABEL_{i}") for i in range(len(table.values))]
+    if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
+        return ()
+    unique = len(set(names)) == len(names)
+    return tuple(ClassLabel(n if unique else f"{n} {i}", n) for i, n in enumerate(names))
+
+
+def _score(config: ForeignJson) -> Score | None:
+    """The score function, where the config says; of a single output it is a sigmoid."""
+    if "problem_type" in config:
+        return config.word("problem_type", _SCORES)
+    return "sigmoid" if len(config.object("id2label").values) == 1 else None
+
+
+# ---------------------------------------------------------------------------------------------
+# How images are prepared
+
+
+def _default_preprocess(kind: Kind, size: Size) -> Preprocess:
+    mean, std = kind.mean_std
+    return Preprocess(size, mean, std, kind.interpolation, kind.crop_pct, kind.crop_mode)
+
+
+def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preprocess | None:
+    """What the image processor's file says; None if there is none."""
+    said = read_json(directory / PROCESSORS[0])
+    if said is None:
+        outer = read_json(directory / PROCESSORS[1])
+        said = outer.object("image_processor") if outer is not None else None
+    if said is None or not said.values:
+        return None
+    (mean, std), plain = kind.mean_std, _default_preprocess(kind, size or (224, 224))
+    if said.flag("do_normalize", True):
+        mean, std = said.triple("image_mean", mean), said.triple("image_std", std, low=1e-6)
+    else:
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    factor = said.number("rescale_factor", 1 / 255, 1e-9) if said.flag("do_rescale", True) else 1.0
+    if (scale := factor * 255) != 1:  # of pixels from 0 to 1, which mean and std are for
+        mean, std = (tuple(value / scale for value in values) for values in (mean, std))
+    how: dict[str, Any] = {"mean": mean, "std": std}
+    if "resample" in said:
+        how["interpolation"] = said.word("resample", _FILTERS)
+    resized, cropped = _side(said, "size"), _side(said, "crop_size")
+    if said.flag("do_center_crop", False) and resized and cropped:
+        how |= {"crop_mode": "center", "crop_pct": min(cropped / resized, 1.0)}
+        if size and cropped < min(size):
+            text = f"transformers crops images to {cropped} pixels, and the model is for {size[0]}"
+            hint = f"--resolution {cropped} --posemb-method bicubic-hf computes what it does"
+            warnings.warn(f"{said.where}: {text}: {hint}", VitWarning, stacklevel=2)
+    elif "do_center_crop" in said or "size" in said:
+        how |= {"crop_mode": "squash", "crop_pct": 1.0}
+    return dataclasses.replace(plain, **how)
+
+
+def _side(said: ForeignJson, key: str) -> int | None:
+    """The shorter side of a size: a number, or an object of sides."""
+    if isinstance(said.values.get(key), dict):
+        sides = said.object(key)
+        names = ("shortest_edge", "height", "width", "longest_edge")
+        return next((sides.whole(name) for name in names if name in sides), None)
+    return said.whole(key) if key in said else None
+
+
+def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
+    size = {"height": preprocess.size[0], "width": preprocess.size[1]}
+    centre = preprocess.crop_mode == "center"
+    resized = round(min(preprocess.size) / preprocess.crop_pct)
+    numbers = {name: number for number, name in _FILTERS.items()}
+    return {
+        "image_processor_type": "BitImageProcessor" if centre else "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": resized} if centre else size,
+        "resample": numbers[preprocess.interpolation],
+        "do_center_crop": centre,
+        **({"crop_size": size} if centre else {}),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+    }
+
+
+def _resized_processor(config: ForeignJson, old: Size, new: Size) -> dict[str, Any]:
+    """The crop is the model's size, and where there is one, images are resized beyond it by as much
+    as before."""
+    inner = config.object("image_processor") if "image_processor" in config else config
+    sides = {"height": new[0], "width": new[1]}
+    changed: dict[str, Any] = {"size": sides}
+    if "crop_size" in inner and inner.flag("do_center_crop", True):
+        changed["crop_size"] = sides
+        nested = inner.values.get("size")
+        size = inner.object("size") if isinstance(nested, dict) else None
+        if size is None and "size" in inner:
+            edge: int | None = inner.whole("size")
+        else:
+            edge = size.whole("shortest_edge") if size and "shortest_edge" in size else None
+        if edge is not None:
+            changed["size"] = {"shortest_edge": round(edge * min(new) / min(old))}
+        elif size and "height" in size:
+            changed["size"] = {
+                key: round(size.whole(key) * new[i] / old[i]) for i, key in enumerate(sides)
+            }
+    values = {**inner.values, **changed}
+    return {**config.values, "image_processor": values} if inner is not config else values
+
+
+# ---------------------------------------------------------------------------------------------
+# config.json
+
+
+def _prefix(model: ModelConfig) -> str:
+    return f"{_model_type(model)}." if model.num_classes else ""
+
+
+def _model_type(model: ModelConfig) -> str:
+    if not model.layer_scale:
+        return "vit"
+    return "dinov2_with_registers" if model.num_registers else "dinov2"
+
+
+def _mlp_ratio(model: ModelConfig) -> int | None:
+    """The whole number by which transformers' DINOv2 has such an MLP, if there is one: of a gated
+    one it takes two thirds, rounded up to a multiple of 8."""
+    for ratio in range(1, 33):
+        size = model.width * ratio
+        if (2 * ((size * 2 // 3 + 7) // 8 * 8) if model.swiglu else size) == model.mlp_dim:
+            return ratio
+    return None
+
+
+def _model_config(info: CheckpointInfo) -> dict[str, Any]:
+    """config.json of a model that can be expressed."""
+    model = info.model
+    assert isinstance(model, ModelConfig)
+    kind = _model_type(model)
+    classes = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+    activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    height, width = model.image_size
+    config: dict[str, Any] = {
+        "architectures": [
+            classes[kind] + ("ForImageClassification" if model.num_classes else "Model")
+        ],
+        "model_type": kind,
+        "hidden_size": model.width,
+        "num_hidden_layers": model.depth,
+        "num_attention_heads": model.num_heads,
+        "hidden_act": activations[model.activation],
+        "layer_norm_eps": model.norm_eps,
+        "image_size": height if height == width else [height, width],
+        "patch_size": model.patch_size[0],
+        "num_channels": 3,
+        "qkv_bias": model.qkv_bias,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    if kind == "vit":
+        pooler = "tanh" if model.pre_logits or model.num_classes else "linear"
+        config |= {"intermediate_size": model.mlp_dim, "pooler_act": pooler}
+    else:
+        config |= {"mlp_ratio": _mlp_ratio(model), "use_swiglu_ffn": model.swiglu}
+        config |= {"layerscale_value": 1.0}
+        registers = {"num_register_tokens": model.num_registers}
+        config |= registers if model.num_registers else {"use_mask_token": False}
+    if model.num_classes:
+        names = unique_names(info.classes) or [f"LABEL_{i}" for i in range(model.num_classes)]
+        config["id2label"] = {str(i): name for i, name in enumerate(names)}
+        config["label2id"] = {name: i for i, name in enumerate(names)}
+        kinds = {score: kind for kind, score in _SCORES.items()}
+        config["problem_type"] = kinds[info.score]
+    return config
