@@ -264,7 +264,7 @@ def test_images_without_labels_that_are_not_imagenets(vit, unlabelled, tiny_chec
     words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32]
     result = vit(*words)
     assert result.exit_code == 1
-    assert f"error: {unlabelled}: images in it (3), but no class folders\n" in result.stderr
+    assert f"error: {unlabelled}: 3 images, but no class directories\n" in result.stderr
     (unlabelled / "ILSVRC2012_val_00000002.JPEG").rename(unlabelled / "cat.JPEG")
     result = vit(*words, "--labels", "real")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -275,7 +275,7 @@ def test_images_that_the_model_was_trained_on_are_warned_of(vit, data, tiny_chec
     """As after a sweep, which trains on everything in the end."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
-    said = "warning: the model was trained on these images: its figures here are no measure\n"
+    said = "warning: the model was trained on these images: the metrics are too good\n"
     result = vit("evaluate", "--data", data, "-m", run, *FP32)
     assert (result.exit_code, result.stderr) == (0, said)
     other = shutil.copytree(data, tmp_path / "other")
@@ -294,7 +294,7 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
     mapping = tmp_path / "mapping.tsv"
     mapping.write_text("dog\twolf\n")
     for words, message in (
-        (("--classes", twice), f"error: {twice}: 'dog' stands for more than one class\n"),
+        (("--classes", twice), f"error: {twice}: 'dog' is the id of more than one class\n"),
         (("--labels", short), f"error: {short}: "),
         (("--labels", "real"), "ILSVRC2012_val_00000001.JPEG"),
         (("--labels", "reel"), "error: reel: "),
@@ -302,7 +302,7 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
             ("--mapping", mapping),
             f"error: {data}: 'wolf' is not among the 10 classes of the model\n"
             "hint: the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', "
-            "'rocket' and 2 more; --mapping FILE says which class is which,",
+            "'rocket' and 2 more; --mapping FILE matches classes,",
         ),
         (
             ("--resolutions", "64,100"),
@@ -335,7 +335,8 @@ def test_data_that_the_model_knows_nothing_of(vit, tiny_checkpoint, data, tmp_pa
     assert result.stderr == (
         f"error: {root}: none of 'daisy' and 'rose' is among the 10 classes of the model\n"
         "hint: the model has 'crane', 'crane', 'cat', 'dog', 'ship', 'jay', 'horse', 'rocket' "
-        "and 2 more; --mapping FILE says which class is which, --skip-unknown leaves images out\n"
+        "and 2 more; --mapping FILE matches classes, --skip-unknown leaves "
+        "images of unknown classes out\n"
     )
 
 
@@ -382,7 +383,7 @@ def test_data_of_which_nothing_can_be_read(vit, tiny_checkpoint, tmp_path):
     first = tmp_path / "dog" / "a.png"
     assert result.stderr == (
         f"error: {tmp_path}: none of its 2 images can be read\n"
-        f"hint: the first error is {first}: is not an image, or of a kind that is not known\n"
+        f"hint: the first error is {first}: is not an image, or is of an unknown kind\n"
     )
 
 
@@ -397,5 +398,5 @@ def test_data_that_is_none(vit, tiny_checkpoint, tmp_path):
 def test_a_part_that_is_not_there(evaluate):
     result = evaluate("--split", "test")
     assert result.exit_code == 1
-    assert "there is no test part" in result.stderr
+    assert "there is no test split" in result.stderr
     assert evaluate("--split", "tset").exit_code == 2

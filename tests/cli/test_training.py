@@ -82,7 +82,7 @@ def test_resolution_between_patches(images, parent):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda root: None, "there is no such file or folder"),
+        (lambda root: None, "there is no such file or directory"),
         (lambda root: root.mkdir(), "no images"),
         (lambda root: shutil.copytree(root.parent / "pets" / "cats", root / "cats"), "one class"),
     ],
@@ -106,7 +106,7 @@ def test_a_class_with_one_image_is_trained_on(images, parent, tmp_path):
     words = ("finetune", "--data", tmp_path / "pets", "--model", parent, *SHORT, "--device", "cpu")
     result = vit(*words, "-o", tmp_path / "run")
     assert result.exit_code == 0
-    assert "only one image of 'birds': trained on, not validated" in result.stderr
+    assert "only one image of 'birds': trained on, not validated on" in result.stderr
 
 
 def test_an_output_that_cannot_be_written(images, parent, tmp_path):
@@ -177,7 +177,7 @@ def test_a_image_that_cannot_be_read_says_how_to_go_on(images, parent, tmp_path)
     result = vit(*words, "--val-fraction", "0", "--workers", "0", "--batch-size", "17")
     assert result.exit_code == 1
     assert result.stderr.endswith(
-        f"error: {broken}: cannot be read: No such file or directory\n"
+        f"error: {broken}: there is no such file\n"
         "hint: repair or remove the file\n"
         f"stopped; continue with: vit finetune --resume {folder}\n"
     )
@@ -239,8 +239,8 @@ def test_a_class_that_is_only_validated_is_named(images, parent, tmp_path, lr):
     for data in (tmp_path / "pets", listed):
         words = ("finetune", "--data", data, "--model", parent, *SHORT, "-o", tmp_path / "run")
         assert failure(vit(*words, "--lr", lr)) == (
-            f"error: {data}: 'lynx' has no images in the training part\n"
-            "hint: add some there, or take it out of the validation part\n"
+            f"error: {data}: no training images of 'lynx'\n"
+            "hint: add some, or remove the class from the validation split\n"
         )
         assert not (tmp_path / "run").exists()
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.conftest import MakeFolder
+from data.conftest import MakeDirectory
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
 from vitcli.data import loader
 from vitcli.data.dataset import open_split, unreadable_images
@@ -31,8 +31,8 @@ EVAL = EvalTransform(Preprocess((8, 8)))
 
 
 @pytest.fixture
-def source(make_folder: MakeFolder) -> Source:
-    return open_split(DataConfig(str(make_folder({"cat": 5, "dog": 6}))))[0]
+def source(make_directory: MakeDirectory) -> Source:
+    return open_split(DataConfig(str(make_directory({"cat": 5, "dog": 6}))))[0]
 
 
 def assert_equal(one: list[Batch], other: list[Batch]) -> None:
@@ -55,8 +55,8 @@ def test_a_batch_is_a_function_of_seed_and_step(source: Source) -> None:
             assert torch.equal(images[place], expected)
 
 
-def test_a_balanced_epoch_has_as_many_images_of_each_class(make_folder: MakeFolder) -> None:
-    source, *_ = open_split(DataConfig(str(make_folder({"bee": 2, "cat": 9, "dog": 12}))))
+def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory: MakeDirectory) -> None:
+    source, *_ = open_split(DataConfig(str(make_directory({"bee": 2, "cat": 9, "dog": 12}))))
     batches = list(batch_orders(source, 23, seed=3, start_step=0, steps=8, balanced=True))
     for indices, _ in batches:  # an epoch each
         assert np.ptp(np.bincount(source.labels[indices])) <= 1
@@ -264,8 +264,8 @@ def test_abandoned_workers_end(source: Source) -> None:
     assert not any(child.is_alive() for child in children)
 
 
-def test_a_process_that_leaves_batches_over_ends(make_folder: MakeFolder) -> None:
-    root = make_folder({"cat": 5, "dog": 6})
+def test_a_process_that_leaves_batches_over_ends(make_directory: MakeDirectory) -> None:
+    root = make_directory({"cat": 5, "dog": 6})
     code = (
         "from vitcli.config import *\n"
         "from vitcli.data.loader import train_batches\n"

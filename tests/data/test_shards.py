@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import shards
 from vitcli.data.dataset import open_data, open_split
+from vitcli.data.source import Source
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
 
@@ -42,19 +44,23 @@ def samples(start: int, labels: list[int | str], suffix: str = "jpg") -> dict[st
     return files
 
 
+def opened(path: Path) -> Source:
+    return open_split(DataConfig(str(path)))[0]
+
+
 @pytest.fixture
-def shard_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "shards"
-    folder.mkdir()
+def shard_directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "shards"
+    directory.mkdir()
     for i in range(3):
         data = tar_of(samples(10 * i, [0, 1, 2, 1, 0]))
         if i == 1:
-            (folder / f"train-{i:05}.tar.gz").write_bytes(gzip.compress(data))
+            (directory / f"train-{i:05}.tar.gz").write_bytes(gzip.compress(data))
         else:
-            (folder / f"train-{i:05}.tar").write_bytes(data)
-    (folder / "val-00000.tar").write_bytes(tar_of(samples(500, [2, 0])))
-    (folder / "classes.txt").write_text("n00000003\tcat\nn00000001\tdog\nbird\n")
-    return folder
+            (directory / f"train-{i:05}.tar").write_bytes(data)
+    (directory / "val-00000.tar").write_bytes(tar_of(samples(500, [2, 0])))
+    (directory / "classes.txt").write_text("n00000003\tcat\nn00000001\tdog\nbird\n")
+    return directory
 
 
 CLASSES = (
@@ -64,11 +70,10 @@ CLASSES = (
 )
 
 
-def test_a_shard_folder(shard_folder: Path) -> None:
-    splits = open_data(DataConfig(str(shard_folder)))
-    assert splits.classes == CLASSES
-    assert splits.val is not None
-    assert splits.test is None
+def test_a_directory_of_shards(shard_directory: Path) -> None:
+    splits = open_data(DataConfig(str(shard_directory)))
+    assert splits.classes == CLASSES and not splits.warnings
+    assert splits.val is not None and splits.test is None
     assert list(splits.train.labels) == [0, 1, 2, 1, 0] * 3
     assert list(splits.val.labels) == [2, 0]
     numbers = [*range(5), *range(10, 15), *range(20, 25)]
@@ -76,13 +81,13 @@ def test_a_shard_folder(shard_folder: Path) -> None:
         assert splits.train.read(i) == jpeg(numbers[i])
     assert splits.train.names[6] == "train-00001.tar.gz/s0011"
     assert splits.val.read(1) == jpeg(501)
-    assert not splits.warnings
+    assert len(pickle.dumps(splits.train.reader)) < 2000  # no image goes to a worker process
 
 
-def test_what_webdataset_itself_reads(shard_folder: Path) -> None:
-    urls = [str(p) for p in sorted(shard_folder.glob("train-*"))]
+def test_what_webdataset_itself_reads(shard_directory: Path) -> None:
+    urls = [str(p) for p in sorted(shard_directory.glob("train-*"))]
     theirs = list(webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
-    ours = open_data(DataConfig(str(shard_folder))).train
+    ours = open_data(DataConfig(str(shard_directory))).train
     assert [s["__key__"] for s in theirs] == [name.split("/")[1] for name in ours.names]
     assert [int(s["cls"]) for s in theirs] == list(ours.labels)
     assert [s["jpg"] for s in theirs] == [ours.read(i) for i in range(len(ours))]
@@ -92,56 +97,47 @@ def test_what_webdataset_itself_writes(tmp_path: Path) -> None:
     with webdataset.TarWriter(str(tmp_path / "one.tar")) as sink:
         for i in range(6):
             sink.write({"__key__": f"k/{i}", "jpg": jpeg(i), "cls": i % 2, "json": {"a": i}})
-    source, _, _ = open_split(DataConfig(str(tmp_path / "one.tar")))
-    assert list(source.labels) == [0, 1] * 3
-    assert source.read(5) == jpeg(5)
+    source = opened(tmp_path / "one.tar")
+    assert list(source.labels) == [0, 1] * 3 and source.read(5) == jpeg(5)
 
 
 @pytest.mark.parametrize("pattern", ["train-{00000..00002}.tar", "train-0000{0,2}.tar"])
-def test_brace_patterns(shard_folder: Path, pattern: str) -> None:
-    packed = shard_folder / "train-00001.tar.gz"
-    (shard_folder / "train-00001.tar").write_bytes(gzip.decompress(packed.read_bytes()))
-    source, _, _ = open_split(DataConfig(str(shard_folder / pattern)))
-    assert source.classes == CLASSES
-    assert len(source) == (15 if ".." in pattern else 10)
-    with pytest.raises(DataError, match="not there: 'train-00003.tar' and 'train-00004.tar'"):
-        open_split(DataConfig(str(shard_folder / "train-{00002..00004}.tar")))
+def test_brace_patterns(shard_directory: Path, pattern: str) -> None:
+    packed = shard_directory / "train-00001.tar.gz"
+    (shard_directory / "train-00001.tar").write_bytes(gzip.decompress(packed.read_bytes()))
+    source = opened(shard_directory / pattern)
+    assert source.classes == CLASSES and len(source) == (15 if ".." in pattern else 10)
+    with pytest.raises(DataError, match="'train-00003.tar' and 'train-00004.tar'"):
+        opened(shard_directory / "train-{00002..00004}.tar")
 
 
-def test_parts_in_folders(tmp_path: Path) -> None:
-    for part, label in (("train", "cat"), ("validation", "dog"), ("test", "cat")):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "0.tar").write_bytes(tar_of(samples(0, [label, "dog", "cat"])))
+def test_splits_in_directories(tmp_path: Path) -> None:
+    for split, label in (("train", "cat"), ("validation", "dog"), ("test", "cat")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "0.tar").write_bytes(tar_of(samples(0, [label, "dog", "cat"])))
     splits = open_data(DataConfig(str(tmp_path)))
-    assert splits.val is not None
-    assert splits.test is not None
-    assert [c.id for c in splits.classes] == ["cat", "dog"]
-    assert [list(s.labels) for s in (splits.train, splits.val, splits.test)] == [
-        [0, 1, 0],
-        [1, 1, 0],
-        [0, 1, 0],
-    ]
+    assert splits.val is not None and splits.test is not None
+    assert [label.id for label in splits.classes] == ["cat", "dog"]
+    labels = [list(s.labels) for s in (splits.train, splits.val, splits.test)]
+    assert labels == [[0, 1, 0], [1, 1, 0], [0, 1, 0]]
 
 
-def test_classes_from_a_file_or_indices_with_a_warning(shard_folder: Path, tmp_path: Path) -> None:
-    (shard_folder / "classes.txt").unlink()
-    splits = open_data(DataConfig(str(shard_folder)))
+def test_lists_of_classes(shard_directory: Path, tmp_path: Path) -> None:
+    (shard_directory / "classes.txt").unlink()
+    splits = open_data(DataConfig(str(shard_directory)))
     assert splits.classes == tuple(ClassLabel(str(i), str(i)) for i in range(3))
-    assert len(splits.warnings) == 1
-    assert "--classes FILE" in splits.warnings[0]
-    (tmp_path / "list.txt").write_text("a\nb\nc\nd\n")
-    splits = open_data(DataConfig(str(shard_folder), classes=str(tmp_path / "list.txt")))
-    assert [c.id for c in splits.classes] == ["a", "b", "c", "d"]
-    assert any("'d'" in warning for warning in splits.warnings)
-    (tmp_path / "list.txt").write_text("a\nb\n")
-    with pytest.raises(DataError, match="the label 2, but the classes are 0 to 1"):
-        open_data(DataConfig(str(shard_folder), classes=str(tmp_path / "list.txt")))
-
-
-def test_labels_that_are_ids_are_matched_to_the_list(tmp_path: Path) -> None:
-    (tmp_path / "train-0.tar").write_bytes(tar_of(samples(0, ["dog", "n00000003", "bird"])))
-    (tmp_path / "classes.txt").write_text("n00000003\tcat\nn00000001\tdog\nbird\n")
-    assert list(open_split(DataConfig(str(tmp_path)))[0].labels) == [1, 0, 2]
+    assert len(splits.warnings) == 1 and "--classes FILE" in splits.warnings[0]
+    listing = tmp_path / "list.txt"
+    listing.write_text("a\nb\nc\nd\n")
+    splits = open_data(DataConfig(str(shard_directory), classes=str(listing)))
+    assert [label.id for label in splits.classes] == ["a", "b", "c", "d"]
+    listing.write_text("a\nb\n")
+    with pytest.raises(DataError, match="label 2"):
+        open_data(DataConfig(str(shard_directory), classes=str(listing)))
+    listing.write_text("n00000003\tcat\nn00000001\tdog\nbird\n")
+    (tmp_path / "x.tar").write_bytes(tar_of(samples(0, ["dog", "n00000003", "bird"])))
+    config = DataConfig(str(tmp_path / "x.tar"), classes=str(listing))
+    assert list(open_split(config)[0].labels) == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -149,15 +145,16 @@ def test_labels_that_are_ids_are_matched_to_the_list(tmp_path: Path) -> None:
     [("a.tar.gz", gzip.compress), ("a.tgz", gzip.compress), ("a.tar.bz2", bz2.compress)]
     + [("a.tar.xz", lzma.compress), ("a.tar", bytes)],
 )
-def test_compressed_shards(tmp_path: Path, name: str, compress: object) -> None:
+def test_compressed_shards(tmp_path: Path, name: str, compress: Callable[[bytes], bytes]) -> None:
     data = tar_of(samples(0, [0, 1, 1], "png"), tarfile.GNU_FORMAT)
-    (tmp_path / name).write_bytes(compress(data))  # type: ignore[operator]
-    source, _, _ = open_split(DataConfig(str(tmp_path / name)))
+    (tmp_path / name).write_bytes(compress(data))
+    source = opened(tmp_path / name)
     assert [source.read(i) for i in (2, 0, 1)] == [jpeg(2), jpeg(0), jpeg(1)]
 
 
-def test_long_names_metadata_and_other_files(tmp_path: Path) -> None:
-    key = "d" * 120 + "/" + "k" * 150
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_names_metadata_and_other_files(tmp_path: Path, format: int) -> None:
+    key = "d" * 120 + "/" + "ö" * 150
     files = {
         "__meta__": b"x",
         "README.txt": b"about",
@@ -168,11 +165,26 @@ def test_long_names_metadata_and_other_files(tmp_path: Path) -> None:
         "z.cls": b"0",
         "z.json": b"{}",
     }
-    (tmp_path / "x.tar").write_bytes(tar_of(files))
-    source, _, _ = open_split(DataConfig(str(tmp_path / "x.tar")))
+    (tmp_path / "x.tar").write_bytes(tar_of(files, format))
+    source = opened(tmp_path / "x.tar")
     assert list(source.names) == [f"x.tar/{key}", "x.tar/z"]
     assert list(source.labels) == [1, 0]
     assert source.read(0) == jpeg(1)
+
+
+def test_directories_and_links_between_samples(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, kind in (("d", tarfile.DIRTYPE), ("l.jpg", tarfile.SYMTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "elsewhere"
+            tar.addfile(member)
+        for name, data in samples(0, [0, 1]).items():
+            member = tarfile.TarInfo(f"d/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    (tmp_path / "x.tar").write_bytes(buffer.getvalue())
+    assert [opened(tmp_path / "x.tar").read(i) for i in (0, 1)] == [jpeg(0), jpeg(1)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,41 +196,30 @@ def cached() -> list[str]:
 
 
 def test_shards_are_unpacked_and_indexed_once(
-    shard_folder: Path, monkeypatch: pytest.MonkeyPatch
+    shard_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    first = open_data(DataConfig(str(shard_folder)), report=said.append).train
-    assert len(said) == 1
-    assert said[0].startswith("unpacking 1 compressed shards (0 MB) into ")
+    reported: list[str] = []
+    first = open_data(DataConfig(str(shard_directory)), report=reported.append).train
+    assert len(reported) == 1
     assert cached() == [".npz"] * 4 + [".tar"]
-    for name in ("_unpack", "_read_index"):
-        monkeypatch.setattr(shards, name, None)
-    again = open_data(DataConfig(str(shard_folder)), report=said.append).train
-    assert len(said) == 1
-    assert again.fingerprint() == first.fingerprint()
-    assert again.read(7) == first.read(7)
+    with monkeypatch.context() as patched:
+        for name in ("_unpack", "_read_index"):
+            patched.setattr(shards, name, None)
+        again = open_data(DataConfig(str(shard_directory)), report=reported.append).train
+    assert len(reported) == 1
+    assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)
+    for index in shards.cache_directory().glob("*.npz"):
+        index.write_bytes(index.read_bytes()[:200])  # a damaged index is made again
+    assert open_data(DataConfig(str(shard_directory))).train.fingerprint() == first.fingerprint()
 
 
-def test_a_changed_shard_is_read_anew_and_the_old_copy_removed(shard_folder: Path) -> None:
-    open_data(DataConfig(str(shard_folder)))
-    shard = shard_folder / "train-00001.tar.gz"
+def test_a_changed_shard_is_read_again_and_the_old_copy_removed(shard_directory: Path) -> None:
+    open_data(DataConfig(str(shard_directory)))
+    shard = shard_directory / "train-00001.tar.gz"
     shard.write_bytes(gzip.compress(tar_of(samples(70, [2, 2]))))
-    train = open_data(DataConfig(str(shard_folder))).train
-    assert len(train) == 12
-    assert train.read(5) == jpeg(70)
+    train = open_data(DataConfig(str(shard_directory))).train
+    assert len(train) == 12 and train.read(5) == jpeg(70)
     assert cached() == [".npz"] * 4 + [".tar"]
-
-
-def test_what_a_killed_process_left_is_removed_after_a_day(shard_folder: Path) -> None:
-    open_data(DataConfig(str(shard_folder)))
-    spool = next(shards.cache_directory().glob("*.tar"))
-    for age, name in ((0, "young"), (2 * 24 * 3600, "old")):
-        part = spool.with_name(f".{spool.name}.{name}.tmp")
-        part.write_bytes(b"half")
-        os.utime(part, (os.path.getmtime(part) - age,) * 2)
-    spool.with_suffix(".npz").unlink()
-    open_data(DataConfig(str(shard_folder)))
-    assert [p.name.split(".")[-2] for p in shards.cache_directory().glob(".*.tmp")] == ["young"]
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,51 +231,87 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(shards, "_unpack", full)
     with pytest.raises(OutputError, match="No space left") as caught:
-        open_split(DataConfig(str(tmp_path / "a.tar.gz")))
+        opened(tmp_path / "a.tar.gz")
     assert "VIT_CACHE" in str(caught.value.hint)
     assert not list(shards.cache_directory().iterdir())
 
 
-def test_plain_shards_need_no_cache(shard_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_shards_need_no_cache(shard_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIT_CACHE", "/dev/null/nowhere")
-    assert len(open_split(DataConfig(str(shard_folder / "train-00000.tar")))[0]) == 5
-    with pytest.raises(OutputError, match="cannot be unpacked here"):
-        open_split(DataConfig(str(shard_folder / "train-00001.tar.gz")))
-
-
-def test_memory_is_offsets_and_names(shard_folder: Path) -> None:
-    train = open_data(DataConfig(str(shard_folder))).train
-    assert len(pickle.dumps(train.reader)) < 2000  # no image goes to a worker process
+    assert len(opened(shard_directory / "train-00000.tar")) == 5
+    with pytest.raises(OutputError):
+        opened(shard_directory / "train-00001.tar.gz")
 
 
 # ---------------------------------------------------------------------------------------------
 # Bad input
 
 
-def fails(path: Path, message: str) -> DataError:
-    with pytest.raises(DataError, match=message) as caught:
-        open_split(DataConfig(str(path)))
-    assert "\n" not in caught.value.what
-    return caught.value
+def fails(path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        opened(path)
+    assert "\n" not in caught.value.what and caught.value.where == str(path)
 
 
 def test_a_shard_cut_short_anywhere(tmp_path: Path) -> None:
     data = tar_of(samples(0, [0, 1, 0]))
     end = len(data.rstrip(b"\0")) + 511 & ~511
-    path = tmp_path / "cut.tar"
-    for length in [*range(1, end, 511), *range(512, end, 512), end]:
-        path.write_bytes(data[:length])
-        error = fails(path, "damaged or cut short")
-        assert error.where == str(path)
-
-
-def test_a_compressed_shard_cut_short(tmp_path: Path) -> None:
-    packed = gzip.compress(tar_of(samples(0, [0, 1, 0])))
-    path = tmp_path / "cut.tar.gz"
+    for length in [0, *range(1, end, 511), *range(512, end, 512), end]:
+        (tmp_path / "cut.tar").write_bytes(data[:length])
+        fails(tmp_path / "cut.tar")
+    packed = gzip.compress(data)
     for length in range(3, len(packed) - 1, 97):
-        path.write_bytes(packed[:length])
-        fails(path, "damaged or cut short")
-        assert not shards.cache_directory().exists() or not list(shards.cache_directory().iterdir())
+        (tmp_path / "cut.tar.gz").write_bytes(packed[:length])
+        fails(tmp_path / "cut.tar.gz")
+        assert not any(path.suffix == ".tar" for path in shards.cache_directory().glob("*"))
+
+
+def header(name: str, size: bytes, kind: bytes = b"0") -> bytes:
+    """A header of a member whose size is these 12 bytes."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    block[124:136], block[156:157], block[148:156] = size, kind, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def pax(record: bytes) -> bytes:
+    content = b"%d %s\n" % (len(record) + 4, record)
+    return header("p", b"%011o\0" % len(content), b"x") + content.ljust(512, b"\0")
+
+
+MINUS_ONE = b"\xff" * 12
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        header("a.jpg", MINUS_ONE) + bytes(1024),
+        header("a.jpg", b"\x80" + b"\xff" * 11) + bytes(1024),
+        header("a.jpg", MINUS_ONE, b"L") + bytes(1024),
+        header("a.jpg", b"%011o\0" % 1, b"S") + b"\1" * 2048 + bytes(1024),
+        pax(b"size=" + b"9" * 80) + header("a.jpg", b"%011o\0" % 1) + bytes(2048),
+        pax(b"size=-512") + header("a.jpg", b"%011o\0" % 1) + bytes(2048),
+        pax(b"GNU.sparse.major=1") + header("a.jpg", b"%011o\0" % 512) + b"9" * 512 + bytes(1024),
+        pax(b"x=y") * 3000 + bytes(1024),
+        b"text" * 500,
+        b"",
+        tar_of({"a.jpg": b"x", "b.jpg": b"x", "b.cls": b"0"}),
+        tar_of({"a.cls": b"0", "a.txt": b"x"}),
+        tar_of({"a.jpg": b"x", "a.JPG": b"y", "a.cls": b"0"}),
+        tar_of({"a.jpg": b"x", "a.cls": b"-3"}),
+        tar_of({}),
+    ],
+)  # fmt: skip
+def test_malformed_shards(tmp_path: Path, data: bytes) -> None:
+    """Some made TarFile read in circles, or numbers overflow 64 bits."""
+    (tmp_path / "x.tar").write_bytes(data)
+    fails(tmp_path / "x.tar")
+
+
+def test_labels_of_any_length(tmp_path: Path) -> None:
+    files = samples(0, ["9" * 30, "1" * 5000, "x" * 70_000])
+    (tmp_path / "x.tar").write_bytes(tar_of(files))
+    assert len(opened(tmp_path / "x.tar").classes) == 3
 
 
 def test_flipped_bytes_raise_nothing_but_data_errors(tmp_path: Path) -> None:
@@ -287,47 +324,24 @@ def test_flipped_bytes_raise_nothing_but_data_errors(tmp_path: Path) -> None:
             damaged[place] = rng.integers(0, 256)
         path.write_bytes(damaged)
         try:
-            source, _, _ = open_split(DataConfig(str(path)))
-            assert len(source) <= 3
+            assert len(opened(path)) <= 3
         except DataError as error:
             assert "\n" not in error.what
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "holds no labelled image"),
-        ({"a.txt": b"x"}, "holds no labelled image"),
-        ({"a.jpg": b"x", "b.jpg": b"x", "b.cls": b"0"}, "1 of its samples lack"),
-        ({"a.cls": b"0", "a.heic": b"x"}, "1 of its samples lack"),
-        ({"a.jpg": b"x", "a.JPG": b"y", "a.cls": b"0"}, "two files of one kind"),
-        ({"a.jpg": b"x", "a.cls": b"-3"}, "the label -3"),
-    ],
-)
-def test_shards_without_samples(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
-    (tmp_path / "x.tar").write_bytes(tar_of(files))
-    fails(tmp_path / "x.tar", message)
-
-
-@pytest.mark.parametrize("data", [b"", b"text" * 500], ids=["empty", "text"])
-def test_not_a_tar(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "x.tar").write_bytes(data)
-    fails(tmp_path / "x.tar", "damaged or cut short")
-
-
-def test_a_shard_that_was_replaced_by_a_shorter_one(shard_folder: Path) -> None:
-    source, _, _ = open_split(DataConfig(str(shard_folder / "train-00000.tar")))
-    (shard_folder / "train-00000.tar").write_bytes(b"x")
-    with pytest.raises(ImageError, match="has become shorter"):
+def test_a_shard_that_was_replaced_by_a_shorter_one(shard_directory: Path) -> None:
+    source = opened(shard_directory / "train-00000.tar")
+    (shard_directory / "train-00000.tar").write_bytes(b"x")
+    with pytest.raises(ImageError):
         source.read(3)
 
 
-def test_without_webdataset_the_extra_is_named(shard_folder: Path) -> None:
+def test_without_webdataset_the_extra_is_named(shard_directory: Path) -> None:
     code = (
         "import sys; sys.modules['webdataset'] = None\n"
         "from vitcli.config import DataConfig\n"
         "from vitcli.data.dataset import open_split\n"
-        f"open_split(DataConfig({str(shard_folder)!r}))"
+        f"open_split(DataConfig({str(shard_directory)!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -335,6 +349,4 @@ def test_without_webdataset_the_extra_is_named(shard_folder: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert MissingExtraError.__name__ in done.stderr
-    assert "pip install 'vitcli[data]'" in done.stderr
-    assert "pipx inject vitcli webdataset" in done.stderr
+    assert MissingExtraError.__name__ in done.stderr and "vitcli[data]" in done.stderr

@@ -42,7 +42,7 @@ def parse_resolution(text: str) -> Size:
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
     """Refuses to write text over a file that the command reads, or over any image."""
     if written and os.path.isfile(written):
-        from vitcli.data.source import is_image
+        from vitcli.data.files import is_image
 
         target = os.path.realpath(written)
         if any(target == os.path.realpath(name) for name in read if name):

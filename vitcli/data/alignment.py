@@ -1,8 +1,9 @@
-"""A data set's classes beside a model's: which are the same, and among which a model answers.
+"""One list of classes for a dataset and a model: which are the same, and among which a model
+answers.
 
 Evaluation compares labels with answers, so both become indices into one list of classes. Usually
-that is the model's. It is shorter where the model may answer among some classes only, or where one
-class of the data stands for several of the model's ("cat" for five breeds of an ImageNet model).
+that is the model's. It is shorter if the model answers among some classes only, or if one class of
+the data stands for several of the model's ("cat" for five breeds of an ImageNet model).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from vitcli.data.classes import ClassIndex, read_lines, require_known
 from vitcli.data.source import Ints
 from vitcli.errors import DataError
 
-UNKNOWN = "; --mapping FILE says which class is which, --skip-unknown leaves images out"
-LEFT_OUT = "-"
+_UNKNOWN = "; --mapping FILE matches classes, --skip-unknown leaves images of unknown classes out"
+_LEFT_OUT = "-"
 """In a mapping: images of the class are left out."""
 
 
@@ -29,21 +30,21 @@ class MatchRules:
     """How the classes of data and model are matched."""
 
     mapping: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """From an id or name of the data's to ids or names of the model's; none: left out."""
+    """From a class of the data to classes of the model, by id or name; none: left out."""
     among: Literal["auto", "model", "data", "imagenet-1k"] = "auto"
-    """What the model may answer: all its classes, those of the data, or ImageNet-1k's. auto: the
-    last for a model that knows more than them, on data whose classes are among them."""
+    """Which classes the model may answer: all of its own, the data's, or ImageNet-1k's. auto: the
+    last for a model that knows more than these, on data whose classes are among them."""
     skip_unknown: bool = False
-    """Leave out images of classes that the model does not know; else they are an error."""
+    """Leave out images of classes that the model does not know; otherwise they are an error."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """One list of classes, and where those of the data and the model are in it; -1: left out."""
+    """One list of classes, and the place of the data's and the model's in it; -1: left out."""
 
     classes: tuple[ClassLabel, ...]
     first: Ints
-    """(classes,): the model's index of each, of several the first."""
+    """(classes,): the model's index of each, the first of several."""
     of_data: Ints
     """(the data's classes,)"""
     of_model: Ints
@@ -51,33 +52,29 @@ class Alignment:
 
 
 def read_mapping(path: Path) -> dict[str, list[str]]:
-    """A file with a line for each pair of classes: the data's, tab, the model's, by id or name.
+    """A file with one pair of classes per line: the data's, tab, the model's, by id or name.
 
-    A class of the data may have several lines, and stands for all those classes of the model; "-"
-    for the model's leaves its images out.
+    A class of the data may have several lines, and stands for all these classes of the model; "-"
+    in place of the model's leaves its images out.
 
     Raises:
-        DataError: cannot be read, a line without a tab, or a pair twice.
+        DataError: it cannot be read, a line has no tab, or a pair is repeated.
     """
-    lines = read_lines(path, "the mapping")
     mapping: dict[str, list[str]] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path, "the mapping"), 1):
         if not line.strip():
             continue
-        ours, _, theirs = (part.strip() for part in line.partition("\t"))
+        ours, _, theirs = (name.strip() for name in line.partition("\t"))
         if not ours or not theirs:
-            raise DataError(
-                f"line {number} is not two classes",
-                where=path,
-                hint="write the data's class, a tab, and the model's (an id or a name, - for none)",
-            )
+            hint = "write the data's class, a tab, and the model's class (id or name; - for none)"
+            raise DataError(f"line {number} is not two classes", where=path, hint=hint)
         found = mapping.setdefault(ours, [])
-        if theirs in found or (LEFT_OUT in (theirs, *found) and found):
-            raise DataError(f"line {number} gives '{ours}' once more", where=path)
+        if theirs in found or (_LEFT_OUT in (theirs, *found) and found):
+            raise DataError(f"line {number} repeats '{ours}'", where=path)
         found.append(theirs)
     if not mapping:
         raise DataError("the mapping is empty", where=path)
-    return {ours: [] if theirs == [LEFT_OUT] else theirs for ours, theirs in mapping.items()}
+    return {ours: [] if theirs == [_LEFT_OUT] else theirs for ours, theirs in mapping.items()}
 
 
 def align(
@@ -91,9 +88,9 @@ def align(
     """Matches classes by the mapping, by id, then by a name that is unique.
 
     Args:
-        present: indices of the data's classes that have images; only they have to be known.
+        present: indices of the data's classes that have images; only these must be known.
         imagenet: the classes of ImageNet-1k.
-        where: the data set, for messages.
+        where: the dataset, for messages.
 
     Raises:
         DataError: a class that the model does not know, or that could be several of its own.
@@ -121,9 +118,9 @@ def align(
             first.append(member)
     if len(classes) == 1 < len(model):
         raise DataError(
-            f"'{classes[0].name}' is all that could be answered",
+            f"'{classes[0].name}' is the only class that the model may answer",
             where=where,
-            hint="--among model allows all classes of the model",
+            hint="allow all classes of the model: --among model",
         )
     of_data = np.full(len(data), -1, np.int64)
     for i, group in groups.items():
@@ -134,13 +131,12 @@ def align(
 def _knows_beyond(
     model: ClassIndex, imagenet: Sequence[ClassLabel], data: Sequence[ClassLabel]
 ) -> bool:
-    """Whether ids say that the model knows ImageNet-1k and more (of the 21,843 classes of
-    ImageNet-21k 999 are in ImageNet-1k), and that the data is of ImageNet-1k."""
+    """Whether, by ids, the model knows ImageNet-1k and more (of the 21,843 classes of ImageNet-21k
+    999 are in ImageNet-1k), and the data is of ImageNet-1k."""
     ids = {label.id for label in imagenet}
     known = len(ids & model.by_id.keys())
-    return (
-        len(model.classes) > len(ids) and known >= 0.99 * len(ids) and {c.id for c in data} <= ids
-    )
+    beyond = len(model.classes) > len(ids) and known >= 0.99 * len(ids)
+    return beyond and {label.id for label in data} <= ids
 
 
 def _groups(
@@ -150,7 +146,7 @@ def _groups(
     rules: MatchRules,
     where: object,
 ) -> dict[int, tuple[int, ...]]:
-    """For each class of the data that is evaluated the model's classes that it stands for."""
+    """For each class of the data that is evaluated, the model's classes that it stands for."""
     groups: dict[int, tuple[int, ...]] = {}
     wanted: list[ClassLabel] = []
     found: list[list[int]] = []
@@ -165,25 +161,15 @@ def _groups(
     if groups and (rules.skip_unknown or rules.among == "imagenet-1k"):
         known = [k for k, one in enumerate(found) if one]
         wanted, found = [wanted[k] for k in known], [found[k] for k in known]
-    require_known(wanted, found, index.classes, where, "the model", UNKNOWN)
-    _require_apart(groups, data, index.classes, where)
-    return groups
-
-
-def _require_apart(
-    groups: Mapping[int, tuple[int, ...]],
-    data: Sequence[ClassLabel],
-    model: Sequence[ClassLabel],
-    where: object,
-) -> None:
-    """Raises DataError where classes of the data share some but not all of the model's."""
+    require_known(wanted, found, index.classes, where, "the model", _UNKNOWN)
     owner: dict[int, int] = {}
     for i, group in groups.items():
         for member in group:
             other = owner.setdefault(member, i)
             if groups[other] != group:
                 raise DataError(
-                    f"'{data[other].name}' and '{data[i].name}' stand for different classes of the "
-                    f"model, but for '{model[member].name}' both",
+                    f"'{data[other].name}' and '{data[i].name}' share the model's class "
+                    f"'{index.classes[member].name}', but not all of their classes",
                     where=where,
                 )
+    return groups

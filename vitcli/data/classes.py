@@ -1,4 +1,5 @@
-"""Classes of a data set: from folder names, files and labels, and matched to those of a model."""
+"""The classes of a dataset: read from directory names, files and labels, and matched to a model's.
+A class is (id, name); names are not identities (ImageNet has two `crane`s)."""
 
 from __future__ import annotations
 
@@ -6,45 +7,45 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from vitcli.config import ClassLabel
-from vitcli.data.source import Ints
+from vitcli.data.source import Dataset, Ints, Names, Reader, Source
 from vitcli.errors import DataError
+
+Classes = tuple[ClassLabel, ...]
+
+NAME_THEM = "name the classes with --classes FILE (one per line, in index order)"
 
 _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 
 
-def class_of(name: str) -> ClassLabel:
-    """The class that a folder stands for. "n01440764" and "n01440764_tench" keep the WordNet
-    synset as their id; any other folder's name is both id and name."""
-    match = _SYNSET.fullmatch(name)
+def class_of(label: str) -> ClassLabel:
+    """The class that a directory's name or a label stands for. "n01440764" and "n01440764_tench"
+    have the WordNet synset as their id; any other label is both id and name."""
+    match = _SYNSET.fullmatch(label)
     if match is None:
-        return ClassLabel(name, name)
+        return ClassLabel(label, label)
     return ClassLabel(match[1], (match[2] or match[1]).replace("_", " "))
 
 
-def read_classes(path: Path) -> tuple[ClassLabel, ...]:
-    """Classes in index order from a file with one a line: `id`, or `id TAB name`.
+def read_classes(path: Path) -> Classes:
+    """Classes in index order from a file with one per line: `id`, or `id TAB name`.
 
     Raises:
-        DataError: not there, not text, empty, or an id twice.
+        DataError: it cannot be read, is empty, or has an id twice.
     """
     lines = read_lines(path, "the list of classes")
     while lines and not lines[-1].strip():
         lines.pop()
     classes = []
     for number, line in enumerate(lines, 1):
-        label, _, name = (part.strip() for part in line.partition("\t"))
+        label, _, name = (field.strip() for field in line.partition("\t"))
         if not label:
-            raise DataError(
-                f"line {number} names no class",
-                where=path,
-                hint="each line holds the class of that index: its id, or id, tab and name",
-            )
+            hint = "each line names the class of that index: id, or id, tab and name"
+            raise DataError(f"line {number} is empty", where=path, hint=hint)
         classes.append(ClassLabel(label, name or class_of(label).name))
     if not classes:
         raise DataError("the list of classes is empty", where=path)
@@ -53,19 +54,20 @@ def read_classes(path: Path) -> tuple[ClassLabel, ...]:
 
 
 def read_lines(path: Path, what: str) -> list[str]:
-    """The lines of a file in UTF-8. Raises DataError, which says `what` cannot be read."""
+    """The lines of a file in UTF-8. Raises DataError, which names the file as `what`."""
     try:
         return path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise DataError(f"{what} cannot be read: {reason}", where=path) from error
 
 
-def require_unique_ids(classes: Sequence[ClassLabel], where: object) -> None:
-    """Raises DataError if two classes have one id."""
+def require_unique_ids(classes: Iterable[ClassLabel], where: object) -> None:
+    """Raises DataError if two classes have the same id."""
     twice = [id for id, count in Counter(label.id for label in classes).items() if count > 1]
     if twice:
-        raise DataError(f"{listed(twice)} stands for more than one class", where=where)
+        what = f"{listed(twice)} is the id of more than one class"
+        raise DataError(what, where=where, hint="give each class an id of its own")
 
 
 def listed(items: Iterable[object], limit: int = 5) -> str:
@@ -76,62 +78,102 @@ def listed(items: Iterable[object], limit: int = 5) -> str:
     return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
 
 
-def name_labels(
-    raw: Mapping[str, npt.NDArray[Any]], known: tuple[ClassLabel, ...] | None, where: object
-) -> tuple[tuple[ClassLabel, ...], dict[str, Ints], list[str]]:
-    """Turns what a file says of each image into classes and indices.
+# ---------------------------------------------------------------------------------------------
+# Labels
+
+
+class RawSplit(NamedTuple):
+    """The images of a split, with their labels as the data gives them."""
+
+    labels: Ints | list[str]
+    names: Names
+    reader: Reader
+    root: Path
+    rows: Ints | None = None
+
+
+def as_numbers(labels: list[str]) -> Ints | list[str]:
+    """Labels of a text file: class indices if all of them are whole numbers."""
+    if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in labels):
+        return np.array([int(label) for label in labels], np.int64)
+    return labels
+
+
+def label_dataset(
+    raw: Mapping[str, RawSplit],
+    known: Classes | None,
+    where: object,
+    warnings: Sequence[str] = (),
+    named: Classes | None = None,
+) -> Dataset:
+    """A dataset with classes, from the labels of its splits.
+
+    Text labels are class ids or names; numbers are indices into `named`, else into `known`.
 
     Args:
-        raw: the labels of each part, as an array of integers or of strings.
-        known: the classes in index order, where a list of them came with the data. Integers are
-            then indices into it; strings are matched by id, then by a name that is unique.
-            Without, strings are ids of their own and integers are taken for indices.
-        where: the data set, for messages.
-
-    Returns:
-        (classes, {part: int64 indices}, warnings)
+        known: the list of classes given with the data: the result has these, in this order.
+        named: the classes that the data itself names.
 
     Raises:
-        DataError: an index without a class, or a label that the list does not have.
+        DataError: an index without a class, or a label that is not in the list of classes.
     """
-    numbers = all(labels.dtype.kind in "iu" for labels in raw.values())
-    if not numbers:
-        raw = {part: labels.astype(np.str_) for part, labels in raw.items()}
-        ids = sorted({str(label) for labels in raw.values() for label in np.unique(labels)})
-        classes = known or tuple(class_of(label) for label in ids)
-        if known is None:
-            require_unique_ids(classes, where)
-        spelt = tuple(ClassLabel(label, label) for label in ids)
-        if known is None:
-            table = np.arange(len(ids))
-        else:
-            table = match_classes(spelt, classes, where, "the list of classes")
-        return classes, {p: table[np.searchsorted(ids, labels)] for p, labels in raw.items()}, []
-    lowest = min((int(labels.min()) for labels in raw.values() if len(labels)), default=0)
-    highest = max((int(labels.max()) for labels in raw.values() if len(labels)), default=0)
-    if lowest < 0 or (known is not None and highest >= len(known)):
-        bad = lowest if lowest < 0 else highest
-        valid = f"0 to {len(known) - 1}" if known else "0 and up"
+    labels: dict[str, Ints] = {}
+    notes = list(warnings)
+    if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
+        labels = {name: np.asarray(split.labels) for name, split in raw.items()}
+        if not (named or known):
+            named = _numbered(labels, where)
+            notes.append(
+                f"{where} does not name its classes: they are called 0 to {len(named) - 1}; "
+                + NAME_THEM
+            )
+        _require_in_range(labels, named or known or (), where)
+    else:
+        spelt = {s: class_of(s) for split in raw.values() for s in set(map(str, split.labels))}
+        by_id = {label.id: label for label in spelt.values()}
+        named = tuple(by_id[id] for id in sorted(by_id))
+        position = {label.id: index for index, label in enumerate(named)}
+        for name, split in raw.items():
+            indices = [position[spelt[str(label)].id] for label in split.labels]
+            labels[name] = np.array(indices, np.int64)
+    if named:
+        require_unique_ids(named, where)
+    if named and known:
+        table = match_classes(named, known, where, "the list of classes")
+        labels = {name: table[indices] for name, indices in labels.items()}
+    classes = known or named or ()
+    sources = {
+        name: Source(classes, labels[name], split.names, split.reader, split.root, split.rows)
+        for name, split in raw.items()
+    }
+    return Dataset(**sources, warnings=tuple(notes))
+
+
+def _numbered(labels: Mapping[str, Ints], where: object) -> Classes:
+    """Classes called 0, 1, 2, ... for indices without names."""
+    highest = max(int(indices.max(initial=0)) for indices in labels.values())
+    if highest > 10 * sum(map(len, labels.values())) + 1000:
         raise DataError(
-            f"an image has the label {bad}, but the classes are {valid}",
+            f"label {highest} is far larger than the number of images",
             where=where,
-            hint="give the list of classes that belongs to this data with --classes FILE",
+            hint="labels are class indices from 0 on, or names",
         )
-    indices = {part: labels.astype(np.int64) for part, labels in raw.items()}
-    if known is not None:
-        return known, indices, []
-    if highest > 10 * sum(len(labels) for labels in raw.values()) + 1000:
-        raise DataError(
-            f"an image has the label {highest}, far more than there are images",
-            where=where,
-            hint="labels are indices of classes, 0 and up; or give names instead of numbers",
-        )
-    classes = tuple(ClassLabel(str(i), str(i)) for i in range(highest + 1))
-    warning = (
-        f"{where} does not name its classes: they are called 0 to {highest}; "
-        "name them with --classes FILE (one class a line, in index order)"
-    )
-    return classes, indices, [warning]
+    return tuple(ClassLabel(str(i), str(i)) for i in range(highest + 1))
+
+
+def _require_in_range(labels: Mapping[str, Ints], classes: Classes, where: object) -> None:
+    for indices in labels.values():
+        bad = indices[(indices < 0) | (indices >= len(classes))]
+        if len(bad):
+            raise DataError(
+                f"label {bad[0]} is out of range: the classes are 0 to {len(classes) - 1}",
+                where=where,
+                hint="pass the list of classes that belongs to this data: --classes FILE",
+            )
+
+
+# ---------------------------------------------------------------------------------------------
+# Matching
 
 
 def _plain(name: str) -> str:
@@ -156,9 +198,8 @@ class ClassIndex:
         """Indices of the classes that this may be: one, or those that share its name, or none."""
         if label.id in self.by_id:
             return [self.by_id[label.id]]
-        return self.by_name.get(_plain(label.name)) or self.by_first_name.get(
-            _first(label.name), []
-        )
+        by_first = self.by_first_name.get(_first(label.name), [])
+        return self.by_name.get(_plain(label.name)) or by_first
 
 
 def _indices_by(
@@ -171,55 +212,59 @@ def _indices_by(
 
 
 def match_classes(
-    theirs: Sequence[ClassLabel], ours: Sequence[ClassLabel], where: object, owner: str
+    data: Sequence[ClassLabel], classes: Sequence[ClassLabel], where: object, owner: str
 ) -> Ints:
-    """int64 (len(theirs),): for each of their classes its index in ours, by id, then by a name
+    """int64 (len(data),): the index of each class of the data in `classes`, by id, then by a name
     that is unique in both.
 
+    Args:
+        where: the data, for messages.
+        owner: what has `classes`: "the model".
+
     Raises:
-        DataError: a class that is not there, or a name that several have: all are listed.
+        DataError: a class that is missing, or could be several; all are listed.
     """
-    index = ClassIndex(ours)
-    found = [index.find(label) for label in theirs]
-    require_known(theirs, found, ours, where, owner)
+    index = ClassIndex(classes)
+    found = [index.find(label) for label in data]
+    require_known(data, found, classes, where, owner)
     table = np.array([indices[0] for indices in found], np.int64)
-    repeated = [i for i, n in Counter(table.tolist()).items() if n > 1]
+    repeated = [classes[i].name for i, n in Counter(table.tolist()).items() if n > 1]
     if repeated:
-        raise DataError(
-            f"several classes mean {listed(ours[i].name for i in repeated)} of {owner}", where=where
-        )
+        raise DataError(f"several classes match {listed(repeated)} of {owner}", where=where)
     return table
 
 
 def require_known(
-    theirs: Sequence[ClassLabel],
+    data: Sequence[ClassLabel],
     found: Sequence[Sequence[int]],
-    ours: Sequence[ClassLabel],
+    classes: Sequence[ClassLabel],
     where: object,
     owner: str,
     hint: str = "",
 ) -> None:
-    """Raises DataError for those of their classes that were not found in ours, or more than once.
+    """Raises DataError for classes of the data that were found nowhere in `classes`, or more than
+    once.
 
     Args:
-        hint: what to do where a class is missing, after what there is.
+        hint: what to do about a missing class, after the classes that there are.
     """
-    pairs = list(zip(theirs, found, strict=True))
+    pairs = list(zip(data, found, strict=True))
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
             f"{listed(ambiguous)} could be more than one class of {owner}",
             where=where,
-            hint="name these classes by their ids (WordNet synsets, for instance)",
+            hint="use class ids (WordNet synsets, for instance) instead of names",
         )
-    missing = [label.name for label, indices in pairs if not indices]
-    if missing:
-        there = f"among the {len(ours):,} classes of {owner}"
-        all_of_them = len(missing) == len(pairs) > 1
-        raise DataError(
-            f"none of {listed(missing)} is {there}"
-            if all_of_them
-            else f"{listed(missing)} is not {there}",
-            where=where,
-            hint=f"{owner} has {listed((label.name for label in ours), 8)}{hint}",
-        )
+    missing = [label for label, indices in pairs if not indices]
+    if not missing:
+        return
+    names = listed(label.name for label in missing)
+    start = f"none of {names} is" if len(missing) == len(pairs) > 1 else f"{names} is not"
+    unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
+    others = f"{owner} has {listed((label.name for label in classes), 8)}{hint}"
+    raise DataError(
+        f"{start} among the {len(classes):,} classes of {owner}",
+        where=where,
+        hint=f"the data does not name its classes: {NAME_THEM}" if unnamed else others,
+    )

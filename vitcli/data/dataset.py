@@ -1,13 +1,15 @@
-"""Where images and labels come from: `--data` of any kind becomes parts of `Source`s.
+"""Opens `--data` of any kind as splits: `Source`s of labelled images.
 
-- folder.py: a folder of class folders, with or without train/, val/, test/; a CSV
-- parquet.py: a parquet file, or a folder of them as the Hub keeps data sets
-- shards.py: WebDataset tar shards: a folder, a pattern, one shard
+- directory.py: a directory of class directories, with or without train/, val/, test/
+- csv_file.py: a CSV that lists images
+- parquet.py: a parquet file, or a directory of them as the Hub stores datasets
+- shards.py: WebDataset tar shards: a directory, a pattern, or one shard
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,38 +19,40 @@ from typing import Any, Literal
 import numpy as np
 
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data import directory, parquet, shards
-from vitcli.data.classes import listed, match_classes
+from vitcli.data import csv_file, directory, parquet, shards
+from vitcli.data.classes import listed, match_classes, read_classes
+from vitcli.data.files import is_image
 from vitcli.data.images import decode
-from vitcli.data.source import Dataset, Ints, Source, is_image, join_sources
+from vitcli.data.source import Dataset, Ints, Source, join_sources
 from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
 
 Split = Literal["auto", "train", "val", "test"]
 
+_WORDS = {"train": "training", "val": "validation", "test": "test"}
+_KINDS = "pass a directory of class directories, a .csv, a .parquet file or .tar shards"
 _CHECKED_AT_ONCE = 256
-_PART_NAMES = {"train": "training part", "val": "validation part", "test": "test part"}
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set as training sees it."""
+    """A dataset as training sees it."""
 
     train: Source
     val: Source | None
-    """Selects the best step. Comes with the data, or was held out of the training part."""
+    """Selects the best step. Comes with the data, or was held out of the training split."""
     test: Source | None
     """Never selects anything."""
     split_note: str
-    """Where the validation part comes from, in one line."""
+    """Where the validation split comes from, in one line."""
     warnings: tuple[str, ...]
-    """What a user should know about this data, each in one line."""
+    """What a user should know about this data, one line each."""
     record: dict[str, Any]
-    """The split as JSON can hold it: written to a run's folder, given back to `open_data`."""
+    """The split as JSON: written to a run's directory, passed back to `open_data`."""
 
     @property
     def classes(self) -> tuple[ClassLabel, ...]:
-        """The classes of every part, in index order."""
+        """The classes of every split, in index order."""
         return self.train.classes
 
 
@@ -59,57 +63,57 @@ def open_data(
     report: Callable[[str], None] = lambda text: None,
     select: bool = True,
 ) -> Splits:
-    """Opens a data set for training.
+    """Opens a dataset for training.
 
     Args:
-        config: where it is, and how to hold out a validation part if it has none.
+        config: where it is, and how to hold out a validation split if it has none.
         classes: of a model; labels become indices into them, matched by id, then by unique name.
-        record: a split that was written down (`Splits.record`): the same images are held out,
-            whatever was added to the data since.
-        report: called with a line before something that may take minutes (once for each data set).
-        select: whether something is to be selected on a validation part; if not, none is held out
-            where there is a test part.
+        record: a recorded split (`Splits.record`): the same images are held out, whatever was
+            added to the data since.
+        report: called with a line before something that may take minutes.
+        select: whether something is selected on a validation split; if not, none is held out of
+            data that has a test split.
 
     Raises:
-        DataError: it is not there, of no known kind, damaged, empty, has a single class, or one
-            without training images.
+        DataError: it does not exist, cannot be read, is empty, has a single class, or one without
+            training images.
         MissingExtraError: the library that reads it is not installed.
     """
-    parts = open_dataset(config, report)
-    train, val = parts.train, parts.val
+    dataset = open_dataset(config, report)
+    train, val = dataset.train, dataset.val
     if train is None:
         raise DataError(
-            "there is no training part, only one to validate or test on",
+            "there is no training split, only validation or test images",
             where=config.path,
-            hint="give the folder above it, or files with 'train' in their names",
+            hint="pass the directory above it, or files with 'train' in their names",
         )
     counts = train.counts()
     if np.count_nonzero(counts) < 2 and classes is None:
         raise DataError(
             f"all images are of one class, '{train.classes[int(counts.argmax())].name}'",
             where=config.path,
-            hint="to learn to tell classes apart takes two at least, each in a folder of its own",
+            hint="training takes at least two classes, each in a directory of its own; if these "
+            f"are below {config.path}/{train.names[0].split('/')[0]}, pass that directory",
         )
-    warnings = list(parts.warnings)
-    _require_trained(train, val if not config.merge_val else None, parts.test, config.path)
+    warnings = list(dataset.warnings)
+    _require_trained(train, val if not config.merge_val else None, dataset.test, config.path)
     if not counts.all():  # a list of classes may have more than the data
-        absent = [train.classes[i].name for i in np.flatnonzero(counts == 0)]
-        warnings.append(f"{config.path}: no training images of {listed(absent)}")
+        missing = [train.classes[i].name for i in np.flatnonzero(counts == 0)]
+        warnings.append(f"{config.path}: no training images of {listed(missing)}")
     fingerprint = train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
-        warnings.append(f"{config.path} has changed since its split was written down")
+        warnings.append(f"{config.path} has changed since its split was recorded")
     place = str(Path(config.path).expanduser().resolve())
     written: dict[str, Any] = {"data": place, "fingerprint": fingerprint}
     if config.merge_val:
-        note, written["kind"] = "validation: none, all of it is trained on", "merged"
+        note, written["kind"] = "validation: none, trained on all images", "merged"
         if val is not None:
             train, val = join_sources(train, val), None
     elif val is not None:
-        note = f"validation: the data's own part, {len(val):,} images"
+        note = f"validation: the data's own split, {len(val):,} images"
         written["kind"] = "given"
-    elif parts.test is not None and not select:
-        note = "validation: none"
-        written["kind"] = "none"
+    elif dataset.test is not None and not select:
+        note, written["kind"] = "validation: none", "none"
     else:
         held, note = _hold_out(train, config, record, warnings)
         written["kind"] = "held out" if len(held) else "none"
@@ -121,7 +125,7 @@ def open_data(
     return Splits(
         _aligned(train, classes, config.path),
         None if val is None else _aligned(val, classes, config.path),
-        None if parts.test is None else _aligned(parts.test, classes, config.path),
+        None if dataset.test is None else _aligned(dataset.test, classes, config.path),
         note,
         tuple(warnings),
         written,
@@ -135,28 +139,28 @@ def open_split(
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[Source, str, tuple[str, ...]]:
-    """Opens one part of a data set, to evaluate on.
+    """Opens one split of a dataset, to evaluate on.
 
     Args:
         config: where it is; nothing is held out of it.
-        split: "auto" takes the test part if the data has one, else its validation part, else all.
-        classes: of a model; labels become indices into them, matched by id, then by unique name.
-        record: the split of a run on this data: "val" (and "auto", where the data has no parts)
-            is then what that run held out; images that it was trained on are warned of.
+        split: "auto" takes the test split if there is one, else the validation split, else all.
+        classes: as in `open_data`.
+        record: the split of a run on this data: "val" (and "auto", if the data has no splits) is
+            then what that run held out; a warning says if the model was trained on these images.
         report: as in `open_data`.
 
     Returns:
-        (the images, which part this is in words, warnings)
+        (the images, the name of the split for messages, warnings)
 
     Raises:
-        DataError: as `open_data`; there is no such part; a class that the model does not have.
+        DataError: as `open_data`; no such split; a class that the model does not have.
     """
-    parts = open_dataset(config, report)
-    named = {"test": parts.test, "val": parts.val, "train": parts.train}
+    dataset = open_dataset(config, report)
+    named = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
     there = {name: source for name, source in named.items() if source is not None}
     chosen = next(iter(there)) if split == "auto" else split
-    warnings = list(parts.warnings)
-    words = "all images" if len(there) == 1 and chosen in there else _PART_NAMES[chosen]
+    warnings = list(dataset.warnings)
+    words = "all images" if [*there] == [chosen] else f"{_WORDS[chosen]} split"
     source = there.get(chosen)
     wants_held = split == "val" or (split == "auto" and chosen == "train")
     kind = record.get("kind") if record is not None else None
@@ -164,46 +168,53 @@ def open_split(
         held, _ = _hold_out(there["train"], config, record, warnings)
         source, words = there["train"].select(held), "images held out of training"
     elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
-        warnings.append("the model was trained on these images: its figures here are no measure")
+        warnings.append("the model was trained on these images: the metrics are too good")
     if source is None or not len(source):
         raise DataError(
-            f"there is no {_PART_NAMES[chosen]}",
+            f"there is no {_WORDS[chosen]} split",
             where=config.path,
-            hint=f"this data has a {' and a '.join(_PART_NAMES[name] for name in there)}",
+            hint=f"this data has a {' and a '.join(_WORDS[name] for name in there)} split",
         )
     return _aligned(source, classes, config.path), words, tuple(warnings)
 
 
 def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text: None) -> Dataset:
-    """The parts of a data set as they lie on disk, whatever its kind."""
+    """A dataset of any kind with the splits that it names itself. A list of classes is that of the
+    configuration, else a `classes.txt` beside the data."""
     path = Path(config.path).expanduser()
-    classes_file = Path(config.classes).expanduser() if config.classes else None
-    if "{" in config.path and not path.exists():
-        return shards.open_shards(path, classes_file, report)
-    if not path.exists():
-        raise DataError(
-            "there is no such file or folder",
-            where=config.path,
-            hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
-        )
-    if path.is_dir():
-        if not _has_class_folders(path):  # an archive may lie beside those that came out of it
-            if _holds(path, shards.is_shard):
-                return shards.open_shards(path, classes_file, report)
-            if _holds(path, parquet.is_parquet):
-                return parquet.open_parquet(path, classes_file)
-        return directory.open_directory(path, classes_file)
-    if shards.is_shard(path):
-        return shards.open_shards(path, classes_file, report)
-    if parquet.is_parquet(path):
-        return parquet.open_parquet(path, classes_file)
+    exists, inside = os.path.exists(path), os.path.isdir(path)
+    if not exists and "{" not in config.path:
+        raise DataError("there is no such file or directory", where=config.path, hint=_KINDS)
+    beside = path if inside else os.path.dirname(path if exists else str(path).partition("{")[0])
+    listing = Path(beside, "classes.txt")
+    if config.classes:
+        listing = Path(config.classes).expanduser()
+    known = read_classes(listing) if config.classes or os.path.isfile(listing) else None
+    if inside:
+        # An archive may lie beside the class directories that came out of it.
+        if not _holds(path, is_image, 1, 2):
+            if _holds(path, shards.is_shard, 0, 1):
+                return shards.open_shards(path, known, report)
+            if _holds(path, parquet.is_parquet, 0, 1):
+                return parquet.open_parquet(path, known)
+        return directory.open_directory(path, known)
+    if not exists or shards.is_shard(path.name):
+        return shards.open_shards(path, known, report)
+    if parquet.is_parquet(path.name):
+        return parquet.open_parquet(path, known)
     if path.suffix.lower() in (".csv", ".tsv"):
-        return directory.open_csv(path, classes_file)
-    raise DataError(
-        "is not a data set of a known kind",
-        where=config.path,
-        hint="give a folder of class folders, a .csv, a .parquet or .tar shards",
-    )
+        return csv_file.open_csv(path, known)
+    raise DataError("not a dataset of a known kind", where=config.path, hint=_KINDS)
+
+
+def _holds(path: Path, wanted: Callable[[str], bool], first: int, last: int) -> bool:
+    """Whether a wanted file lies `first` to `last` directories below a directory."""
+    for inside, directories, names in os.walk(path, followlinks=True):
+        depth = len(Path(inside).relative_to(path).parts)
+        if depth >= first and any(map(wanted, names)):
+            return True
+        directories[:] = [name for name in directories if depth < last and name[0] != "."]
+    return False
 
 
 def unreadable_images(
@@ -232,37 +243,16 @@ def unreadable_images(
 
 
 def _require_trained(train: Source, val: Source | None, test: Source | None, path: str) -> None:
-    """Raises DataError for classes that are to be recognised and can be learnt from nothing."""
+    """Raises DataError for classes with validation or test images, but no training images."""
     for words, source in (("validation", val), ("test", test)):
         if source is not None and (alone := (source.counts() > 0) & (train.counts() == 0)).any():
-            raise DataError(
-                f"{listed(train.classes[i].name for i in np.flatnonzero(alone))} has no images "
-                "in the training part",
-                where=path,
-                hint=f"add some there, or take it out of the {words} part",
-            )
-
-
-def _has_class_folders(path: Path) -> bool:
-    """Whether images lie in folders of `path`, or of its parts (train/, val/, test/)."""
-    places = [path, *(p for p in path.iterdir() if p.is_dir())]
-    return any(
-        _holds(place, lambda p, place=place: p.parent != place and is_image(p.name))  # type: ignore[misc]
-        for place in places
-    )
-
-
-def _holds(place: Path, wanted: Callable[[Path], bool]) -> bool:
-    """Whether a folder, or a folder in it, directly holds a file that is wanted."""
-    try:
-        folders = [place, *(p for p in place.iterdir() if p.is_dir())]
-        return any(wanted(p) and p.is_file() for inner in folders for p in inner.iterdir())
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=place) from error
+            names = listed(train.classes[i].name for i in np.flatnonzero(alone))
+            hint = f"add some, or remove the class from the {words} split"
+            raise DataError(f"no training images of {names}", where=path, hint=hint)
 
 
 # ---------------------------------------------------------------------------------------------
-# The split
+# Holding out a validation split
 
 
 def _hold_out(
@@ -274,17 +264,17 @@ def _hold_out(
         held = np.array([i for i, name in enumerate(train.names) if name in wanted], np.int64)
         if len(held) < len(wanted):
             warnings.append(
-                f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} validation "
-                "images that were written down are gone"
+                f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} recorded "
+                "validation images no longer exist"
             )
-        return held, f"validation: the {len(held):,} images that were held out before"
+        return held, f"validation: the {len(held):,} images held out before"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)
     single = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
     if single:
         warnings.append(
-            f"{config.path}: only one image of {listed(single)}: trained on, not validated"
+            f"{config.path}: only one image of {listed(single)}: trained on, not validated on"
         )
     if not len(held):
         return held, "validation: none, as no class has two images"
@@ -296,13 +286,11 @@ def _hold_out(
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:
-    """Sorted indices of `fraction` of each class: at least one image of a class that has two,
-    never all of them. A function of the seed, the class's index and its images' order alone."""
+    """Sorted indices of `fraction` of each class: at least one image of a class that has two, never
+    all of them. A function of the seed, the class's index and the order of its images."""
     order = np.argsort(source.labels, kind="stable")
-    ends = np.cumsum(source.counts())
     held = [np.empty(0, np.int64)]
-    for index, end in enumerate(ends):
-        members = order[ends[index - 1] if index else 0 : end]
+    for index, members in enumerate(np.split(order, np.cumsum(source.counts())[:-1])):
         if len(members) > 1:
             count = min(max(1, round(fraction * len(members))), len(members) - 1)
             held.append(np.random.default_rng((seed, index)).permutation(members)[:count])

@@ -1,5 +1,5 @@
-"""An image cut to a model's size, for evaluation: timm's pixels, or those of the authors' code.
-Without torch, so that images can be decoded while it is still being imported."""
+"""An image resized and cropped for evaluation, with timm's pixels or those of the authors' code.
+Without torch, so that images can be decoded while it is being imported."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LARGEST = 1 << 25
 class Fit:
     """Resize and crop of a model's pre-processing: the pixels of timm's evaluation transform.
 
-    center: the shorter side is resized to size / crop_pct and the centre is cut out; squash: both
-    sides are resized; border: the longer side is, and the mean colour fills the rest.
+    center: resizes the shorter side to size / crop_pct and crops the centre; squash: resizes both
+    sides; border: resizes the longer side and fills the rest with the mean colour.
     """
 
     def __init__(self, preprocess: Preprocess) -> None:
@@ -42,21 +42,16 @@ class Fit:
         self.fill = tuple(round(255 * value) for value in preprocess.mean)
 
     def __call__(self, encoded: Encoded) -> Image.Image:
-        """An image (bytes, path or Pillow's) as 8-bit RGB of the model's size.
-
-        Raises:
-            ImageError: it cannot be decoded.
-        """
+        """An image as 8-bit RGB of the model's size. Raises ImageError if it cannot be decoded."""
         opened = open_image(encoded)
         height, width = self.resized(opened.size)
         antialias = self.preprocess.antialias
-        # Which pixels are looked at without it depends on how many there are: all are decoded.
+        # Without it, the pixels that are sampled depend on how many there are: decode them all.
         image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if antialias else None)
         # Resized whole, then cropped: resizing the crop alone would save a little time and differ
         # from timm by one level here and there.
         (top, rows), (left, columns) = (
-            _centre(whole, part)
-            for whole, part in zip((height, width), self.preprocess.size, strict=True)
+            _centre(*sides) for sides in zip((height, width), self.preprocess.size, strict=True)
         )
         if not antialias:
             image = _interpolate(image, (height, width), (top, left), (rows, columns))
@@ -90,17 +85,15 @@ class Fit:
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
 
-def _centre(whole: int, part: int) -> tuple[int, int]:
-    """(start, length) of the middle `part` of `whole`; all of it where it is shorter."""
-    if whole <= part:
-        return 0, whole
-    return round((whole - part) / 2), part
+def _centre(whole: int, size: int) -> tuple[int, int]:
+    """(start, length) of the middle `size` of `whole`; all of it if it is shorter."""
+    return (0, whole) if whole <= size else (round((whole - size) / 2), size)
 
 
 def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Image.Image:
-    """The part of `image`, resized to `size` as tf.image.resize does without antialiasing, that
-    starts at `start` (row, column): the same operations in float32, cut off to 8 bits as
-    big_vision's `resize` does (big_vision/pp/ops_image.py)."""
+    """The crop at `start` (row, column) of `image` resized to `size` without antialiasing: the
+    operations of tf.image.resize in float32, truncated to 8 bits as in big_vision
+    (pp/ops_image.py). Pillow's own transform differs in the last bit of 1% of the pixels."""
     pixels = np.asarray(image)
     (above, below, down), (before, behind, across) = (
         _neighbours(*axis) for axis in zip(pixels.shape[:2], size, start, crop, strict=True)
@@ -120,7 +113,7 @@ def _neighbours(
     pixels: int, size: int, start: int, count: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
     """Along one axis of `pixels` resized to `size`, for `count` places from `start` on: the pixels
-    before and behind each, and the share of the second. The centres of pixels are at halves."""
+    before and behind each, and the weight of the second. Pixel centres are at halves."""
     half = np.float32(0.5)
     places = np.arange(start, start + count, dtype=np.float32)
     places = (places + half) * (np.float32(pixels) / np.float32(size)) - half

@@ -1,4 +1,4 @@
-"""Parquet files as the Hub keeps data sets, through the `datasets` library.
+"""Parquet files as the Hub stores datasets, through the `datasets` library.
 
 `datasets` writes them once as Arrow into its own cache (HF_HOME), which is then mapped: random
 access without holding the data in memory.
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from vitcli.config import ClassLabel
-from vitcli.data.classes import class_of, listed, match_classes, name_labels, read_classes
-from vitcli.data.source import Dataset, Ints, Names, Source, group_by_split
+from vitcli.data.classes import Classes, RawSplit, class_of, label_dataset, listed
+from vitcli.data.files import read_file
+from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.errors import DataError, ImageError, MissingExtraError
 
-_IMAGE_COLUMNS = ("image", "img", "image", "jpg", "jpeg", "png", "image_bytes", "bytes")
+_IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine_label", "y")
 
 
@@ -32,81 +31,68 @@ class ArrowReader:
         self._values = table.data.column(column)  # binary, or struct<bytes, path>
 
     def __reduce__(self) -> tuple[type[ArrowReader], tuple[Any, str]]:
-        # A data set is pickled as the path of its file, its columns as all that they hold.
+        # A dataset is pickled as the path of its file, its columns with all that they hold.
         return ArrowReader, (self.table, self.column)
 
     def read(self, row: int) -> bytes:
         value = self._values[row].as_py()
         if isinstance(value, dict):
             data, path = value.get("bytes"), value.get("path")
-            local = data is None and path is not None and Path(path).is_file()
-            value = Path(str(path)).read_bytes() if local else data
+            value = read_file(path) if data is None and isinstance(path, str) else data
         if not isinstance(value, bytes):
-            raise ImageError("the row holds no image")
+            raise ImageError("the row has no image")
         return value
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether a path is named like a parquet file."""
-    return path.suffix.lower() == ".parquet" and not path.name.startswith(".")
+def is_parquet(name: str) -> bool:
+    """Whether a file is named like a parquet file."""
+    return name.lower().endswith(".parquet") and not name.startswith(".")
 
 
-def open_parquet(path: Path, classes_file: Path | None) -> Dataset:
-    """The parts of a parquet file, or of a folder of them, told by the words train, validation
-    and test in their names (data/train-00000-of-00001.parquet).
+def open_parquet(path: Path, known: Classes | None) -> Dataset:
+    """The splits of a parquet file, or of a directory of them, named by the words train, validation
+    and test in the files' names (data/train-00000-of-00001.parquet).
 
     Raises:
         DataError: damaged, no column of images or of labels, or no labelled image.
         MissingExtraError: `datasets` is not installed.
     """
-    files = sorted(filter(is_parquet, path.rglob("*"))) if path.is_dir() else [path]
+    files = sorted(p for p in path.rglob("*") if is_parquet(p.name)) if path.is_dir() else [path]
     grouped = group_by_split(files, path)
-    loaded = {part: _load(group, path) for part, group in grouped.items()}
-    tables = {part: table for part, table in loaded.items() if table is not None}
-    if not tables:
-        raise DataError("holds no labelled image", where=path)
-    image, label = _columns(next(iter(tables.values())), path)
+    tables = {split: _load(group, path) for split, group in grouped.items()}
+    first = next((table for table in tables.values() if table is not None), None)
+    if first is None:
+        raise DataError("no labelled images", where=path)
+    image, label = _columns(first, path)
     warnings: list[str] = []
-    raw: dict[str, npt.NDArray[Any]] = {}
-    kept: dict[str, Ints] = {}
-    for part, table in tables.items():
-        missing = [name for name in (image, label) if name not in table.features]
-        if missing:
-            warnings.append(f"{path}: the {part} part has no column {listed(missing)}: left out")
+    raw: dict[str, RawSplit] = {}
+    for split, table in tables.items():
+        if table is None:
+            continue
+        if missing := [name for name in (image, label) if name not in table.features]:
+            warnings.append(f"{path}: the {split} split has no column {listed(missing)}: ignored")
             continue
         labels = _labels(table, label, path)
-        has_label = labels != "" if labels.dtype.kind == "U" else labels >= 0
-        kept[part] = np.flatnonzero(has_label)
-        if not has_label.all():
-            without = np.count_nonzero(~has_label)
-            warnings.append(f"{path}: {without:,} rows of {part} have no label: left out")
-        if len(kept[part]):
-            raw[part] = labels[kept[part]]
+        if isinstance(labels, np.ndarray):
+            rows = np.flatnonzero(labels >= 0)
+        else:
+            rows = np.array([i for i, text in enumerate(labels) if text], np.int64)
+        if unlabelled := len(labels) - len(rows):
+            warnings.append(f"{path}: ignored {unlabelled:,} rows of {split} without a label")
+        if len(rows):
+            given = labels[rows] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
+            names = _row_names(grouped[split]).select(rows)
+            reader = ArrowReader(table, image)
+            raw[split] = RawSplit(given, names, reader, grouped[split][0].parent, rows)
     if not raw:
-        raise DataError("holds no labelled image", where=path)
-    first = tables[next(iter(raw))]
-    named = _named_classes(first, label)
-    listing = read_classes(classes_file) if classes_file else None
-    classes, indices, notes = name_labels(raw, named or listing, path)
-    if named and listing:  # the data's own names, in the order of the list
-        table = match_classes(named, listing, path, str(classes_file))
-        classes, indices = listing, {part: table[labels] for part, labels in indices.items()}
-    parts = {
-        part: Source(
-            classes,
-            labels,
-            _row_names(grouped[part]).select(kept[part]),
-            ArrowReader(tables[part], image),
-            grouped[part][0].parent,
-            kept[part],
-        )
-        for part, labels in indices.items()
-    }
-    return Dataset(parts.get("train"), parts.get("val"), parts.get("test"), (*warnings, *notes))
+        raise DataError("no labelled images", where=path)
+    spelt = getattr(tables[next(iter(raw))].features[label], "names", None)
+    named = tuple(class_of(name) for name in spelt) if spelt else None
+    return label_dataset(raw, known, path, warnings, named)
 
 
 def _load(files: list[Path], path: Path) -> Any:
-    """A `datasets.Dataset` of those files that hold rows; None where none does."""
+    """A `datasets.Dataset` of those files that have rows; None if none has."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -121,7 +107,7 @@ def _load(files: list[Path], path: Path) -> Any:
     try:
         names = [str(file.resolve()) for file in files]
         return datasets.load_dataset("parquet", data_files=names, split="train")
-    except Exception as error:  # what pyarrow, fsspec and the disk raise comes through
+    except Exception as error:  # whatever pyarrow, fsspec and the disk raise
         raise _unreadable(files[0] if len(files) == 1 else path, error) from error
     finally:
         log.set_verbosity(verbosity)
@@ -143,51 +129,37 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _columns(table: Any, path: Path) -> tuple[str, str]:
-    """The names of the image's and of the label's column: by their types, then by name."""
+    """The names of the image and the label column: by type, then by name."""
     kinds = {name: type(feature).__name__ for name, feature in table.features.items()}
+    binary = [name for name in kinds if "binary" in str(table.data.column(name).type)]
     images = [name for name, kind in kinds.items() if kind == "Image"]
-    images += [name for name in _IMAGE_COLUMNS if name in kinds and _holds_bytes(table, name)]
+    images += [name for name in _IMAGE_COLUMNS if name in binary]
     labels = [name for name in _LABEL_COLUMNS if kinds.get(name) == "ClassLabel"]
     labels += [name for name, kind in kinds.items() if kind == "ClassLabel"]
     labels += [name for name in _LABEL_COLUMNS if name in kinds]
-    for found, what, name in ((images, "images", "image"), (labels, "labels", "label")):
+    for found, name in ((images, "image"), (labels, "label")):
         if not found:
+            content = " of encoded images" if name == "image" else ""
             raise DataError(
-                f"no column holds {what}; there are {listed(kinds)}",
+                f"no column of {name}s; the columns are {listed(kinds)}",
                 where=path,
-                hint=f"the Hub's data sets have a column '{name}'"
-                + (" with encoded images" if name == "image" else ""),
+                hint=f"datasets on the Hub have a column '{name}'{content}",
             )
     return images[0], labels[0]
 
 
-def _holds_bytes(table: Any, column: str) -> bool:
-    kind = str(table.data.column(column).type)
-    return "binary" in kind
-
-
-def _named_classes(table: Any, label: str) -> tuple[ClassLabel, ...] | None:
-    names = getattr(table.features[label], "names", None)
-    if not names:
-        return None
-    classes = tuple(class_of(name) for name in names)
-    if len({entry.id for entry in classes}) < len(classes):  # then a name is no identity
-        classes = tuple(ClassLabel(str(i), name) for i, name in enumerate(names))
-    return classes
-
-
-def _labels(table: Any, column: str, path: Path) -> npt.NDArray[Any]:
-    """int64 (N,), -1 where there is none; or str (N,), "" where there is none."""
+def _labels(table: Any, column: str, path: Path) -> Ints | list[str]:
+    """One label per row; a missing one is -1 or ""."""
     values = table.data.column(column)
     try:
-        if str(values.type) in ("string", "large_string", "string_view"):
-            texts = values.fill_null("").to_numpy()
-            return np.asarray(texts, np.str_)
-        numbers: npt.NDArray[Any] = values.cast("int64").fill_null(-1).to_numpy()
+        if "string" in str(values.type):
+            texts: list[str] = values.fill_null("").to_pylist()
+            return texts
+        numbers: Ints = values.cast("int64").fill_null(-1).to_numpy()
         return numbers
     except Exception as error:  # pyarrow's own, which is not imported here
         raise DataError(
-            f"the column '{column}' holds {values.type}, not one label a row", where=path
+            f"the column '{column}' holds {values.type}, not one label per row", where=path
         ) from error
 
 

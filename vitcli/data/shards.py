@@ -1,7 +1,10 @@
 """WebDataset tar shards: an index of offsets once, then any image by one read in place.
 
-A sample is a run of members with one key: `0001.jpg` and `0001.cls`. Compressed shards cannot be
-entered in the middle; they are unpacked once into the cache folder and read there.
+A sample is a run of members with one key: `0001.jpg` and `0001.cls`. Compressed shards allow no
+access in the middle; they are unpacked once into the cache directory and read there.
+
+Headers are parsed one by one with `TarInfo.frombuf` and not by `TarFile`, which loops forever on
+some damaged files (negative sizes, sparse maps that never end) and keeps every header in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import lzma
 import os
 import re
 import tarfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,19 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.atomic import whole_file
-from vitcli.config import ClassLabel
-from vitcli.data.classes import listed, name_labels, read_classes
-from vitcli.data.source import (
-    IMAGE_SUFFIXES,
-    Dataset,
-    Ints,
-    Names,
-    Source,
-    group_by_split,
-)
+from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
+from vitcli.data.files import IMAGE_SUFFIXES
+from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
@@ -47,7 +42,10 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
 }
 """First bytes of a compressed file -> what opens it."""
 
-_SAMPLE = "a sample is an image and its label under one name: 0001.jpg and 0001.cls"
+_BLOCK = tarfile.BLOCKSIZE
+_LONGEST = 1 << 20
+"""Bytes of a name or label; more is damage."""
+_SAMPLE = "a sample is an image and its label with the same name: 0001.jpg and 0001.cls"
 
 
 @dataclass(frozen=True)
@@ -78,259 +76,64 @@ class ShardReader:
 class ShardIndex:
     """The samples of one shard."""
 
-    file: Path  # the tar itself, or the unpacked copy of it
+    file: Path  # the tar itself, or its unpacked copy
     keys: Names
-    labels: npt.NDArray[Any]  # int64 or str (N,)
-    offset: Ints
-    size: Ints
+    labels: list[str]
+    places: Ints  # (N, 2) offset and size of each image
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file is named like a tar shard."""
+    return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def open_shards(
-    path: Path, classes_file: Path | None, report: Callable[[str], None] = lambda text: None
+    path: Path, known: Classes | None, report: Callable[[str], None] = lambda text: None
 ) -> Dataset:
-    """The parts of a shard folder, of a pattern such as train-{00000..00009}.tar, or of one shard.
+    """The splits of a directory of shards, of a pattern (train-{00000..00009}.tar), or of a shard.
 
-    Dataset are told by words in the names: train-*, val-*, test-*, or folders of these names.
-    Names that say nothing are the training part. `report` is called with a line before shards
-    are unpacked, which takes its time, but once only.
+    Splits are named by words in the files' or directories' names: train-*, val-*, test-*. Names
+    without such a word are the training split. `report` is called with a line before shards are
+    unpacked.
     """
-    shards = find_shards(path)
-    packed = [shard for shard in shards if not _kept(shard).whole and _kept(shard).opener]
+    shards = _find_shards(path)
+    packed = [
+        shard for shard in shards if not (kept := _kept(shard)).file.is_file() and kept.opener
+    ]
     if packed:
         size = sum(shard.stat().st_size for shard in packed) / 1e6
         report(
-            f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into "
-            f"{cache_directory()}, once"
+            f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {cache_directory()}"
         )
-    grouped = group_by_split(shards, path)
-    folder = path if path.is_dir() else shards[0].parent
-    if classes_file is None and (folder / "classes.txt").is_file():
-        classes_file = folder / "classes.txt"
-    known = read_classes(classes_file) if classes_file else None
-    indexes = {part: [index_shard(shard) for shard in group] for part, group in grouped.items()}
-    raw = {part: _join_labels([i.labels for i in group]) for part, group in indexes.items()}
-    classes, labels, warnings = name_labels(raw, known, path)
-    parts = {
-        part: _source(classes, labels[part], grouped[part], group)
-        for part, group in indexes.items()
-    }
-    return Dataset(parts.get("train"), parts.get("val"), parts.get("test"), tuple(warnings))
+    raw: dict[str, RawSplit] = {}
+    for split, group in group_by_split(shards, path).items():
+        indexes = [index_shard(shard) for shard in group]
+        reader = ShardReader(
+            tuple(index.file for index in indexes),
+            np.repeat(np.arange(len(group), dtype=np.int32), [len(i.keys) for i in indexes]),
+            *np.concatenate([index.places for index in indexes]).T.copy(),
+        )
+        names = Names.pack(
+            f"{shard.name}/{key}"
+            for shard, index in zip(group, indexes, strict=True)
+            for key in index.keys
+        )
+        labels = as_numbers([label for index in indexes for label in index.labels])
+        raw[split] = RawSplit(labels, names, reader, group[0].parent)
+    return label_dataset(raw, known, path)
 
 
-def find_shards(path: Path) -> list[Path]:
-    """The shards of a folder, a brace pattern or a single file, in order of their names."""
+def _find_shards(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(p for p in path.rglob("*.t*") if is_shard(p) and not p.name.startswith("."))
-    if "{" in str(path):
-        shards = [Path(p) for p in _webdataset().shardlists.expand_urls(str(path))]
-        absent = [shard.name for shard in shards if not shard.is_file()]
-        if absent:
-            raise DataError(
-                f"the pattern asks for shards that are not there: {listed(absent)}", where=path
-            )
-        return shards
-    return [path]
-
-
-def is_shard(path: Path) -> bool:
-    """Whether a path is named like a tar shard."""
-    return path.name.lower().endswith(SHARD_SUFFIXES)
-
-
-def _join_labels(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    if len({array.dtype.kind for array in arrays}) > 1:
-        arrays = [array.astype(np.str_) for array in arrays]
-    return np.concatenate(arrays)
-
-
-def _source(
-    classes: tuple[ClassLabel, ...], labels: Ints, shards: list[Path], indexes: list[ShardIndex]
-) -> Source:
-    reader = ShardReader(
-        tuple(index.file for index in indexes),
-        np.repeat(np.arange(len(indexes), dtype=np.int32), [len(i.keys) for i in indexes]),
-        np.concatenate([index.offset for index in indexes]),
-        np.concatenate([index.size for index in indexes]),
-    )
-    names = Names.pack(
-        f"{shard.name}/{key}"
-        for shard, index in zip(shards, indexes, strict=True)
-        for key in index.keys
-    )
-    return Source(classes, labels, names, reader, shards[0].parent)
-
-
-# ---------------------------------------------------------------------------------------------
-# The index of one shard, remembered in the cache folder
-
-
-def cache_directory() -> Path:
-    """Where indices and unpacked shards are kept: $VIT_CACHE, else the user's cache folder."""
-    if os.environ.get("VIT_CACHE"):
-        return Path(os.environ["VIT_CACHE"]) / "shards"
-    if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
-        return Path(os.environ["LOCALAPPDATA"]) / "vit" / "shards"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "vit" / "shards"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Where a shard's index and its unpacked copy are kept. The names hold the shard's path, size
-    and time of change: a changed shard is read anew."""
-
-    place: str
-    state: str
-    file: Path  # the tar to read: the shard itself, or the copy
-    index: Path
-    opener: Callable[..., Any] | None  # of a compressed shard
-
-    @property
-    def whole(self) -> bool:
-        """Whether nothing is left to be done."""
-        return self.index.is_file() and self.file.is_file()
-
-
-def _kept(shard: Path) -> Kept:
-    try:
-        status = shard.stat()
-        with shard.open("rb") as content:
-            head = content.read(6)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
-    place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
-    state = hashlib.sha256(f"v1 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
-    stem = cache_directory() / f"{place}-{state}"
-    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
-    file = stem.with_suffix(".tar") if opener else shard
-    return Kept(place, state, file, stem.with_suffix(".npz"), opener)
-
-
-def index_shard(shard: Path) -> ShardIndex:
-    """The samples of a shard, from the cache folder or by one pass over it."""
-    kept = _kept(shard)
-    cache = kept.index.parent
-    if kept.whole:
-        with np.load(kept.index, allow_pickle=False) as arrays:
-            names = Names(arrays["text"], arrays["ends"])
-            labels, offset, size = arrays["labels"], arrays["offset"], arrays["size"]
-            return ShardIndex(kept.file, names, labels, offset, size)
-    if kept.opener and not kept.file.is_file():
-        try:
-            _clean(cache, kept)
-            with whole_file(kept.file) as target:
-                _unpack(shard, kept.opener, target)
-        except (OSError, OutputError) as error:
-            reason = error.what if isinstance(error, OutputError) else error.strerror
-            raise OutputError(
-                f"a compressed shard cannot be unpacked here: {reason}",
-                where=cache,
-                hint="set VIT_CACHE to a folder with more room, or give uncompressed .tar shards",
-            ) from error
-    index = _read_index(shard, kept.file)
-    text, ends = index.keys.arrays()
-    # Without a cache, the next run reads the headers again.
-    with contextlib.suppress(OSError, OutputError):
-        _clean(cache, kept)
-        with whole_file(kept.index) as target:
-            np.savez(
-                target,
-                text=text,
-                ends=ends,
-                labels=index.labels,
-                offset=index.offset,
-                size=index.size,
-            )
-    return index
-
-
-def _clean(cache: Path, kept: Kept) -> None:
-    """Makes the cache folder and removes what it keeps of an older state of the shard, and what
-    was left by a process that was killed while it wrote."""
-    cache.mkdir(parents=True, exist_ok=True)
-    for file in cache.glob(f"*{kept.place}-*"):
-        abandoned = file.suffix == ".tmp" and time.time() - file.stat().st_mtime > 24 * 3600
-        if kept.state not in file.name or abandoned:
-            file.unlink(missing_ok=True)
-
-
-def _unpack(shard: Path, opener: Callable[..., Any], target: IO[bytes]) -> None:
-    with opener(shard, "rb") as packed:
-        while True:
-            try:
-                block = packed.read(1 << 20)
-            except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-                raise _cut_short(shard) from error
-            if not block:
-                return
-            target.write(block)
-
-
-def _cut_short(shard: Path) -> DataError:
-    return DataError(
-        "the shard is damaged or cut short", where=shard, hint="fetch or copy this file again"
-    )
-
-
-def _read_index(shard: Path, file: Path) -> ShardIndex:
-    """One pass over the headers of a tar; the grouping of members to samples is webdataset's."""
-    group_by_keys = _webdataset().tariterators.group_by_keys
-    keys: list[str] = []
-    labels: list[str] = []
-    places: list[tuple[int, int]] = []
-    halves = 0  # images without a label, labels without an image
-    try:
-        with file.open("rb") as content:
-            for sample in group_by_keys(_members(shard, file)):
-                image = next((sample[s] for s in sample if s in IMAGE_SUFFIXES), None)
-                if image is None or "cls" not in sample:
-                    halves += image is not None or "cls" in sample
-                    continue
-                offset, size = sample["cls"]
-                content.seek(offset)
-                labels.append(content.read(size).decode("utf-8", "replace").strip())
-                places.append(image)
-                keys.append(sample["__key__"])
-    except ValueError as error:  # webdataset's
-        what = "a sample has two files of one kind"
-        raise DataError(what, where=shard, hint=_SAMPLE) from error
-    if halves:
-        what = f"{halves:,} of its samples lack the image or the label"
-        raise DataError(what, where=shard, hint=_SAMPLE)
-    if not keys:
-        raise DataError("the shard holds no labelled image", where=shard, hint=_SAMPLE)
-    try:
-        encoded: npt.NDArray[Any] = np.array([int(label) for label in labels], np.int64)
-    except ValueError:
-        encoded = np.array(labels, np.str_)
-    table = np.array(places, np.int64)
-    return ShardIndex(file, Names.pack(keys), encoded, table[:, 0].copy(), table[:, 1].copy())
-
-
-def _members(shard: Path, file: Path) -> Iterator[dict[str, Any]]:
-    """Each file of a tar as {fname, data: (offset, size)}, in webdataset's form.
-
-    Raises:
-        DataError: not a tar, or without its end: a shard that was cut off between two members
-            looks whole but for the two blocks of zeros that end every tar.
-    """
-    total = file.stat().st_size
-    try:
-        with tarfile.open(file, "r:") as tar:
-            for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # else every header stays in memory
-                if member.offset_data + member.size > total:
-                    raise _cut_short(shard)
-                if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name):
-                    place = (member.offset_data, member.size)
-                    yield {"fname": member.name, "data": place, "__url__": str(shard)}
-            end = tar.offset
-    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
-        raise _cut_short(shard) from error
-    with file.open("rb") as content:
-        content.seek(end)
-        if content.read(512) != bytes(512):
-            raise _cut_short(shard)
+        return sorted(file for file in path.rglob("*.t*") if is_shard(file.name))
+    if path.is_file():
+        return [path]
+    shards = [Path(file) for file in _webdataset().shardlists.expand_urls(str(path))]
+    if missing := [shard.name for shard in shards if not os.path.isfile(shard)]:
+        raise DataError(
+            f"the pattern names shards that do not exist: {listed(missing)}", where=path
+        )
+    return shards
 
 
 def _webdataset() -> Any:
@@ -340,3 +143,185 @@ def _webdataset() -> Any:
         return importlib.import_module("webdataset")
     except ImportError as error:
         raise MissingExtraError("webdataset", "data", "reading tar shards") from error
+
+
+# ---------------------------------------------------------------------------------------------
+# The index of a shard, kept in the cache directory
+
+
+def cache_directory() -> Path:
+    """Where indices and unpacked shards are kept: $VIT_CACHE, else the user's cache directory."""
+    if os.environ.get("VIT_CACHE"):
+        return Path(os.environ["VIT_CACHE"]) / "shards"
+    if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
+        return Path(os.environ["LOCALAPPDATA"]) / "vit" / "shards"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "vit" / "shards"
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Where a shard's index and its unpacked copy are kept. The names hold the shard's path
+    (place), size and time of change (state): a changed shard is read anew."""
+
+    place: str
+    state: str
+    file: Path  # the tar to read: the shard itself, or the copy
+    index: Path
+    opener: Callable[..., Any] | None  # of a compressed shard
+
+
+def _kept(shard: Path) -> _Kept:
+    try:
+        status = shard.stat()
+        with shard.open("rb") as content:
+            head = content.read(6)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
+    place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
+    state = hashlib.sha256(f"v2 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
+    stem = cache_directory() / f"{place}-{state}"
+    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+    file = stem.with_suffix(".tar") if opener else shard
+    return _Kept(place, state, file, stem.with_suffix(".npz"), opener)
+
+
+def index_shard(shard: Path) -> ShardIndex:
+    """The samples of a shard, from the cache directory or by one pass over it."""
+    kept = _kept(shard)
+    # A damaged index is made again.
+    with contextlib.suppress(Exception), np.load(kept.index, allow_pickle=False) as arrays:
+        if kept.file.is_file():
+            keys = Names(arrays["text"], arrays["ends"])
+            return ShardIndex(kept.file, keys, arrays["labels"].tolist(), arrays["places"])
+    if kept.opener and not kept.file.is_file():
+        try:
+            _clean(kept)
+            with whole_file(kept.file) as target:
+                _unpack(shard, kept.opener, target)
+        except (OSError, OutputError) as error:
+            reason = error.what if isinstance(error, OutputError) else error.strerror
+            raise OutputError(
+                f"a compressed shard cannot be unpacked here: {reason}",
+                where=kept.file.parent,
+                hint="set VIT_CACHE to a directory with more space, or use plain .tar shards",
+            ) from error
+    index = _read_index(shard, kept.file)
+    text, ends = index.keys.arrays()
+    # Without a cache, the next run reads the headers again.
+    with contextlib.suppress(OSError, OutputError):
+        _clean(kept)
+        with whole_file(kept.index) as target:
+            np.savez(target, text=text, ends=ends, labels=index.labels, places=index.places)
+    return index
+
+
+def _clean(kept: _Kept) -> None:
+    """Makes the cache directory, and removes what it keeps of an older state of the shard."""
+    cache = kept.index.parent
+    cache.mkdir(parents=True, exist_ok=True)
+    for file in cache.glob(f"{kept.place}-*"):
+        if kept.state not in file.name:
+            file.unlink(missing_ok=True)
+
+
+def _unpack(shard: Path, opener: Callable[..., Any], target: IO[bytes]) -> None:
+    with opener(shard, "rb") as packed:
+        while True:
+            try:
+                block = packed.read(1 << 20)
+            except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+                raise _damaged(shard) from error
+            if not block:
+                return
+            target.write(block)
+
+
+def _damaged(shard: Path) -> DataError:
+    hint = "download or copy this file again"
+    return DataError("the shard is damaged or cut short", where=shard, hint=hint)
+
+
+def _read_index(shard: Path, file: Path) -> ShardIndex:
+    """One pass over the headers of a tar; members are grouped into samples by webdataset."""
+    group_by_keys = _webdataset().tariterators.group_by_keys
+    keys: list[str] = []
+    labels: list[str] = []
+    places: list[tuple[int, int]] = []
+    halves = 0  # images without a label, labels without an image
+    try:
+        with file.open("rb") as headers, file.open("rb") as content:
+            for sample in group_by_keys(_members(headers, shard)):
+                image = next((sample[s] for s in sample if s in IMAGE_SUFFIXES), None)
+                if image is None or "cls" not in sample:
+                    halves += image is not None or "cls" in sample
+                    continue
+                offset, size = sample["cls"]
+                content.seek(offset)
+                labels.append(content.read(min(size, _LONGEST)).decode("utf-8", "replace").strip())
+                places.append(image)
+                keys.append(sample["__key__"])
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
+    except ValueError as error:  # webdataset's
+        raise DataError("a sample has two files of one kind", where=shard, hint=_SAMPLE) from error
+    if halves:
+        what = f"{halves:,} of its samples have no image or no label"
+        raise DataError(what, where=shard, hint=_SAMPLE)
+    if not keys:
+        raise DataError("no labelled images", where=shard, hint=_SAMPLE)
+    return ShardIndex(file, Names.pack(keys), labels, np.array(places, np.int64))
+
+
+def _members(tar: IO[bytes], shard: Path) -> Iterator[dict[str, Any]]:
+    """Each file of a tar as webdataset has it: {fname, data}, here with (offset, size) as data.
+
+    Raises:
+        DataError: not a tar, or without its end: a shard that was cut off between two members looks
+            whole but for the blocks of zeros that end every tar.
+    """
+    total = tar.seek(0, os.SEEK_END)
+    position = tar.seek(0)
+    given: dict[str, str] = {}  # name and size of the next file, from the header before it
+    while True:
+        try:
+            header = tarfile.TarInfo.frombuf(tar.read(_BLOCK), "utf-8", "surrogateescape")
+            if header.isreg() and "size" in given:
+                header.size = int(given["size"])
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
+            return
+        except (tarfile.TarError, ValueError) as error:
+            raise _damaged(shard) from error
+        start = position + _BLOCK
+        sparse = header.type == tarfile.GNUTYPE_SPARSE
+        if header.size < 0 or start + header.size > total or sparse:
+            raise _damaged(shard)
+        if header.type == tarfile.GNUTYPE_LONGNAME:
+            given["path"] = _text(tar.read(min(header.size, _LONGEST)).rstrip(b"\0"))
+        elif header.type == tarfile.XHDTYPE:
+            given |= _extended(tar.read(min(header.size, _LONGEST)))
+        else:
+            name = given.get("path", header.name)
+            if header.isreg() and not re.match(r"__[^/]*__($|/)", name):
+                yield {"fname": name, "data": (start, header.size), "__url__": str(shard)}
+            given = {}
+        blocks = -(-header.size // _BLOCK) if header.type not in _EMPTY else 0
+        position = tar.seek(start + blocks * _BLOCK)
+
+
+_EMPTY = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
+_EMPTY |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
+"""Members without content, whatever size their header gives."""
+
+
+def _extended(content: bytes) -> dict[str, str]:
+    """The records of a pax header: "LENGTH KEY=VALUE\\n" each."""
+    records = {}
+    while match := re.match(rb"(\d{1,9}) ([^=]+)=", content):
+        records[_text(match[2])] = _text(content[match.end() : int(match[1]) - 1])
+        content = content[max(int(match[1]), 1) :]
+    return records
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")

@@ -1,14 +1,14 @@
-"""From a decoded image to a model's input, for evaluation and for training.
+"""From an encoded image to a model's input, for evaluation and for training.
 
-Images stay uint8 until they reach the model's device: a quarter of the bytes to move. Evaluation
-gives timm's pixels (transformers' too: its resize is crop mode "squash"). Training draws every
-random choice from `sample_rng(seed, epoch, index)` or `batch_rng(seed, step)`, so that a batch
-does not depend on workers, ranks or where a run was interrupted.
+Images stay uint8 until they reach the model's device: a quarter of the bytes to move. Training
+draws every random choice from a generator that it is given (order.py).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -36,42 +36,25 @@ def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
     return images.to(torch.float32, copy=True).sub_(255 * mean).div_(255 * std)
 
 
-# ---------------------------------------------------------------------------------------------
-# Evaluation
-
-
 class EvalTransform:
-    """Resize and crop of a model's pre-processing, see `Fit`: the pixels of timm's transform."""
+    """Resize and crop of a model's pre-processing: the pixels of timm's transform, see `Fit`."""
 
     def __init__(self, preprocess: Preprocess) -> None:
-        self.size = preprocess.size
+        self.preprocess, self.size = preprocess, preprocess.size
         self.fit = Fit(preprocess)
 
     def __call__(self, image: Encoded) -> torch.Tensor:
-        """An image (bytes, path or Pillow's) as uint8 (3, H, W).
-
-        Raises:
-            ImageError: it cannot be decoded.
-        """
+        """An image as uint8 (3, H, W). Raises ImageError if it cannot be decoded."""
         return to_tensor(self.fit(image))
 
 
-def eval_transform(preprocess: Preprocess) -> _Evaluated:
+def eval_transform(preprocess: Preprocess) -> Callable[[Encoded], torch.Tensor]:
     """image (Pillow's, a path or bytes) -> normalised float32 (3, H, W)."""
-    return _Evaluated(preprocess)
+    return partial(_normalised, EvalTransform(preprocess))
 
 
-class _Evaluated:
-    def __init__(self, preprocess: Preprocess) -> None:
-        self.preprocess = preprocess
-        self.pixels = EvalTransform(preprocess)
-
-    def __call__(self, image: Encoded) -> torch.Tensor:
-        return to_float(self.pixels(image), self.preprocess)
-
-
-# ---------------------------------------------------------------------------------------------
-# Training
+def _normalised(transform: EvalTransform, image: Encoded) -> torch.Tensor:
+    return to_float(transform(image), transform.preprocess)
 
 
 class TrainTransform:
@@ -83,11 +66,8 @@ class TrainTransform:
         self.augment = augment
 
     def __call__(self, encoded: Encoded, rng: np.random.Generator) -> torch.Tensor:
-        """An image (bytes, path or Pillow's) as uint8 (3, H, W); `rng` decides every choice.
-
-        Raises:
-            ImageError: it cannot be decoded.
-        """
+        """An image as uint8 (3, H, W); `rng` decides every choice. Raises ImageError if it cannot
+        be decoded."""
         opened = open_image(encoded)
         height, width = opened.size
         box = inception_box((height, width), self.augment, rng)
@@ -112,19 +92,16 @@ class TrainTransform:
 
 
 def inception_box(size: Size, augment: AugmentConfig, rng: np.random.Generator) -> Box:
-    """The crop of "Going deeper with convolutions" (arXiv 1409.4842, section 6): area and aspect
-    ratio are drawn (the ratio evenly in its logarithm), then the place. After ten that do not
-    fit, the largest central crop of a permitted ratio, as torchvision's RandomResizedCrop does."""
+    """The crop of "Going deeper with convolutions" (arXiv 1409.4842, section 6): draws the area and
+    the aspect ratio (evenly in its logarithm), then the place. After ten that do not fit, the
+    largest central crop of an allowed ratio, as torchvision's RandomResizedCrop does."""
     height, width = size
     if augment.crop_area == (1, 1):
         return 0, 0, width, height
     low, high = (math.log(ratio) for ratio in augment.crop_ratio)
     for _ in range(10):
-        area = (
-            height
-            * width
-            * (augment.crop_area[0] + (augment.crop_area[1] - augment.crop_area[0]) * rng.random())
-        )
+        smallest, largest = augment.crop_area
+        area = height * width * (smallest + (largest - smallest) * rng.random())
         ratio = math.exp(low + (high - low) * rng.random())
         columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < columns <= width and 0 < rows <= height:
@@ -160,20 +137,20 @@ def erase(pixels: torch.Tensor, probability: float, rng: np.random.Generator) ->
 
 
 class Mixing(NamedTuple):
-    """What one batch's mixup or cutmix does: image i with its neighbour i - 1."""
+    """How a batch is mixed: image i with its neighbour i - 1."""
 
     share: float
-    """The part of each label that stays."""
+    """The share of each label that stays."""
     box: tuple[int, int, int, int] | None
     """cutmix: (top, left, bottom, right) that comes from the neighbour; None: mixup."""
 
 
 def draw_mixing(size: Size, augment: AugmentConfig, rng: np.random.Generator) -> Mixing | None:
-    """Draws what happens to a batch of images of `size`; None: nothing.
+    """Draws how a batch of images of `size` is mixed; None: not at all.
 
-    mixup (arXiv 1710.09412) as in big_vision: one share a batch from Beta(alpha, alpha), at least
-    a half. cutmix (arXiv 1905.04899): one box a batch; its area, once cut at the border, decides
-    the share. With both, a fair coin.
+    mixup (arXiv 1710.09412) as in big_vision: one share per batch from Beta(alpha, alpha), at least
+    a half. cutmix (arXiv 1905.04899): one box per batch, whose area within the image decides the
+    share. With both, a fair coin chooses.
     """
     if not augment.mixup and not augment.cutmix:
         return None

@@ -1,0 +1,93 @@
+"""CSVs, and lists of classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data.conftest import MakeDirectory
+from vitcli.config import DataConfig
+from vitcli.data.dataset import open_data, open_split
+from vitcli.errors import DataError
+
+
+def write_csv(root: Path, text: str, name: str = "data.csv") -> Path:
+    path = root / name
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_csv(make_directory: MakeDirectory) -> None:
+    root = make_directory({"a": 4})
+    labels = ["dog", "cat", "cat", "dog"]
+    rows = "".join(f"a/{i:03}.jpg,{label}\n" for i, label in enumerate(labels))
+    path = write_csv(root, "\ufeffPath,Label\n" + rows + "\n")
+    source, _, warnings = open_split(DataConfig(str(path)))
+    assert [source.classes[i].id for i in source.labels] == labels
+    assert source.read(2) == (root / "a/002.jpg").read_bytes()
+    assert source.where(2) == str(root / "a/002.jpg")
+    assert not warnings
+
+
+@pytest.mark.parametrize(("name", "sign"), [("x.tsv", "\t"), ("x.csv", ";"), ("x.csv", ",")])
+def test_splits_and_other_columns(make_directory: MakeDirectory, name: str, sign: str) -> None:
+    root = make_directory({"a": 4})
+    lines = ["who,filename,class,split", "x,a/000.jpg,n01440764,train", "x,a/001.jpg,cat,train"]
+    lines += [f"x,{root}/a/002.jpg,cat,val", "x,a/003.jpg,cat,test"]
+    splits = open_data(DataConfig(str(write_csv(root, "\n".join(lines).replace(",", sign), name))))
+    assert splits.val is not None and splits.test is not None
+    assert [label.id for label in splits.classes] == ["cat", "n01440764"]
+    assert [len(s) for s in (splits.train, splits.val, splits.test)] == [2, 1, 1]
+    assert splits.val.read(0) == (root / "a/002.jpg").read_bytes()
+
+
+def test_indices(make_directory: MakeDirectory, tmp_path: Path) -> None:
+    root = make_directory({"a": 3})
+    path = write_csv(root, "path,label\na/000.jpg,2\na/001.jpg,0\na/002.jpg,2\n")
+    source, _, warnings = open_split(DataConfig(str(path)))
+    assert [label.id for label in source.classes] == ["0", "1", "2"]
+    assert "--classes FILE" in warnings[0]
+    (tmp_path / "names").write_text("n01440764\ttench\ncat\ndog\n")
+    source, _, warnings = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
+    assert [source.classes[i].name for i in source.labels] == ["dog", "tench", "dog"]
+    assert not warnings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a/000.jpg,cat\n",
+        "path\na/000.jpg\n",
+        "path,label\n",
+        "path,label\na/000.jpg\n",
+        "path,label\na/000.jpg,\n",
+        "path,label\na/000.jpg,cat\nb.jpg,cat\n",
+        f"path,label\na/000.jpg,cat\n{'x' * 5000}.jpg,cat\n",
+        "path,label\na/000.jpg,cat\na\0b.jpg,dog\n",
+        "path,label,split\na/000.jpg,cat,night\n",
+        "path,label\na/000.jpg,-1\n",
+        "path,label\na/000.jpg,123456789\n",
+        "path,label\na/000.jpg,\xff\n",
+        f"path,label\na/000.jpg,{'x' * 200_000}\n",
+    ],
+)
+def test_bad_csv(make_directory: MakeDirectory, text: str) -> None:
+    path = make_directory({"a": 1}) / "data.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError) as caught:
+        open_data(DataConfig(str(path)))
+    assert str(path) in str(caught.value.where)
+
+
+@pytest.mark.parametrize("listing", ["cat\n", "", "cat\n\ndog\n", "cat\tone\ncat\tother\n", None])
+def test_bad_lists_of_classes(
+    make_directory: MakeDirectory, tmp_path: Path, listing: str | None
+) -> None:
+    path = write_csv(make_directory({"a": 2}), "path,label\na/000.jpg,0\na/001.jpg,1\n")
+    names = tmp_path / "names.txt"
+    if listing is not None:
+        names.write_text(listing)
+    with pytest.raises(DataError):
+        open_data(DataConfig(str(path), classes=str(names)))

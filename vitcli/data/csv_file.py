@@ -1,0 +1,85 @@
+"""A CSV that lists images and their labels."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
+from vitcli.data.source import Dataset, FileReader, Names, split_of
+from vitcli.errors import DataError
+
+_HINT = "a CSV starts with the line: path,label   and has one line per image"
+_PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
+_LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
+_SPLIT_COLUMNS = ("split", "part", "set", "subset")
+
+
+def open_csv(path: Path, known: Classes | None) -> Dataset:
+    """The splits of a CSV (or TSV) with a header and one row per image: its path, relative to the
+    CSV's directory, and its label, a class's name or index; a column `split` names splits.
+
+    Raises:
+        DataError: not text, a column is missing, a row is cut short, a file does not exist.
+    """
+    rows = _read_rows(path)
+    root = path.parent
+    files = (file for files, _ in rows.values() for file in files)
+    if missing := [file for file in files if not os.path.isfile(os.path.join(root, file))]:
+        raise DataError(
+            f"{len(missing):,} of its images do not exist: {listed(missing, 3)}",
+            where=path,
+            hint=f"paths are relative to the CSV's directory, {root.resolve()}",
+        )
+    raw: dict[str, RawSplit] = {}
+    for split, (files_of_split, labels) in rows.items():
+        names = Names.pack(files_of_split)
+        raw[split] = RawSplit(as_numbers(labels), names, FileReader(root, names), root)
+    return label_dataset(raw, known, path)
+
+
+def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """{split: (paths, labels)}"""
+    rows: dict[str, tuple[list[str], list[str]]] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            delimiter = "\t" if "\t" in first else ";" if ";" in first and "," not in first else ","
+            table = csv.reader(file, delimiter=delimiter)
+            header = [cell.strip().lower() for cell in next(table, [])]
+            image = _column(header, _PATH_COLUMNS, path)
+            label = _column(header, _LABEL_COLUMNS, path)
+            split = next((header.index(name) for name in _SPLIT_COLUMNS if name in header), None)
+            for cells in table:
+                if not any(cells):
+                    continue
+                where = f"{path}, line {table.line_num}"
+                if len(cells) <= max(image, label, split or 0):
+                    raise DataError("the row is cut short", where=where)
+                if not cells[image].strip() or not cells[label].strip():
+                    raise DataError("the row has no path or no label", where=where)
+                word = "train" if split is None else cells[split].strip()
+                named = split_of(word)
+                if named is None:
+                    hint = "use train, val or test"
+                    raise DataError(f"'{word}' is not a split", where=where, hint=hint)
+                files, labels = rows.setdefault(named, ([], []))
+                files.append(cells[image].strip())
+                labels.append(cells[label].strip())
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError("not a CSV in UTF-8", where=path) from error
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=path) from error
+    if not rows:
+        raise DataError("lists no images", where=path, hint=_HINT)
+    return rows
+
+
+def _column(header: list[str], names: tuple[str, ...], path: Path) -> int:
+    for name in names:
+        if name in header:
+            return header.index(name)
+    found = f"names {listed(header)}" if header else "is empty"
+    raise DataError(f"no column '{names[0]}': the first line {found}", where=path, hint=_HINT)

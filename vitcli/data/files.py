@@ -1,0 +1,120 @@
+"""Image files: which names are images, what lies in a directory, how a file is read. Standard
+library only."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vitcli.errors import ImageError
+
+HEIF_SUFFIXES = frozenset({"heic", "heif", "hif"})
+HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
+
+IMAGE_SUFFIXES = frozenset(
+    {"avif", "bmp", "gif", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg", "pbm", "pgm", "png"}
+    | {"pnm", "ppm", "tif", "tiff", "webp"}
+    | (HEIF_SUFFIXES if HAS_HEIF else frozenset())
+)
+"""File name endings (lower case, no dot) of images."""
+
+_UNSUPPORTED = HEIF_SUFFIXES | {
+    "arw", "cr2", "cr3", "dng", "eps", "exr", "jxl", "nef", "orf", "psd", "raf", "rw2", "svg",
+    "tga", "xcf",
+}  # fmt: skip
+"""Of images that cannot be read: they are counted, so that none vanishes unseen."""
+
+MAX_BYTES = 128 << 20
+"""Of an image that comes through a pipe or the network, whose length is not known in advance."""
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is named like an image that can be read; hidden files are not."""
+    return not name.startswith(".") and _suffix(name) in IMAGE_SUFFIXES
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
+    """The images in a directory and below it, sorted by name, without what is hidden. Links are
+    followed, but never back up, and each directory is entered once.
+
+    A directory that cannot be listed is among the results: reading it gives the reason.
+
+    Args:
+        skipped: counts the files that cannot be read, by kind.
+    """
+    real = Path(os.path.realpath(directory))
+    yield from _walk(directory, skipped, {str(above) for above in real.parents})
+
+
+def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[str]:
+    real = os.path.realpath(directory)
+    if real in entered:
+        return
+    entered.add(real)
+    try:
+        with os.scandir(directory) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError:
+        yield directory
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(entry.path, skipped, entered)
+        elif is_image(entry.name):
+            if entry.is_file() or not os.path.exists(entry.path):  # a broken link is reported
+                yield entry.path
+            else:
+                skipped["special files"] += 1
+        elif _suffix(entry.name) in _UNSUPPORTED:
+            skipped[f".{_suffix(entry.name)}"] += 1
+
+
+def skipped_words(skipped: Counter[str]) -> str:
+    """What `walk` left out: "skipped 3 images of unsupported kinds: .heic (2), .svg (1)"."""
+    kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items()))
+    words = f"skipped {skipped.total():,} images of unsupported kinds: {kinds}"
+    if any(kind[1:] in HEIF_SUFFIXES for kind in skipped):
+        words += "; install pillow-heif to read HEIC: pip install 'vitcli[heif]'"
+    return words
+
+
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a file, or of a pipe given in place of a file.
+
+    Raises:
+        ImageError: it does not exist, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read()
+            return b"".join(limited(file, path))
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if missing else f"cannot be read: {_reason(error)}"
+        raise ImageError(reason, where=path) from error
+
+
+def limited(stream: Any, where: object) -> Iterator[bytes]:
+    """The blocks of a stream of unknown length. Raises ImageError after `MAX_BYTES`."""
+    size = 0
+    while block := stream.read1(1 << 16):  # what has arrived, without waiting for more
+        size += len(block)
+        if size > MAX_BYTES:
+            raise ImageError(f"larger than {MAX_BYTES >> 20} MB", where=where)
+        yield block
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
