@@ -14,7 +14,14 @@ from safetensors.torch import load_file, save_file
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import DataConfig, ModelConfig, Preprocess, bit_config, model_config
+from vitcli.config import (
+    DataConfig,
+    FewshotConfig,
+    ModelConfig,
+    Preprocess,
+    bit_config,
+    model_config,
+)
 from vitcli.data.dataset import open_dataset
 from vitcli.errors import ConfigError, ImageError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
@@ -24,9 +31,15 @@ from vitcli.prediction import Predictor
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def chosen(info: CheckpointInfo, **choice) -> CheckpointInfo:
+    return representation(
+        info, FewshotConfig(DataConfig("x"), **{"transform": "checkpoint"} | choice)
+    )
+
+
 def predictor(path: Path, precision: str = "fp32", **choice) -> Predictor:
     made = Predictor(path, "cpu", precision)
-    return made.with_info(representation(made.info, **choice))
+    return made.with_info(chosen(made.info, **choice))
 
 
 def io(case: str) -> dict[str, np.ndarray]:
@@ -87,18 +100,18 @@ def test_the_accelerated_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, im
 def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():
     config = model_config("Ti/16", depth=2, pre_logits=24, num_classes=5)
     info = CheckpointInfo(config, Preprocess())
-    assert representation(info, layer=2).model.feature_dim == 24
-    assert representation(info, layer=1).model.feature_dim == 192
-    assert representation(info, pool="token").model.feature_dim == 192
+    assert chosen(info, layer=2).model.feature_dim == 24
+    assert chosen(info, layer=1).model.feature_dim == 192
+    assert chosen(info, pool="token").model.feature_dim == 192
 
 
 def test_big_visions_transform_keeps_the_models_size_and_range():
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
     own = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
     info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), own)
-    found = representation(info, transform="big_vision").preprocess
+    found = chosen(info, transform="big_vision").preprocess
     assert found == Preprocess((192, 320), mean, std, "bilinear", 0.875, "squash", antialias=False)
-    assert representation(info).preprocess == own
+    assert chosen(info).preprocess == own
 
 
 @pytest.mark.parametrize(
@@ -114,7 +127,7 @@ def test_big_visions_transform_keeps_the_models_size_and_range():
 )
 def test_representations_that_a_model_does_not_have(model, choice):
     with pytest.raises(ConfigError):
-        representation(CheckpointInfo(model, Preprocess()), **choice)
+        chosen(CheckpointInfo(model, Preprocess()), **choice)
 
 
 def test_a_cache_belongs_to_weights_and_representation(tiny_checkpoint, tmp_path):

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from vitcli import __version__
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import files_of
-from vitcli.config import ModelConfig, Pool
+from vitcli.config import FewshotConfig, ModelConfig
 from vitcli.data.inputs import ImageInput
 from vitcli.data.shards import cache_directory
 from vitcli.data.source import Source
@@ -41,40 +41,28 @@ BIG_VISION: dict[str, Any] = {
 """resize(256)|central_crop(224) (big_vision/configs/common_fewshot.py)."""
 
 
-def representation(
-    info: CheckpointInfo,
-    pool: Literal["head", Pool] = "head",
-    layer: int | None = None,
-    transform: Literal["big_vision", "checkpoint"] = "checkpoint",
-) -> CheckpointInfo:
-    """A checkpoint without its head, whose features are another representation. Its tensors are
-    among the checkpoint's. `pre_logits`, which belongs to one representation, is kept for that one.
-
-    Args:
-        pool: which tokens are read; head: those that the checkpoint's head reads.
-        layer: the number of blocks that are kept; the final norm stays.
-        transform: as in `FewshotConfig`.
+def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInfo:
+    """A checkpoint without its head, with the pool, layer and transform of a configuration: another
+    model, whose tensors are among the checkpoint's. `pre_logits` belongs to the head's own pool and
+    the last layer.
 
     Raises:
         ConfigError: the model has no such representation.
     """
-    model = info.model.with_classes(0)
+    model, preprocess = info.model.with_classes(0), info.preprocess
     if isinstance(model, ModelConfig):
-        depth = model.depth if layer is None else layer
-        if not 1 <= depth <= model.depth:
-            raise ConfigError(f"the model has {model.depth} blocks, so there is no layer {layer}")
-        wanted = model.pool if pool == "head" else pool
-        if wanted == "map" and model.pool != "map":
-            raise ConfigError(
-                f"the model has no attention pooling (map): its head uses {model.pool}"
-            )
-        own = pool == "head" and depth == model.depth
+        depth = config.layer or model.depth
+        if depth > model.depth:
+            raise ConfigError(f"the model has {model.depth} blocks, so there is no layer {depth}")
+        pool = model.pool if config.pool == "head" else config.pool
+        if pool == "map" and model.pool != "map":
+            raise ConfigError(f"the model has no attention pooling: its head uses {model.pool}")
+        own = config.pool == "head" and depth == model.depth
         pre_logits = model.pre_logits if own else 0
-        model = dataclasses.replace(model, pool=wanted, depth=depth, pre_logits=pre_logits)
-    elif pool != "head" or layer is not None:
+        model = dataclasses.replace(model, pool=pool, depth=depth, pre_logits=pre_logits)
+    elif config.pool != "head" or config.layer is not None:
         raise ConfigError("a BiT ResNet has neither tokens to pool nor transformer blocks")
-    preprocess = info.preprocess
-    if transform == "big_vision":
+    if config.transform == "big_vision":
         preprocess = dataclasses.replace(preprocess, **BIG_VISION)
     return dataclasses.replace(
         info, model=model, preprocess=preprocess, classes=(), score="softmax"
@@ -92,11 +80,10 @@ class FeatureCache:
         except (OSError, sqlite3.Error):
             self.database = self._open(":memory:")
 
-    def _open(self, path: str | Path) -> sqlite3.Connection:
+    def _open(self, path: Path | str) -> sqlite3.Connection:
         database = sqlite3.connect(path, timeout=10.0)
-        database.execute(
-            "CREATE TABLE IF NOT EXISTS features (image BLOB PRIMARY KEY, vector BLOB)"
-        )
+        columns = "(image BLOB PRIMARY KEY, vector BLOB)"
+        database.execute(f"CREATE TABLE IF NOT EXISTS features {columns}")
         return database
 
     def get(self, image: bytes) -> npt.NDArray[np.float32] | None:

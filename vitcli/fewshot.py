@@ -82,7 +82,7 @@ def measure(
         DataError: the dataset cannot be used, or a class has too few images.
         CheckpointError: the model's features are not finite.
     """
-    wanted = representation(predictor.info, config.pool, config.layer, config.transform)
+    wanted = representation(predictor.info, config)
     model = predictor.with_info(wanted)
     if keep_head:
         check_savable(wanted.model)

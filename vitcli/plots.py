@@ -105,11 +105,6 @@ def _drawable(names: Sequence[str], path: str | Path) -> list[str]:
     return [f"#{i}" if lacking & set(line) else line for i, line in enumerate(lines)]
 
 
-def _in_percent(*axes: Any) -> None:
-    for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1))
-
-
 def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) -> None:
     """Draws a confusion matrix.
 
@@ -137,9 +132,13 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
         axes.set_xticks(named, [short[i] for i in named], **style)
         axes.tick_params(length=0 if k <= NAMED else 2)
         if k <= NUMBERED:
-            _write_counts(axes, counts, shares)
+            size = 8 if counts.max(initial=0) < 1000 else 6
+            for row, column in np.argwhere(counts > 0):
+                colour = "white" if shares[row, column] > 0.4 else "#222222"
+                text = axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center")
+                text.set(fontsize=size, color=colour)
         bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
-        _in_percent(bar.ax.yaxis)
+        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
         bar.set_label("share of the label's images")
         bar.outline.set_visible(False)
 
@@ -152,14 +151,6 @@ def _most_confused(counts: Ints) -> list[int]:
         if k <= NAMED or all(abs(i - other) >= k / 60 for other in named):
             named.append(int(i))
     return sorted(named)
-
-
-def _write_counts(axes: Axes, counts: Ints, shares: Floats) -> None:
-    size = 8 if counts.max(initial=0) < 1000 else 6
-    for row, column in np.argwhere(counts > 0):
-        colour = "white" if shares[row, column] > 0.4 else "#222222"
-        text = axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center")
-        text.set(fontsize=size, color=colour)
 
 
 def reliability(
@@ -189,7 +180,8 @@ def reliability(
         share = counts / max(counts.sum(), 1)
         histogram.bar(centres, share, width, color=GREY, edgecolor="white")
         histogram.set(xlabel="confidence", ylabel="share of answers")
-        _in_percent(axes.yaxis, histogram.xaxis, histogram.yaxis)
+        for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
+            axis.set_major_formatter(PercentFormatter(1))
 
 
 def training_curves(
@@ -206,7 +198,11 @@ def training_curves(
     with figure_file(path, 6.4, 6.0) as figure:
         loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 1.6])
         for axes, train, val in ((loss, "loss", "val_loss"), (accuracy, "accuracy", "val_top1")):
-            _draw_noisy(axes, *_series(lines, train), "training")
+            steps, values = _series(lines, train)
+            if (window := len(steps) // 30) >= 2:  # a noisy curve, pale, and its running mean
+                axes.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
+                values = _running_mean(values, window)
+            axes.plot(steps, values, color=BLUE, label="training")
             steps, values = _series(lines, val)
             if len(steps):
                 style = {"marker": "o" if len(steps) <= 30 else "", "ms": 3}
@@ -222,7 +218,7 @@ def training_curves(
                 axes.legend(loc="best")
         loss.set_ylabel("loss")
         accuracy.set_ylabel("accuracy")
-        _in_percent(accuracy.yaxis)
+        accuracy.yaxis.set_major_formatter(PercentFormatter(1))
         rate.set(ylabel="learning rate", xlabel="step")
         rate.set_ylim(bottom=0)
         rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -237,15 +233,11 @@ def _series(lines: Iterable[Mapping[str, Any]], key: str) -> tuple[Floats, Float
     return steps, values
 
 
-def _draw_noisy(axes: Axes, steps: Floats, values: Floats, label: str) -> None:
-    """A noisy curve, pale, and its running mean."""
-    window = len(values) // 30
-    if window >= 2:
-        axes.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
-        # Of the values in the window: no bend towards zero at the ends.
-        kernel, ones = np.ones(2 * window + 1), np.ones_like(values)
-        values = np.convolve(values, kernel, "same") / np.convolve(ones, kernel, "same")
-    axes.plot(steps, values, color=BLUE, label=label)
+def _running_mean(values: Floats, window: int) -> Floats:
+    """The mean of up to `window` values on each side."""
+    kernel, ones = np.ones(2 * window + 1), np.ones_like(values)
+    mean: Floats = np.convolve(values, kernel, "same") / np.convolve(ones, kernel, "same")
+    return mean
 
 
 def accuracy_by_shots(
@@ -287,23 +279,21 @@ def accuracy_by_resolution(
         trained: the model's own resolution, which is marked.
     """
 
-    def side(size: tuple[int, int]) -> float:
-        return math.sqrt(size[0] * size[1])
-
-    sizes = sorted({size for points in lines.values() for size, _ in points} | {trained}, key=side)
+    sizes = {size for points in lines.values() for size, _ in points} | {trained}
+    side = {size: math.sqrt(math.prod(size)) for size in sizes}
     names = _drawable(list(lines), path)
     with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
-        axes.axvline(side(trained), color=GREY, linewidth=0.8, linestyle="--")
+        axes.axvline(side[trained], color=GREY, linewidth=0.8, linestyle="--")
         for i, (name, points) in enumerate(zip(names, lines.values(), strict=True)):
-            x, y = zip(*sorted((side(size), value) for size, value in points), strict=True)
+            x, y = zip(*sorted((side[size], value) for size, value in points), strict=True)
             axes.plot(x, y, "-o", ms=4, color=COLOURS[i % len(COLOURS)], label=name)
         axes.set_xticks(
-            [side(size) for size in sizes],
-            [str(h) if h == w else f"{h}x{w}" for h, w in sizes],
+            list(side.values()),
+            [str(h) if h == w else f"{h}x{w}" for h, w in side],
             rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
-        _in_percent(axes.yaxis)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel="top-1 accuracy")
         if len(lines) > 1:
             axes.legend(loc="best")
@@ -346,7 +336,7 @@ def _scale_log(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> No
     axes.set_xscale("log")
     axes.set_xticks(values, labels)
     axes.minorticks_off()
-    _in_percent(axes.yaxis)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
 def position_similarity(

@@ -33,11 +33,9 @@ STD_FLOOR = 1e-5
 CHUNK = 1024
 """Examples that are whitened at a time."""
 LOGITS = 1 << 23
-"""Predictions, of all classes, that are made at a time: 64 MB."""
-LEFT_OUT = 10_000
-"""The most examples that are left out in turn."""
-LEFT_OUT_LOGITS = 1 << 24
-"""The most predictions, of all classes, for examples that are left out."""
+"""Logits that are computed at a time: 64 MB."""
+LEFT_OUT, LEFT_OUT_LOGITS = 10_000, 1 << 24
+"""The most examples that are left out in turn, and the most logits for them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class LinearHead:
     def predict(self, features: npt.NDArray[np.floating]) -> Ints:
         """The best class of each row of features (N, D)."""
         best = np.empty(len(features), np.int64)
-        for rows in _chunks(len(features), _at_once(len(self.bias))):
+        for rows in _chunks(len(features), len(self.bias)):
             best[rows] = np.argmax(features[rows] @ self.weight.T + self.bias, axis=1)
         return best
 
@@ -73,7 +71,7 @@ class RidgeSolver:
         self.features, self.labels, self.num_classes = features, labels, num_classes
         count, size = features.shape
         self.mean = features.mean(axis=0, dtype=np.float64)
-        chunks = _chunks(count, CHUNK)
+        chunks = _chunks(count)
         squares = sum(((features[rows] - self.mean) ** 2).sum(axis=0) for rows in chunks)
         self.std = np.sqrt(squares / count) + STD_FLOOR
         self.primal = count > size
@@ -144,16 +142,12 @@ class RidgeSolver:
             yield targets - product / diagonal[:, None]
 
     def left_out_errors(self, l2s: Sequence[float]) -> Floats:
-        """For each l2 the mean square error of left-out predictions: for all examples or, of many,
-        for `LEFT_OUT` spread evenly over them."""
-        most = max(1, min(LEFT_OUT, LEFT_OUT_LOGITS // self.num_classes))
-        chosen, squares = self._spread(most), np.zeros(len(l2s))
-        for chunk in _chunks(len(chosen), _at_once(self.num_classes)):
-            rows = chosen[chunk]
-            targets = self._targets(rows)
-            for i, predicted in enumerate(self.left_out(l2s, rows)):
-                predicted -= targets
-                squares[i] += np.vdot(predicted, predicted)
+        """For each l2 the mean square error of left-out predictions."""
+        chosen, squares = self._spread(LEFT_OUT_LOGITS), np.zeros(len(l2s))
+        for chunk in _chunks(len(chosen), self.num_classes):
+            targets = self._targets(chosen[chunk])
+            for i, predicted in enumerate(self.left_out(l2s, chosen[chunk])):
+                squares[i] += np.square(predicted - targets).sum()
         return squares / (len(chosen) * self.num_classes)
 
     def best_l2(self, candidates: Sequence[float]) -> float:
@@ -165,7 +159,7 @@ class RidgeSolver:
         """The factor of the logits, from 1/16 to 1024, at which the softmax of left-out predictions
         has the least cross-entropy. Least squares puts logits near -1 and 1, whose softmax is
         almost flat."""
-        rows = self._spread(min(LEFT_OUT, _at_once(self.num_classes)))
+        rows = self._spread(LOGITS)
         (predicted,) = self.left_out([l2], rows)
         labels = self.labels[rows]
         if not (predicted.argmax(axis=1) == labels).any():
@@ -189,9 +183,9 @@ class RidgeSolver:
         targets[np.arange(len(rows)), self.labels[rows]] = 1.0
         return targets
 
-    def _spread(self, most: int) -> Ints:
-        """Indices of at most so many examples, evenly spaced."""
-        taken = min(len(self.labels), most)
+    def _spread(self, logits: int) -> Ints:
+        """Indices of all examples or, of many, of some that are spread evenly over them."""
+        taken = max(1, min(len(self.labels), LEFT_OUT, logits // self.num_classes))
         return np.arange(taken, dtype=np.int64) * len(self.labels) // taken
 
 
@@ -208,10 +202,7 @@ def _times_targets(sums: Floats) -> Floats:
     return product
 
 
-def _chunks(count: int, size: int) -> list[slice]:
+def _chunks(count: int, num_classes: int = 1) -> list[slice]:
+    """Examples of which X, and the logits of so many classes, are formed at a time."""
+    size = max(1, min(CHUNK, LOGITS // num_classes))
     return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def _at_once(num_classes: int) -> int:
-    """How many examples predictions are made for at a time."""
-    return max(1, min(CHUNK, LOGITS // num_classes))
