@@ -1,9 +1,9 @@
-"""Every golden case in one table: case, array, max |difference|, tolerance.
+"""Every golden case in one table (case, arrays, largest |difference|, tolerance): `make golden`, or
 
-    python tests/golden_table.py [CASE...]        (or `make golden`)
+    python tests/golden_table.py [CASE...]
 
-Each case is what an original implementation computed (tests/golden/). Every array of every case is
-compared, those at a larger resolution (`hires_*`) included. tests/test_golden.py asserts the same.
+Each case in tests/golden/ holds what an original implementation computed. Every array is compared,
+including those at a larger resolution (`hires_*`). tests/test_golden.py asserts the same.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ METHODS: dict[str, PosembMethod] = {
     "vit_jax": "bilinear",
     "big_vision": "bilinear",
     "hf": "bicubic-hf",
-    "hf_dinov2_registers": "bicubic",  # the one of transformers' that is antialiased
+    "hf_dinov2_registers": "bicubic",  # transformers antialiases in this model alone
 }
-"""What each library resizes position embeddings by."""
+"""How each library resizes position embeddings."""
 GIVEN = {"image_u8", "input", "hires_image_u8"}
-"""Arrays that go in."""
+"""Arrays that are inputs."""
 
 
 class Row(NamedTuple):
-    """How far one array is from what the original computed."""
+    """The difference of one array from the original's."""
 
     array: str
     difference: float
@@ -54,12 +54,12 @@ class Row(NamedTuple):
 
 
 def cases() -> dict[str, Path]:
-    """Every case: its name, and the file of a model's, or the folder of another kind."""
+    """Every case by name: the file of a model, or the directory of another kind."""
     found = {}
-    for folder in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
-        files = [file for pattern in FILES for file in sorted(folder.glob(pattern))]
-        for file in files or [folder]:
-            name = f"{folder.name}/{file.name}" if len(files) > 1 else folder.name
+    for directory in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
+        files = [file for pattern in FILES for file in sorted(directory.glob(pattern))]
+        for file in files or [directory]:
+            name = f"{directory.name}/{file.name}" if len(files) > 1 else directory.name
             found[name] = file
     return found
 
@@ -76,40 +76,42 @@ def compare(name: str) -> list[Row]:
 
 
 def _model(file: Path) -> Iterator[Row]:
-    folder = file.parent
-    said = json.loads((folder / "case.json").read_text())
-    arrays = np.load(folder / "io.npz")
+    directory = file.parent
+    case = json.loads((directory / "case.json").read_text())
+    arrays = np.load(directory / "io.npz")
     with tempfile.TemporaryDirectory() as unpacked:
         if file.suffix == ".gz":
             file = Path(unpacked) / "model.safetensors"
-            file.write_bytes(gzip.decompress((folder / "model.safetensors.gz").read_bytes()))
-            (file.parent / "config.json").write_bytes((folder / "config.json").read_bytes())
+            file.write_bytes(gzip.decompress((directory / "model.safetensors.gz").read_bytes()))
+            (file.parent / "config.json").write_bytes((directory / "config.json").read_bytes())
         pixels = arrays["input"]
         images = pixels if pixels.shape[1] == 3 else pixels.transpose(0, 3, 1, 2)
-        # A file without position embeddings does not know its size; a ResNet takes any.
+        # A file without position embeddings does not hold its resolution; a ResNet takes any.
         model = load(file, resolution=images.shape[2:])
         found = compute(model, torch.from_numpy(np.ascontiguousarray(images)))
-        if said["hires_px"]:
-            method = next(m for key, m in reversed(METHODS.items()) if folder.name.startswith(key))
-            model = load(file, resolution=said["hires_px"], posemb_method=method)
+        if case["hires_px"]:
+            method = next(
+                m for key, m in reversed(METHODS.items()) if directory.name.startswith(key)
+            )
+            model = load(file, resolution=case["hires_px"], posemb_method=method)
             prepared = _normalised(arrays["hires_image_u8"], model)
             found |= {f"hires_{n}": array for n, array in compute(model, prepared).items()}
     for name in arrays.files:
         if name not in GIVEN:
             array = found[name.removesuffix("_image0")]
             array = array[:1] if name.endswith("_image0") else array
-            yield _row(name, array.numpy(), arrays[name], said["tolerance"].get(name, 1e-6))
+            yield _row(name, array.numpy(), arrays[name], case["tolerance"].get(name, 1e-6))
 
 
 def _normalised(pixels: Any, model: LoadedModel) -> Tensor:
-    """(N, H, W, 3) bytes as the model's input, without resizing."""
+    """The model's input from bytes (N, H, W, 3), without resizing."""
     mean, std = np.float32(model.preprocess.mean), np.float32(model.preprocess.std)
     scaled = (pixels.astype(np.float32) / 255 - mean) / std
     return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
 
 
 def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
-    """Everything that a golden case may hold, under its names."""
+    """All arrays that a golden case may hold, by their names there."""
     seen: dict[str, Tensor] = {}
 
     def keep(module: nn.Module, *names: str) -> None:
@@ -139,7 +141,9 @@ def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
         tokens = model.encode(images)
         seen["forward_features"] = seen["encoder_norm"] = seen["encoded"] = tokens
         config = model.config
-        clip = config.pre_norm and config.activation == "quick_gelu"  # normalises one token alone
+        clip = (
+            config.pre_norm and config.activation == "quick_gelu"
+        )  # normalises the class token only
         seen["last_hidden_state"] = seen[f"hidden_{last:02d}"] if clip else tokens
         if model.head_dist is not None:
             seen["cls_logits"] = seen["logits_head"] = model.head(tokens[:, 0])
@@ -161,7 +165,7 @@ def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
 
 
 def _preprocess() -> Iterator[Row]:
-    """Pixels of photographs as timm (to the bit) and transformers (to one level) prepare them."""
+    """Pixels of photographs as timm (exactly) and transformers (to one level) prepare them."""
     from data.preprocess_cases import GOLDEN as FILE
     from data.preprocess_cases import IMAGES, NAMES, TIMM, TRANSFORMERS, parts
     from vitcli.data.fit import Fit
@@ -194,10 +198,10 @@ def _posembed() -> Iterator[Row]:
 
 def _fewshot() -> Iterator[Row]:
     """Accuracies of big_vision's closed-form few-shot protocol."""
-    folder = GOLDEN / "fewshot_lsr"
-    arrays = np.load(folder / "fewshot.npz")
+    directory = GOLDEN / "fewshot_lsr"
+    arrays = np.load(directory / "fewshot.npz")
     x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)
-    for case in json.loads((folder / "accuracies.json").read_text()):
+    for case in json.loads((directory / "accuracies.json").read_text()):
         chosen = choose_shots(y, 10, case["shots"], case["seed"])
         head = RidgeSolver(x[chosen], y[chosen], 10).solve(case["l2"])
         right = (head.predict(arrays["x_test"]) == arrays["y_test"]).mean()
@@ -215,7 +219,7 @@ def _row(name: str, found: Any, expected: Any, tolerance: float) -> Row:
 
 
 def main(names: Sequence[str]) -> int:
-    """Prints the worst array of each case; all arrays of the cases that are named."""
+    """Prints the worst array of every case, or all arrays of the cases that are named."""
     torch.set_num_threads(1)
     width = max(map(len, cases())) + 2
     print(f"{'case':{width}}{'arrays':>7}  {'worst array':28}{'|difference|':>13}{'tolerance':>11}")
@@ -229,7 +233,7 @@ def main(names: Sequence[str]) -> int:
             mark = "" if row.passes else "  FAILS"
             print(f"{name:{width}}{len(rows):>7}  {label:28}{numbers}{mark}", flush=True)
         failed += not all(row.passes for row in rows)
-    print(f"{len(list(names or cases())) - failed} pass, {failed} fail")
+    print(f"{len(names or cases()) - failed} pass, {failed} fail")
     return int(failed > 0)
 
 

@@ -1,10 +1,10 @@
-"""Every layout that is read, in every layout that is written: exact to the bit, or why not.
+"""Every layout that vit reads, in every layout that it writes: `make roundtrips`, or
 
-    python tests/roundtrip_table.py [SOURCE...]        (or `make roundtrips`)
+    python tests/roundtrip_table.py [SOURCE...]
 
-exact: every tensor comes back from what was written as it was in the source, bit for bit.
-exact[1]: so it does, and its readers compute something in another way, named below.
-refused[2]: the layout cannot express the model, for the reason below.
+exact: every tensor is read back from the written checkpoint bit for bit.
+exact[1]: likewise, but programs that read the layout compute something differently (footnote 1).
+refused[2]: the layout cannot express the model (footnote 2).
 
 tests/test_roundtrips.py asserts the same.
 """
@@ -36,37 +36,37 @@ class Cell(NamedTuple):
 
     exact: bool
     note: str = ""
-    """Why it is refused; of an exact one, what its readers compute in another way."""
+    """Why it is refused, or what programs that read it compute differently."""
 
 
 def sources() -> dict[str, Callable[[Path], Path]]:
-    """Every source: its name, and what puts it into a folder and gives its path."""
+    """Every source: its name, and a function that writes it to a directory and returns its path."""
     found: dict[str, Callable[[Path], Path]] = {}
     for name, file in cases().items():
         if file.is_file():
-            found[name] = lambda folder, file=file: _unpacked(file, folder)
+            found[name] = lambda directory, file=file: _unpacked(file, directory)
     for name in NAMES:
-        found[name] = lambda folder, name=name: _renamed(name, folder)
+        found[name] = lambda directory, name=name: _renamed(name, directory)
     return found
 
 
-def _unpacked(file: Path, folder: Path) -> Path:
+def _unpacked(file: Path, directory: Path) -> Path:
     if file.suffix == ".npz":
         return file
     if file.suffix != ".gz":
         return file.parent
-    (folder / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
-    (folder / "config.json").write_bytes((file.parent / "config.json").read_bytes())
-    return folder
+    (directory / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
+    (directory / "config.json").write_bytes((file.parent / "config.json").read_bytes())
+    return directory
 
 
-def _renamed(name: str, folder: Path) -> Path:
-    """A golden case of timm's under the names of another project."""
+def _renamed(name: str, directory: Path) -> Path:
+    """A golden case of timm's with the names of another project."""
     case, rename = NAMES[name]
     file = next((GOLDEN / case).glob("model.safetensors*"))
     data = file.read_bytes()
     arrays = rename(safetensors.numpy.load(gzip.decompress(data) if file.suffix == ".gz" else data))
-    path = folder / name.rpartition(" ")[2]
+    path = directory / name.rpartition(" ")[2]
     if path.suffix == ".npz":
         np.savez(path, **arrays)
     elif path.suffix == ".safetensors":
@@ -82,19 +82,19 @@ def _renamed(name: str, folder: Path) -> Path:
 def compare(name: str) -> dict[Format, Cell]:
     """A source in every target."""
     cells = {}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "source").mkdir()
-        path = sources()[name](Path(folder) / "source")
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "source").mkdir()
+        path = sources()[name](Path(directory) / "source")
         source = open_checkpoint(locate(path).file)
         for target in formats():
-            suffix = layout_of(target).suffixes[0]
-            output = Path(folder) / f"{target}{suffix}"
+            layout = layout_of(target)
+            output = Path(directory) / f"{target}{layout.suffixes[0]}"
             try:
                 convert(path, output, target)
-            except OutputError as error:
-                cells[target] = Cell(False, error.what.partition("model: ")[2])
-                continue
-            cells[target] = _compared(source, output)
+            except OutputError:
+                cells[target] = Cell(False, ", ".join(layout.refusals(source.info.model)))
+            else:
+                cells[target] = _compared(source, output)
     return cells
 
 
@@ -104,7 +104,9 @@ def _compared(source: Checkpoint, output: Path) -> Cell:
     for name, tensor in source.tensors.items():
         assert _bits(tensor) == _bits(again.tensors[name]), name
     old, new = _flat(asdict(source.info.model)), _flat(asdict(again.info.model))
-    return Cell(True, ", ".join(f"{k} {new.get(k)}, not {old[k]}" for k in old if old[k] != new[k]))
+    return Cell(
+        True, ", ".join(f"{k} {new.get(k)} instead of {old[k]}" for k in old if old[k] != new[k])
+    )
 
 
 def _bits(tensor: tensor_file.LazyTensor) -> tuple[str, tuple[int, ...], bytes]:
@@ -112,14 +114,14 @@ def _bits(tensor: tensor_file.LazyTensor) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _flat(fields: Mapping[str, Any]) -> Arrays:
-    """Fields of a model, those of its ResNet among them."""
+    """Fields of a model and of its ResNet."""
     stem = fields.get("stem") or fields.get("resnet") or {}
     rest = {k: v for k, v in fields.items() if k not in ("stem", "resnet", "image_size")}
     return {**rest, **{f"stem's {k}": v for k, v in stem.items()}}
 
 
 def main(names: Sequence[str]) -> int:
-    """Prints the table, and below it what its marks mean."""
+    """Prints the table and its footnotes."""
     width = max(map(len, sources())) + 2
     print(f"{'source':{width}}" + "".join(f"{target:>14}" for target in formats()))
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""Every golden case passes at its manifest's tolerance; the same as a table: `make golden`."""
+"""Every golden case is within its tolerance; as a table: `make golden`."""
 
 from __future__ import annotations
 

@@ -132,12 +132,13 @@ def test_examples_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -
 
 
 def known_options() -> set[str]:
-    """Every option that some command's help shows."""
+    """Every option that some command's help shows: of several long names, the first."""
 
     def options(command: typer.main.Any) -> Iterator[str]:
         for parameter in command.params:
             if not getattr(parameter, "hidden", False):
-                yield from [*parameter.opts, *parameter.secondary_opts]
+                long = [name for name in parameter.opts if name.startswith("--")]
+                yield from [*long[:1], *parameter.secondary_opts]
         for inner in getattr(command, "commands", {}).values():
             yield from options(inner)
 

@@ -1,4 +1,4 @@
-"""Every source in every target: exact to the bit, or refused; as a table: `make roundtrips`."""
+"""Every layout in every other: bit-exact, or refused; as a table: `make roundtrips`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ EXACT = {
     "DINO dino.pth": "vit transformers vit-npz",
     "DINOv2, in chunks dinov2.pth": "vit transformers",
 }
-"""Some rows, as they must be."""
+"""The targets that some sources are exact in."""
 
 
 @pytest.mark.parametrize("name", sources())
 def test_exact_or_refused(name: str) -> None:
-    cells = compare(name)  # which asserts that the bits are the same
+    cells = compare(name)  # asserts that the bits are the same
     assert cells["vit"].exact and not cells["vit"].note
     assert all(cell.exact or cell.note for cell in cells.values())
     if name in EXACT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -15,29 +16,28 @@ from vitcli.errors import OutputError
 
 @contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` that takes its place once the block has ended well.
+    """Open a temporary file beside `path` that replaces it when the block ends without an error.
 
     Whatever ends the block early (an error, Ctrl-C, a full disk) leaves the target as it was and
     no temporary file behind. A symbolic link stays a link: its target is replaced. A device, a
-    pipe, or what is open already (/dev/stdout, wherever it goes) is no file that could be replaced:
-    it is written to as it comes.
+    pipe and /dev/stdout cannot be replaced and are written to directly.
 
     Raises:
         OutputError: the file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         if (number := _descriptor(path)) is not None:
             with open(os.dup(number), "wb") as file:
                 yield file
             return
         if target.is_dir():
-            raise OutputError("cannot be written: it is a folder", where=path)
+            raise OutputError("cannot be written: it is a directory", where=path)
         if os.path.exists(path) and not os.path.isfile(path):
             with open(path, "wb") as file:
                 yield file
             return
+        temporary = _temporary(target)
         try:
             with open(temporary, "xb") as file:
                 yield file
@@ -47,23 +47,24 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror or error}", where=path) from error
+        _sync_directory(target.parent)
+    except (OSError, UnicodeEncodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"cannot be written: {reason}", where=path) from error
 
 
 @contextlib.contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, whose files take their places there once the block has
-    ended well: all of them, or none. What else is in `path` stays.
+def whole_directory(path: str | Path) -> Iterator[Path]:
+    """A temporary directory beside `path`, whose files move there when the block ends without an
+    error: all of them, or none. Other files in `path` stay.
 
     Raises:
-        OutputError: the folder or a file cannot be written.
+        OutputError: the directory or a file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(target)
         temporary.mkdir()
         try:
             yield temporary
@@ -76,8 +77,8 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync_folder(target.parent)
-    except OutputError as error:  # of a file in the temporary folder
+        _sync_directory(target.parent)
+    except OutputError as error:  # of a file in the temporary directory
         where = str(error.where).replace(str(temporary), str(path))
         raise OutputError(error.what, where=where, hint=error.hint) from error
     except OSError as error:
@@ -94,6 +95,37 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text.encode())
 
 
+def _temporary(target: Path) -> Path:
+    """A new name beside `target`, with the machine and the process that writes there."""
+    _clear_abandoned(target.parent)
+    return target.with_name(f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.tmp")
+
+
+_PREFIX = f".vit-{os.uname().nodename if hasattr(os, 'uname') else ''}-"
+
+
+@functools.cache
+def _clear_abandoned(directory: Path) -> None:
+    """Removes the temporary files that killed processes of this machine left in a directory."""
+    pattern = re.compile(re.escape(_PREFIX) + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if (found := pattern.fullmatch(path.name)) and not _is_running(int(found[1])):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # where signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _descriptor(path: str | Path) -> int | None:
     """The number of the open file that a path stands for: 1 for /dev/stdout."""
     named = {"/dev/stdout": 1, "/dev/stderr": 2}
@@ -101,10 +133,10 @@ def _descriptor(path: str | Path) -> int | None:
     return int(found[1]) if found else named.get(str(path))
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where folders can be synced (not on Windows)."""
+def _sync_directory(directory: Path) -> None:
+    """Make a rename last through a power cut, where directories can be synced (not on Windows)."""
     with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

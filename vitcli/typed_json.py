@@ -25,7 +25,7 @@ def parse(text: str | bytes) -> Any:
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    _check_depth(value, 1)
+    _check_depth([value], 0)
     return value
 
 

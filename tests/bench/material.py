@@ -1,7 +1,7 @@
-"""What the benchmarks run on, made anew: a B/16 in both peers' layouts, and photographs.
+"""Writes what the benchmarks run on: a B/16 in both peers' layouts, and photographs.
 
-Run in the peers' Python, so that the folders are written by timm and transformers themselves:
-`python material.py FOLDER`. The weights are random (they cost what trained ones cost), and the
+Runs in the peers' Python, so that timm and transformers write their own directories:
+`python material.py DIRECTORY`. The weights are random, which takes no less time, and the
 photographs are cut from those that ship in the repository.
 """
 

@@ -1,8 +1,10 @@
-"""Speed of `vit` beside the real timm and transformers: `make bench`.
+"""Speed of `vit` beside timm, transformers, scikit-learn and `cp`: `make bench`.
 
-Whole processes, from the command to its last line of output. The commands of a suite take turns,
-run by run, so that a machine that slows down slows them all; a ratio is taken within each turn, and
-medians are printed. One turn that is not counted comes first (disk cache, compiled Python files).
+Whole processes are timed, from the command to its last line of output. The commands of a suite take
+turns, so a machine that slows down slows them all; ratios are taken within a turn, and medians are
+printed. The first turn is not counted: it warms the disk cache and compiles Python files.
+
+With `--against DIR`, another checkout of vit takes turns too: the same commands, before and after.
 """
 
 from __future__ import annotations
@@ -21,35 +23,32 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+SUITES = ("start", "photo", "folder", "fewshot", "checkpoints")
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Commands that are compared, ours last, and the parts of the best peer's time that ours may
-    take, one for each."""
+    """Commands to compare, and how much of the fastest peer's time each of vit's may take."""
 
     title: str
     peers: dict[str, list[str]]
     ours: dict[str, list[str]]
     bars: tuple[float, ...]
-    answers: int | None = None
-    """Lines of output that each command has to print; None: any."""
+    lines: int | None = None
+    """Lines that each command has to print; None: any."""
     writes: Path | None = None
-    """The folder that each command writes to: emptied before each run, the disk brought to rest."""
-
-    @property
-    def commands(self) -> dict[str, list[str]]:
-        return {**self.peers, **self.ours}
+    """The directory that the commands write to: emptied before each run, the disk synced."""
 
 
 def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
-    """The suites of `--only`, on material that `material.py` wrote."""
-    vit = [python, "-m", "vitcli"]
-    timm = [peers, str(HERE / "peer_timm.py"), str(material / "timm-b16")]
-    transformers = [peers, str(HERE / "peer_transformers.py"), str(material / "transformers-b16")]
-    folder = str(material / "photographs")
-    photo = str(material / "photographs" / "000.jpg")
-    ours = ["--model", str(material / "timm-b16"), "--json"]
+    """The suites that time whole processes, on files that `material.py` wrote."""
+    vit, peer = [python, "-m", "vitcli"], [peers, str(HERE / "peer.py")]
+    timm, transformers, photographs, ours, npz, out = (
+        str(material / name)
+        for name in ("timm-b16", "transformers-b16", "photographs", "vit-b16", "b16.npz", "output")
+    )
+    photo, tensors = f"{photographs}/000.jpg", f"{timm}/model.safetensors"
+    predict = {"vit predict": [*vit, "predict", "--model", timm, "--json"]}
     return {
         "start": Suite(
             "Start-up",
@@ -63,151 +62,161 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
         ),
         "photo": Suite(
             "One photograph through a B/16",
-            {"timm": [*timm, photo], "transformers pipeline": [*transformers, photo]},
-            {"vit predict": [*vit, "predict", photo, *ours]},
+            {
+                "timm": [*peer, "timm", timm, photo],
+                "transformers pipeline": [*peer, "transformers", transformers, photo],
+            },
+            {name: [*command, photo] for name, command in predict.items()},
             bars=(0.5,),
-            answers=1,
+            lines=1,
         ),
         "folder": Suite(
             "199 photographs through a B/16",
             {
-                "timm, float32": [*timm, folder],
-                "timm, bfloat16": [*timm, folder, "--dtype", "bfloat16"],
-                "transformers pipeline, bfloat16": [*transformers, folder, "--dtype", "bfloat16"],
+                "timm, float32": [*peer, "timm", timm, photographs],
+                "timm, bfloat16": [*peer, "timm", timm, photographs, "bfloat16"],
+                "transformers pipeline, bfloat16": [
+                    *(*peer, "transformers", transformers, photographs, "bfloat16")
+                ],
             },
-            {"vit predict": [*vit, "predict", folder, *ours]},
+            {name: [*command, photographs] for name, command in predict.items()},
             bars=(0.6,),
-            answers=199,
+            lines=199,
         ),
-        "checkpoints": checkpoint_suite(vit, peers, material),
+        "checkpoints": Suite(
+            "A B/16 (346 MB) through the disk",
+            {
+                "cp and sync": ["sh", "-c", 'cp "$0" "$1" && sync "$1"', tensors, f"{out}/x"],
+                "safetensors, loaded and saved": [*peer, "safetensors-copy", timm, out],
+                "timm, loaded at 384 px and saved": [*peer, "timm-resize", timm, out],
+            },
+            {
+                "vit resize-posemb": [
+                    *(*vit, "resize-posemb", tensors, "--grid", "24"),
+                    *("-o", f"{out}/x.safetensors"),
+                ],
+                "vit convert, timm's to ours": [*vit, "convert", timm, f"{out}/x"],
+                "vit convert, ours to timm's": [*vit, "convert", ours, f"{out}/x", "--to", "timm"],
+                "vit convert, npz to ours": [*vit, "convert", npz, f"{out}/x.safetensors"],
+            },
+            bars=(3, 3, 3, 5),
+            writes=Path(out),
+        ),
     }
 
 
-def checkpoint_suite(vit: list[str], peers: str, material: Path) -> Suite:
-    """346 MB through the disk. The fastest peer is `cp` and a sync of what it wrote."""
-    timms, ours, npz = (str(material / name) for name in ("timm-b16", "vit-b16", "b16.npz"))
-    tensors, out = str(material / "timm-b16" / "model.safetensors"), material / "output"
-    file, folder = str(out / "x.safetensors"), str(out / "x")
-    peer = [peers, str(HERE / "peer_checkpoints.py")]
-    return Suite(
-        "A B/16 through the disk",
-        {
-            "cp and sync": ["sh", "-c", 'cp "$0" "$1" && sync "$1"', tensors, file],
-            "safetensors, loaded and saved": [*peer, "safetensors", timms, str(out)],
-            "timm, loaded at 384 px and saved": [*peer, "timm", timms, str(out)],
-        },
-        {
-            "vit resize-posemb": [*vit, "resize-posemb", tensors, "--grid", "24", "-o", file],
-            "vit convert, timm's to ours": [*vit, "convert", timms, folder],
-            "vit convert, ours to timm's": [*vit, "convert", ours, folder, "--to", "timm"],
-            "vit convert, npz to ours": [*vit, "convert", npz, file],
-        },
-        bars=(3, 3, 3, 5),
-        writes=out,
-    )
+def run(command: list[str], checkout: Path = ROOT, **options: bool) -> subprocess.CompletedProcess:
+    """Runs a command with a checkout's code and no network."""
+    paths = [str(checkout), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    found = os.pathsep.join(path for path in paths if path)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": found}
+    return subprocess.run(command, text=True, cwd=checkout, env=environment, **options)
 
 
-def environment() -> dict[str, str]:
-    """In which the commands find this repository's code, and no network."""
-    paths = [str(ROOT), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-    }
-
-
-def seconds(command: list[str], answers: int | None) -> float:
-    """Wall time of one run; it has to succeed and to print as many lines as it should."""
+def seconds(command: list[str], checkout: Path = ROOT, lines: int | None = None) -> float:
+    """Wall time of a command, which has to succeed and to print so many lines."""
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    wall = time.perf_counter() - start
-    lines = len(done.stdout.splitlines())
-    if done.returncode or (answers is not None and lines != answers):
-        sys.exit(f"{' '.join(command)}\n{done.stderr}\nexit {done.returncode}, {lines} lines")
+    done = run(command, checkout, capture_output=True)
+    wall, printed = time.perf_counter() - start, len(done.stdout.splitlines())
+    if done.returncode or lines not in (None, printed):
+        sys.exit(f"{' '.join(command)}\n{done.stderr}\nexit {done.returncode}, {printed} lines")
     return wall
 
 
-def measure(suite: Suite, runs: int, warmup: bool) -> dict[str, list[float]]:
-    """Seconds of every counted run of every command, the commands taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in suite.commands}
+def measure(suite: Suite, runs: int, warmup: bool, against: Path | None) -> dict[str, list[float]]:
+    """The seconds of every counted run of each command, the commands taking turns."""
+    commands = [(name, command, ROOT) for name, command in {**suite.peers, **suite.ours}.items()]
+    if against is not None:
+        commands += [(before(name), command, against) for name, command in suite.ours.items()]
+    times: dict[str, list[float]] = {name: [] for name, _, _ in commands}
     for turn in range(-int(warmup), runs):
-        for name, command in suite.commands.items():
+        for name, command, checkout in commands:
             if suite.writes is not None:
-                empty(suite.writes)
-            wall = seconds(command, suite.answers)
+                shutil.rmtree(suite.writes, ignore_errors=True)
+                suite.writes.mkdir()
+                os.sync()
+            wall = seconds(command, checkout, suite.lines)
             if turn >= 0:
                 times[name].append(wall)
     return times
 
 
-def empty(folder: Path) -> None:
-    """Removes what the run before wrote, and waits until the disk is at rest."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    os.sync()
+def before(name: str) -> str:
+    """What a command of the other checkout is called."""
+    return f"{name}, before"
 
 
 def report(suite: Suite, times: dict[str, list[float]]) -> None:
-    """A table of medians and ranges; then for each of ours what part of the best peer it takes."""
-    best = min(suite.peers, key=lambda name: statistics.median(times[name]))
-    print(f"\n{suite.title}, {len(times[best])} runs each")
-    print(f"  {'':<34}{'median':>9}{'min':>8}{'max':>8}{'to the best':>13}")
+    """Prints medians, ranges and ratios to the fastest peer, then how each command does."""
+    fastest = min(suite.peers, key=lambda name: statistics.median(times[name]))
+    print(f"\n{suite.title}, {len(times[fastest])} runs each")
+    print(f"  {'':<36}{'median':>9}{'min':>8}{'max':>8}{'ratio':>8}")
     for name, walls in times.items():
-        row = f"  {name:<34}{statistics.median(walls):>7.2f} s{min(walls):>8.2f}{max(walls):>8.2f}"
-        print(f"{row}{ratio(walls, times[best]):>13.2f}")
+        row = f"  {name:<36}{statistics.median(walls):>7.2f} s{min(walls):>8.2f}{max(walls):>8.2f}"
+        print(f"{row}{ratio(walls, times[fastest]):>8.2f}")
     for name, bar in zip(suite.ours, suite.bars, strict=True):
-        part = ratio(times[name], times[best])
-        verdict = "met" if part <= bar else "MISSED"
-        print(f"  {name}: {part:.2f} of {best}; at most {bar}: {verdict}")
+        share = ratio(times[name], times[fastest])
+        verdict = "met" if share <= bar else "MISSED"
+        print(f"  {name}: {share:.2f} of {fastest} (at most {bar}: {verdict})", end="")
+        other = times.get(before(name))
+        print(f", {ratio(times[name], other):.2f} of before" if other else "")
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """Median of the ratios within a turn."""
+    """The median of the ratios within a turn."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def describe_machine(peers: str) -> str:
-    """Processors and versions, without which a figure says little."""
-    code = "from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in N))"
+    """Processors and versions."""
     names = ("torch", "timm", "transformers")
-    command = [peers, "-c", f"N = {names!r}; {code}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    code = (
+        f"from importlib.metadata import version as v\nprint(*(f'{{n}} {{v(n)}}' for n in {names}))"
+    )
+    done = run([peers, "-c", code], capture_output=True, check=True)
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = models[0] if models else platform.processor()
-    return f"{os.cpu_count()} x {processor}; {done.stdout.strip()}"
+    return (
+        f"{os.cpu_count()} x {models[0] if models else platform.processor()}; {done.stdout.strip()}"
+    )
+
+
+def write_material(python: str, peers: str, material: Path) -> None:
+    """Writes what the suites need and is not there yet."""
+    if not (material / "transformers-b16").exists():
+        material.mkdir(parents=True, exist_ok=True)
+        seconds([peers, str(HERE / "material.py"), str(material)])
+    for name in ("vit-b16", "b16.npz"):
+        if not (material / name).exists():
+            source, target = str(material / "timm-b16"), str(material / name)
+            seconds([python, "-m", "vitcli", "convert", source, target])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each command")
     parser.add_argument("--no-warmup", action="store_true", help="count from the first run on")
-    names = "start, photo, folder, fewshot, checkpoints"
-    parser.add_argument("--only", nargs="+", metavar="SUITE", help=names)
-    parser.add_argument("--python", default=sys.executable, help="Python that has vitcli")
+    parser.add_argument("--only", nargs="+", choices=SUITES, default=SUITES, metavar="SUITE")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of vit")
+    parser.add_argument("--python", default=sys.executable, help="Python that has vit's packages")
     parser.add_argument("--peers", default=sys.executable, help="Python that has the peers")
-    parser.add_argument("--material", type=Path, help="keep images and models in this folder")
+    parser.add_argument("--material", type=Path, help="keep images and models in this directory")
     arguments = parser.parse_args()
+    against = arguments.against and arguments.against.resolve()
 
     print(describe_machine(arguments.peers), flush=True)
-    if not arguments.only or "fewshot" in arguments.only:
-        subprocess.run([arguments.peers, str(HERE / "fewshot_solve.py")], env=environment())
-    if arguments.only == ["fewshot"]:
+    if "fewshot" in arguments.only:
+        for checkout in [ROOT, *([against] if against else [])]:
+            run([arguments.peers, str(HERE / "fewshot_solve.py")], checkout)
+    if set(arguments.only) == {"fewshot"}:
         return
     material = arguments.material or Path(tempfile.mkdtemp(prefix="vit-bench-"))
     try:
-        if not (material / "transformers-b16").exists():
-            material.mkdir(parents=True, exist_ok=True)
-            seconds([arguments.peers, str(HERE / "material.py"), str(material)], None)
-        for name in ("vit-b16", "b16.npz"):
-            if not (material / name).exists():
-                convert = [arguments.python, "-m", "vitcli", "convert", str(material / "timm-b16")]
-                seconds([*convert, str(material / name)], None)
-        for name, suite in suites(arguments.python, arguments.peers, material).items():
-            if not arguments.only or name in arguments.only:
-                report(suite, measure(suite, arguments.runs, not arguments.no_warmup))
+        write_material(arguments.python, arguments.peers, material.resolve())
+        for name, suite in suites(arguments.python, arguments.peers, material.resolve()).items():
+            if name in arguments.only:
+                report(suite, measure(suite, arguments.runs, not arguments.no_warmup, against))
     finally:
         if not arguments.material:
             shutil.rmtree(material, ignore_errors=True)

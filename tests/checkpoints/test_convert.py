@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import vitcli
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import npz, store, tensor_file
+from vitcli.checkpoints import store, tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.load import load
@@ -239,7 +239,7 @@ def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
     assert out.read_text() == "mine"
     convert(source, out, force=True)
     assert read_info(out)[0].model.width == 48
-    with pytest.raises(OutputError, match="is the checkpoint itself"):
+    with pytest.raises(OutputError, match="is the source itself"):
         convert(out, out, force=True)
 
 
@@ -250,7 +250,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("x.safetensors", "x.npz", "deep/x"):
         job = plan_convert(GOLDEN / "vit_jax_token" / "checkpoint.npz", tmp_path / name)
         monkeypatch.setattr(tensor_file, "tensor_bytes", full)
-        monkeypatch.setattr(npz, "tensor_bytes", full)
+        monkeypatch.setattr(store, "tensor_bytes", full)
         with pytest.raises(OutputError, match="No space left on device") as caught:
             write(job)
         assert caught.value.where is not None and caught.value.where.startswith(str(job.output))

@@ -136,13 +136,13 @@ class Bomb:
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / "bomb.pth"
     torch.save({"model": Bomb()}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match="holds more than tensors, which could run code"):
+    with pytest.raises(CheckpointError, match=r"\(exec\); nothing in it was run"):
         convert(path, tmp_path / "out")
     torch.save({"model": torch.nn.Linear(2, 2)}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match="asks for torch.nn.modules.linear.Linear"):
+    with pytest.raises(CheckpointError, match=r"\(torch.nn.modules.linear.Linear\)"):
         convert(path, tmp_path / "out")
     torch.save({"optimizer": 3, "epoch": 1}, path)
-    with pytest.raises(CheckpointError, match="without a table of tensors"):
+    with pytest.raises(CheckpointError, match="a table of tensors"):
         convert(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -88,7 +88,7 @@ def test_one_safetensors_file_of_any_name_will_do(model: Path) -> None:
     (model / "model.safetensors").rename(model / "weights.safetensors")
     assert read_info(model)[1] == model / "weights.safetensors"
     shutil.copy(model / "weights.safetensors", model / "more.safetensors")
-    with pytest.raises(CheckpointError, match=r"but more\.safetensors, weights\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"more\.safetensors, weights\.safetensors"):
         read_info(model)
 
 
@@ -147,7 +147,7 @@ def test_the_registry_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
 def test_one_byte_short(model: Path) -> None:
     file = model / "model.safetensors"
     os.truncate(file, file.stat().st_size - 1)
-    with pytest.raises(CheckpointError, match="bytes of tensors and") as caught:
+    with pytest.raises(CheckpointError, match="382,303 bytes") as caught:
         read_info(model)
     assert caught.value.where == str(file) and "\n" not in caught.value.what
 
@@ -155,7 +155,7 @@ def test_one_byte_short(model: Path) -> None:
 def test_ten_gigabytes_of_header(model: Path) -> None:
     file = model / "model.safetensors"
     file.write_bytes((10 * 2**30).to_bytes(8, "little") + file.read_bytes()[8:])
-    with pytest.raises(CheckpointError, match="claims a header of 10,737,418,240 bytes"):
+    with pytest.raises(CheckpointError, match="a header of 10,737,418,240 bytes"):
         read_info(model)
 
 
@@ -163,7 +163,7 @@ def test_a_billion_blocks(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     config["model_args"]["depth"] = 10**9
     (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="model_args.depth is"):
+    with pytest.raises(CheckpointError, match="depth"):
         read_info(model)
 
 
@@ -171,10 +171,10 @@ def test_a_billion_blocks(model: Path) -> None:
     ("name", "content", "said"),
     [
         ("model.npz", b"PK\x03\x04" + bytes(40), "is not a zip file"),
-        ("model.pth", b"\x80\x02" + bytes(40), "is a damaged pickle"),
-        ("model.bin", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git lfs"),
-        ("model.jpg", b"\xff\xd8\xff\xe0" + bytes(40), "is no checkpoint: neither"),
-        ("empty", b"", "has 0 bytes"),
+        ("model.pth", b"\x80\x02" + bytes(40), "damaged"),
+        ("model.bin", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+        ("model.jpg", b"\xff\xd8\xff\xe0" + bytes(40), "is not a checkpoint"),
+        ("empty", b"", "0 bytes"),
     ],
 )
 def test_other_files_are_told_apart(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -184,10 +184,10 @@ def test_other_files_are_told_apart(tmp_path: Path, name: str, content: bytes, s
 
 
 def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors but nothing"):
+    with pytest.raises(CheckpointError, match="does not hold a checkpoint"):
         read_info(tmp_path)
     (tmp_path / "notes.txt").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"but notes\.txt"):
+    with pytest.raises(CheckpointError, match=r"notes\.txt"):
         read_info(tmp_path)
     with pytest.raises(ModelNotFoundError):
         read_info(tmp_path / "missing")
@@ -199,7 +199,7 @@ def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
         ("", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ("[]", "is not a JSON object"),
-        ('{"model_type": "vit"}', r"config.json of transformers \(vit\)"),
+        ('{"model_type": "vit"}', "of transformers"),
         ('{"architecture": "resnet50"}', "'resnet50' is not supported"),
         ('{"vit": 3}', "description of its model is damaged"),
     ],

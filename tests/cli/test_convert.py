@@ -134,7 +134,7 @@ def test_what_is_no_checkpoint_is_called_so(vit: Vit, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("# A page of text\n")
     result = vit("convert", tmp_path / "notes.md", tmp_path / "out")
     assert result.exit_code == 1
-    assert "notes.md: is no checkpoint: neither safetensors, nor an npz" in result.stderr
+    assert "notes.md: is not a checkpoint" in result.stderr
 
 
 def test_names_in_json_and_one_number_for_three(vit: Vit, tmp_path: Path) -> None:

@@ -170,9 +170,7 @@ def test_what_the_library_cannot_hold_is_said(vit: Callable[..., Result], tmp_pa
     assert result.exit_code == 1
     assert "cannot be verified: timm does not know pre_logits of size 48" in result.stderr
     header = tensor_file.read_header(source / "model.safetensors")
-    bare = {
-        n: tensor_file.read_tensor(source / "model.safetensors", header, n) for n in header.tensors
-    }
+    bare = {n: header.tensors[n].read() for n in header.tensors}
     tensor_file.write(tmp_path / "bare.safetensors", bare, {})
     with pytest.raises(CheckpointError, match="pre_logits of size 48"):
         verify(open_checkpoint(tmp_path / "bare.safetensors"))

@@ -1,19 +1,22 @@
-"""A model's tensors for images of another size or patches of another size: numpy or torch."""
+"""A model's tensors at another image size or patch size."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, PosembMethod, Size
 from vitcli.patches import resize_patches
 from vitcli.posemb import resize, sincos2d
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> CheckpointInfo:
-    """A checkpoint's description for images of another size, and how it got there.
+    """A checkpoint's description for images of another size; provenance records the resize.
 
     Raises:
         ConfigError: the size is not a multiple of the patch size.
@@ -28,21 +31,30 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     return dataclasses.replace(info, model=new, preprocess=preprocess, provenance=provenance)
 
 
+RESAMPLED = ("pos_embed", "pos_embed_row", "pos_embed_column", "patch_embed.proj.weight")
+
+
 def adapt(
-    tensors: Mapping[str, Any], old: Architecture, new: Architecture, method: PosembMethod
-) -> dict[str, Any]:
+    tensors: Mapping[str, Tensor], old: Architecture, new: Architecture, method: PosembMethod
+) -> dict[str, Tensor]:
     """The tensors of `old` resampled to the grid and the patch size of `new`.
 
-    Only the position embeddings and the patch embedding change; where neither size changes, every
-    tensor is the one given. The two configurations must agree in all else but the head.
+    Only the position embeddings and the patch embedding change, and become float32 if they are
+    stored in 16 bits. The two configurations must agree in all else but the head.
     """
-    return {name: adapt_tensor(name, tensor, old, new, method) for name, tensor in tensors.items()}
+    found = dict(tensors)
+    for name in RESAMPLED:
+        if name in found:
+            exact = found[name].float() if found[name].element_size() < 4 else found[name]
+            resampled: Tensor = adapt_tensor(name, exact, old, new, method)
+            found[name] = resampled if resampled is not exact else found[name]
+    return found
 
 
 def adapt_tensor(
     name: str, tensor: Any, old: Architecture, new: Architecture, method: PosembMethod
 ) -> Any:
-    """One tensor of `adapt`, by its name."""
+    """One tensor of `adapt`, numpy or torch, in its own type."""
     if isinstance(old, BiTConfig) or isinstance(new, BiTConfig):
         return tensor  # a ResNet is the same at every size
     (rows, columns), (new_rows, new_columns) = old.grid, new.grid

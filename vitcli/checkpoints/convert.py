@@ -1,7 +1,7 @@
 """A checkpoint of any layout that we read, written in any that we write, tensor by tensor.
 
-What a layout cannot say of a model is refused by name; what it has no place for (class names in an
-.npz) is told.
+What a layout cannot express of a model is refused by name; what it has no place for (class names in
+an .npz) is a warning.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vitcli.atomic import whole_folder, write_text
-from vitcli.checkpoints import npz, read, tensor_file
+from vitcli.atomic import whole_directory, write_text
+from vitcli.checkpoints import read
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.info import CheckpointInfo, assumptions
+from vitcli.checkpoints.store import write_npz
 from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import write as write_tensors
 from vitcli.config import Size
 from vitcli.errors import OutputError
 from vitcli.hub import fetch as hub
@@ -31,25 +34,27 @@ if TYPE_CHECKING:
 
 
 class Renamed(NamedTuple):
-    """One of our tensors, in the source and in the target."""
+    """One tensor, in the source and in the target."""
 
     ours: str
     shape: tuple[int, ...]
     dtype: str
-    """As they are written."""
+    """As it is written."""
     source: tuple[str, ...]
-    """Names; none of what is made anew."""
+    """Names; none of a new tensor."""
     target: tuple[str, ...]
     was: str
-    """What it was before it was changed: a shape, a type; empty where it was not."""
+    """Its shape and type in the source, where these change."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `write` does: read, decided and checked, but not written yet."""
+    """What `write` will do: decided and checked, but not written yet."""
 
     source: read.Checkpoint
     output: Path
+    is_file: bool
+    """Whether the output is a file, not a directory."""
     format: Format
     info: CheckpointInfo
     ours: dict[str, LazyTensor]
@@ -59,13 +64,13 @@ class Conversion:
     renamed: dict[str, tuple[str, ...]]
     """Our names, and those of the target."""
     made: frozenset[str] = frozenset()
-    """Our names of what is zeros, and not the source's."""
+    """Our names of new tensors, which are zeros."""
     warnings: list[str] = field(default_factory=list)
     nan: list[str] = field(default_factory=list)
     """Names of tensors that hold NaN, known once they are written."""
 
     def names(self) -> Iterator[Renamed]:
-        """What becomes of each tensor."""
+        """Each tensor that is written."""
         for name, new in self.ours.items():
             old = self.source.tensors.get(name)
             made = old is None or name in self.made
@@ -86,20 +91,20 @@ def convert(
     offline: bool = False,
     allow_pickle: bool = False,
 ) -> Path:
-    """Writes a checkpoint in another layout; returns the file or folder.
+    """Writes a checkpoint in another layout; returns the file or directory.
 
     Args:
         spec: a path, a name or a Hub repo, of any layout that we read.
-        output: a .safetensors or .npz file, or a folder.
+        output: a .safetensors or .npz file, or a directory.
         to: by default the authors' for .npz, else ours.
-        changes: what else becomes of the model.
-        force: replace what is there.
-        old_grid: rows and columns of the position embeddings, where the file does not say.
-        offline: never touch the network.
-        allow_pickle: take a Hub repo whose weights are a pickle only; nothing in it is run.
+        changes: what else is changed.
+        force: replace an existing output.
+        old_grid: rows and columns of the position embeddings, if the file does not state them.
+        offline: never use the network.
+        allow_pickle: accept a Hub repo that has its weights only as a pickle; nothing in it is run.
 
     Raises:
-        VitError: the source cannot be read, the target cannot express it, or not be written.
+        VitError: the source cannot be read, or the target cannot express it or be written.
     """
     conversion = plan_convert(
         spec, output, to, changes, old_grid=old_grid, offline=offline, allow_pickle=allow_pickle
@@ -119,14 +124,14 @@ def plan_convert(
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
 ) -> Conversion:
-    """Reads what there is and decides what is written. Arguments and errors as `convert`."""
+    """Reads the source's header and decides what is written. Arguments and errors as `convert`."""
     located = read.locate(spec, offline, on_progress, allow_pickle)
     source = read.open_checkpoint(located.file, located.entry, old_grid)
-    output = Path(output)
+    kind = _kind_of_output(output)
     info, tensors = change(source.info, source.tensors, changes or Changes())
-    target = to or default_format(info.model, output)
+    target = to or default_format(info.model, kind)
     layout = layout_of(target)
-    _check_output(output, target, layout)
+    _check_output(output, kind, target, layout)
     if problems := layout.refusals(info.model):
         raise OutputError(
             f"the layout {target} cannot express this model: {', '.join(problems)}",
@@ -135,11 +140,12 @@ def plan_convert(
             if any("pre_logits" in problem for problem in problems)
             else None,
         )
-    warnings = [*_told_of(info, source), *layout.warnings(info.model)]
+    warnings = [*_left_open(info, source), *layout.warnings(info.model)]
     saved, renamed = write_layout(layout, info.model, tensors)
     new_head = changes is not None and changes.num_classes is not None
     made = frozenset(name for name in tensors if new_head and name.startswith("head"))
-    return Conversion(source, output, target, info, tensors, saved, renamed, made, warnings)
+    is_file, path = bool(kind), Path(output)
+    return Conversion(source, path, is_file, target, info, tensors, saved, renamed, made, warnings)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
@@ -147,23 +153,37 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "1"
 
 
-def _told_of(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
-    """What was assumed and what is left out."""
+def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
+    """Assumptions, and tensors that are left out."""
     found = []
     if assumed := assumptions(info):
-        found.append(f"the file does not state, so it is assumed: {', '.join(assumed.values())}")
+        found.append(f"not stated in the file, so assumed: {', '.join(assumed.values())}")
     if source.dropped:
         shown = ", ".join(source.dropped[:6]) + (", ..." if len(source.dropped) > 6 else "")
-        found.append(f"no part of the model, left out: {shown}")
+        found.append(f"not part of the model, so left out: {shown}")
     return found
 
 
-def _check_output(output: Path, target: Format, layout: Layout) -> None:
-    suffix = output.suffix if output.suffix in (".safetensors", ".npz") else ""
-    if suffix not in layout.suffixes:
-        words = {"": "a directory", ".npz": "a .npz file", ".safetensors": "a .safetensors file"}
-        wanted = " or ".join(words[kind] for kind in layout.suffixes)
-        raise OutputError(f"the layout {target} is written to {wanted}", where=output)
+def _kind_of_output(output: str | Path) -> str:
+    """A file's suffix; "" for a directory, which has none that looks like a file's, or exists, or
+    ends with a slash."""
+    suffix = Path(output).suffix
+    file = re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]*", suffix)
+    directory = str(output).endswith(("/", os.sep)) or Path(output).is_dir()
+    return suffix if file and not directory else ""
+
+
+def _check_output(output: str | Path, kind: str, target: Format, layout: Layout) -> None:
+    if kind in layout.suffixes:
+        return
+    words = {"": "a directory", ".npz": "a .npz file", ".safetensors": "a .safetensors file"}
+    wanted = " or ".join(words[suffix] for suffix in layout.suffixes)
+    known = kind in words or "" not in layout.suffixes
+    raise OutputError(
+        f"the layout {target} is written to {wanted}",
+        where=output,
+        hint=None if known else "a directory's name may end with /",
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -171,41 +191,38 @@ def _check_output(output: Path, target: Format, layout: Layout) -> None:
 
 
 def write(job: Conversion, force: bool = False) -> None:
-    """Writes what was planned: the file, or all files of the folder, or none.
+    """Writes what was planned: the file, or all files of the directory, or none.
 
     Raises:
         OutputError: the target exists (without `force`), or cannot be written.
     """
-    is_file = job.output.suffix in (".safetensors", ".npz")
     if job.output.exists() and not force:
         raise OutputError("exists already", where=job.output, hint="--force replaces it")
-    file = job.output if is_file else job.output / "model.safetensors"
+    file = job.output if job.is_file else job.output / "model.safetensors"
     if os.path.realpath(file) == os.path.realpath(job.source.file):
-        raise OutputError("is the checkpoint itself: take another name", where=file)
+        raise OutputError("is the source itself", where=file, hint="choose another output")
     tensors = {name: _watched(name, tensor, job.nan) for name, tensor in job.tensors.items()}
     layout = layout_of(job.format)
     if ".npz" in layout.suffixes:
-        npz.write(file, tensors)
-    elif is_file:
-        tensor_file.write(file, tensors, layout.metadata(job.info))
+        write_npz(file, tensors)
+    elif job.is_file:
+        write_tensors(file, tensors, layout.metadata(job.info))
     else:
-        with whole_folder(job.output) as folder:
-            _write_folder(folder, job, layout, tensors)
+        with whole_directory(job.output) as directory:
+            _write_directory(directory, job, layout, tensors)
 
 
-def _write_folder(
-    folder: Path, job: Conversion, layout: Layout, tensors: Mapping[str, LazyTensor]
+def _write_directory(
+    directory: Path, job: Conversion, layout: Layout, tensors: Mapping[str, LazyTensor]
 ) -> None:
-    tensor_file.write(folder / "model.safetensors", tensors, layout.metadata(job.info))
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    dtype = max(dtypes, key=lambda name: tensor_file.numpy_dtype(name).itemsize)
-    for name, table in layout.configs(job.info, dtype).items():
+    write_tensors(directory / "model.safetensors", tensors, layout.metadata(job.info))
+    for name, table in layout.configs(job.info).items():
         text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
-        write_text(folder / name, text)
+        write_text(directory / name, text)
 
 
 def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
-    """The tensor; its name is noted when it is read and holds NaN."""
+    """The tensor; reading it notes its name if it holds NaN."""
 
     def read() -> np.ndarray:
         import numpy as np
@@ -216,4 +233,4 @@ def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
                 nan.append(name)
         return array
 
-    return LazyTensor(tensor.dtype, tensor.shape, read, tensor.extent)
+    return LazyTensor(tensor.dtype, tensor.shape, read)

@@ -58,6 +58,8 @@ class Provenance(Run, total=False):
     posemb_resize: Resized
     converted_from: str
     """Name of a layout."""
+    timm: dict[str, Any]
+    """timm's names of the architecture and of the pre-training, where a release states them."""
     assumed: dict[str, str] | list[str]
     """What the file does not state, and what was assumed. (A list in files of earlier versions.)"""
     left_out: list[str]

@@ -1,4 +1,4 @@
-"""The one door to a torch model."""
+"""A checkpoint as a torch model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from vitcli.models.vit import ViT
 
 
 class Described:
-    """What a checkpoint says of the model that it became."""
+    """A model with the description of its checkpoint."""
 
     info: CheckpointInfo
 
     @property
     def classes(self) -> tuple[ClassLabel, ...]:
-        """In the order of the logits; empty where nobody knows them."""
+        """In the order of the logits; empty if unknown."""
         return self.info.classes
 
     @property
@@ -52,11 +52,11 @@ class Described:
 
 
 class LoadedViT(Described, ViT):
-    """A ViT or a hybrid with what its checkpoint says."""
+    """A ViT or a hybrid."""
 
 
 class LoadedBiT(Described, BiT):
-    """A BiT ResNet with what its checkpoint says."""
+    """A BiT ResNet."""
 
 
 LoadedModel = LoadedViT | LoadedBiT
@@ -65,11 +65,11 @@ LoadedModel = LoadedViT | LoadedBiT
 
 
 class Weights(NamedTuple):
-    """A checkpoint on its way to a model."""
+    """A checkpoint's description and its tensors."""
 
     info: CheckpointInfo
     tensors: dict[str, Tensor]
-    """Mapped from the file: read when they are first looked at, and never written back."""
+    """Mapped from the file: read on first use, and never written back."""
 
 
 def load(
@@ -85,28 +85,30 @@ def load(
     """A model ready to predict.
 
     Args:
-        spec: a file, a folder, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
+        spec: a file, a directory, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
         device: where its weights go.
         dtype: of its weights; None keeps the file's.
-        resolution: of its images, where that is not the checkpoint's: the position embeddings are
-            resized. Accuracy drops until the model is fine-tuned there.
+        resolution: of its images, if not the checkpoint's: position embeddings are resized.
+            Accuracy drops until the model is fine-tuned at that resolution.
         posemb_method: how they are resized; bilinear is the paper's.
-        offline: never touch the network.
+        offline: never use the network.
         on_progress: called while a checkpoint is fetched.
-        allow_pickle: take a Hub repo whose weights are a pickle only; nothing in it is run.
+        allow_pickle: accept a Hub repo that has its weights only as a pickle; nothing in it is run.
 
     Raises:
         ModelNotFoundError: there is no such model.
-        HubError: it is on the Hub and cannot be had.
+        HubError: it cannot be fetched from the Hub.
         CheckpointError: it is damaged, or its tensors are not those of the model it describes.
         ConfigError: it cannot have that resolution.
     """
-    weights = load_weights(spec, offline, on_progress, allow_pickle)
+    stored = weights = load_weights(spec, offline, on_progress, allow_pickle)
     size = (resolution, resolution) if isinstance(resolution, int) else resolution
     if size is not None:
         weights = at_resolution(weights, size, posemb_method)
-    model = build(weights.info, weights.tensors, device=device, dtype=dtype)
-    return model.eval()
+    tensors = weights.tensors
+    if dtype is None:
+        tensors = {name: tensor.to(stored.tensors[name].dtype) for name, tensor in tensors.items()}
+    return build(weights.info, tensors, device=device, dtype=dtype).eval()
 
 
 def load_weights(
@@ -115,7 +117,7 @@ def load_weights(
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
 ) -> Weights:
-    """A checkpoint's description and its tensors, which are those of the model it describes.
+    """A checkpoint's description and tensors, which are those of the model it describes.
 
     Raises:
         VitError: as `load`.
@@ -131,7 +133,7 @@ def load_weights(
 
 
 def at_resolution(weights: Weights, size: Size, method: PosembMethod) -> Weights:
-    """The same model for images of another size: position embeddings resized, and said so.
+    """The same model for images of another size: position embeddings are resized.
 
     Raises:
         ConfigError: the size is not a multiple of the patch size.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import re
 import warnings
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +39,15 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
     """The tensors of a torch pickle, and what was chosen where it holds several states.
 
     Raises:
-        CheckpointError: it is damaged, holds what could run code, or no tensors.
+        CheckpointError: it is damaged, holds something that could run code, or no tensors.
     """
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             # A Namespace holds options and runs nothing. torch warns of TorchScript and refuses it.
             warnings.simplefilter("ignore")
             found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a damaged pickle may raise
         raise _refusal(path, error) from error
     notes: list[str] = []
@@ -55,30 +59,41 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
         notes.append(f"the weights under '{key}'")
     tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)} if _is_dict(found) else {}
     if not tensors:
-        raise CheckpointError("is a pickle without a table of tensors", where=path)
+        raise CheckpointError("is a pickle that does not hold a table of tensors", where=path)
+    for name, tensor in tensors.items():
+        if not _is_plain(tensor):
+            raise CheckpointError(f"'{name}' is not stored as a plain tensor", where=path)
     return {name: _lazy(tensor) for name, tensor in tensors.items()}, notes
 
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:
-    """What torch's refusal of a file means."""
-    said = str(error)
-    if "TorchScript" in said:  # as OpenAI released CLIP
+    """What a pickle is that torch refuses; not in torch's words, which advise to run its code."""
+    hint = "use a safetensors file of the same weights, or save its state_dict() alone"
+    if _is_torchscript(path):  # as OpenAI released CLIP
+        what = "is a TorchScript archive, a program with its weights; it was not run"
+        return CheckpointError(what, where=path, hint=hint)
+    if type(error).__name__ == "UnpicklingError":  # what torch raises for all but tensors
+        named = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
+        what = f"objects ({named[1] or named[2]})" if named else "objects, or is damaged"
         return CheckpointError(
-            "is a TorchScript archive, a program with its weights, which could run code: it is "
-            "not read",
-            where=path,
-            hint="take a safetensors file of the same weights, or save its state_dict() by itself",
+            f"is a pickle that holds code or {what}; nothing in it was run", where=path, hint=hint
         )
-    if named := re.search(r"(?i:unsupported global): GLOBAL (\S+)|Unsupported class (\S+)", said):
-        return CheckpointError(
-            f"is a pickle that holds more than tensors, which could run code: it is not read "
-            f"(it asks for {named[1] or named[2]})",
-            where=path,
-            hint="ask its authors for a safetensors file",
-        )
-    return CheckpointError(
-        f"is a damaged pickle: {said.splitlines()[0] if said else repr(error)}", where=path
-    )
+    reason = (str(error).splitlines() or [repr(error)])[0]
+    return CheckpointError(f"is a damaged pickle: {reason}", where=path)
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not _is_zip(path):
+        return False
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    return False
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it has a value for each element: not sparse, nor a billion views of one number."""
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return dense and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def _is_dict(found: object) -> bool:

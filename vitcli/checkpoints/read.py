@@ -1,18 +1,17 @@
-"""From a model's name to its file and what the file says of itself; headers alone, no torch."""
+"""From a model's name to its file and the description in it. Reads headers only; no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import open_store
-from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import DTYPES, LazyTensor
 from vitcli.config import ClassLabel, Score, Size
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
@@ -26,9 +25,9 @@ class Located(NamedTuple):
     """Where a checkpoint's tensors lie."""
 
     file: Path
-    """A safetensors file, or one of another kind that `stores` reads."""
+    """Of any kind that `store` reads."""
     entry: RegistryEntry | None
-    """The released model that it is, where the registry knows."""
+    """The released model that it is, if the registry knows it."""
 
 
 def locate(
@@ -41,8 +40,8 @@ def locate(
 
     Raises:
         ModelNotFoundError: there is no such model.
-        HubError: it is on the Hub and cannot be had.
-        CheckpointError: the path holds no checkpoint that we read.
+        HubError: it cannot be fetched from the Hub.
+        CheckpointError: the path does not hold a checkpoint.
     """
     found = registry.resolve(spec)
     entry = found if isinstance(found, RegistryEntry) else None
@@ -55,30 +54,28 @@ def locate(
 
 
 def _weights_file(path: Path) -> Path:
-    """The file that a path means: a folder's standard one, or its only one of a kind."""
-    if path.is_dir():
-        for pattern in _STANDARD:
-            files = sorted(file for file in path.glob(pattern) if file.name != STATE)
-            if len(files) == 1:
-                return files[0]
-            if files:
-                break
-        else:
-            files = []
-        found = ", ".join(file.name for file in files) or _some(p.name for p in path.iterdir())
-        unfinished = "a run that has kept no model yet: train it further with --resume"
-        hint = "name one of its files" if files else None
-        raise CheckpointError(
-            f"holds no model.safetensors but {found or 'nothing'}",
-            where=path,
-            hint=unfinished if not files and (path / STATE).is_file() else hint,
-        )
-    return path
+    """The file that a path means: a directory's standard one, or its only one of a kind."""
+    if not path.is_dir():
+        return path
+    for pattern in _STANDARD:
+        files = sorted(file for file in path.glob(pattern) if file.name != STATE)
+        if len(files) == 1:
+            return files[0]
+        if files:
+            found = ", ".join(file.name for file in files)
+            hint = "give the path of one of these files"
+            raise CheckpointError(f"holds several checkpoints: {found}", where=path, hint=hint)
+    found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
+    unfinished = "this run has not stored a model yet: continue it with --resume"
+    raise CheckpointError(
+        f"does not hold a checkpoint, but {found}",
+        where=path,
+        hint=unfinished if (path / STATE).is_file() else None,
+    )
 
 
 STATE = "state.safetensors"
-"""What a run in the making needs to go on, and no model."""
-
+"""What an unfinished run resumes from; not a model."""
 
 _STANDARD = (
     "model.safetensors",
@@ -91,12 +88,7 @@ _STANDARD = (
     "*.pth.tar",
     "*.pt",
 )
-"""What a folder's weights are called, the best first."""
-
-
-def _some(names: Iterable[str], most: int = 8) -> str:
-    names = sorted(names)
-    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
+"""Names of a directory's weights, the preferred first."""
 
 
 def read_info(
@@ -105,14 +97,14 @@ def read_info(
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
 ) -> tuple[CheckpointInfo, Path]:
-    """What a checkpoint says of itself, and its file; the tensors' shapes are checked against it.
+    """The description of a checkpoint, checked against its tensors' shapes, and its file.
 
-    The header's own description comes first, then a `config.json` beside the file, then what the
-    shapes tell (`provenance["assumed"]` then lists what they do not tell).
+    It comes from the header, else from a `config.json` beside the file, else from the shapes, and
+    `provenance["assumed"]` then lists what shapes do not show.
 
     Raises:
-        VitError: as `locate`, and CheckpointError where the file is damaged, of an unknown layout,
-            or holds other tensors than the model that it describes.
+        VitError: as `locate`; CheckpointError if the file is damaged, of an unknown layout, or
+            holds other tensors than the model that it describes.
     """
     file, entry = locate(spec, offline, on_progress, allow_pickle)
     return open_checkpoint(file, entry).info, file
@@ -120,7 +112,7 @@ def read_info(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that was opened: what it says, and its tensors, each read when it is asked for."""
+    """An open file: its description, and its tensors, each read when it is needed."""
 
     file: Path
     info: CheckpointInfo
@@ -129,7 +121,7 @@ class Checkpoint:
     layout: str = "vit"
     """"vit" (which is timm's), or one of `layouts`."""
     dropped: tuple[str, ...] = ()
-    """Names in the file that are no part of the model."""
+    """Names in the file that are not part of the model."""
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Our name -> the names in the file, where they differ."""
 
@@ -137,61 +129,59 @@ class Checkpoint:
 def open_checkpoint(
     file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
 ) -> Checkpoint:
-    """A file of any layout that is supported.
+    """A file of any layout that we read.
+
+    Args:
+        entry: of the registry, where the file is a released model.
+        grid: rows and columns of its position embeddings, if the file does not state them.
 
     Raises:
         CheckpointError: it is damaged, of an unknown layout, or holds another model.
     """
     store = open_store(file)
     info = CheckpointInfo.from_metadata(store.metadata, where=file)
+    described = info is not None
     if info is not None:
         if info.model.depth > len(store.tensors):
             raise CheckpointError("describes more blocks than it has tensors", where=file)
         check_keys(info.model.tensor_shapes(), store.shapes, where=file)
         found = Checkpoint(file, info, store.tensors)
-        described = True
     else:
-        reading = read_layout(store, grid)
-        described = "assumed" not in reading.info.provenance
-        renamed = any(names != (ours,) for ours, names in reading.sources.items())
-        if reading.layout == "timm" and store.kind == "safetensors" and not renamed:
-            # As it stands this is our own layout.
-            provenance = dict(reading.info.provenance)
-            provenance.pop("converted_from", None)
-            info = dataclasses.replace(reading.info, provenance=provenance)
-            found = Checkpoint(file, info, reading.tensors, dropped=reading.dropped)
-        else:
-            found = Checkpoint(
-                file,
-                reading.info,
-                reading.tensors,
-                reading.layout,
-                reading.dropped,
-                reading.sources,
-            )
-        found = dataclasses.replace(found, info=_with_known_classes(found.info, entry))
+        read = read_layout(store, grid)
+        info, described = read.info, "assumed" not in read.info.provenance
+        found = Checkpoint(file, info, read.tensors, read.layout, read.dropped, read.sources)
+        renamed = any(names != (ours,) for ours, names in read.sources.items())
+        if read.layout == "timm" and store.kind == "safetensors" and not renamed:
+            # Our own layout but for the description.
+            provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
+            info = dataclasses.replace(info, provenance=provenance)
+            found = Checkpoint(file, info, read.tensors, dropped=read.dropped)
+        found = dataclasses.replace(found, info=_with_known_classes(info, entry))
+    for name, tensor in found.tensors.items():
+        if tensor.dtype not in DTYPES.values():
+            raise CheckpointError(f"'{name}' has the unknown type {tensor.dtype}", where=file)
     if described and entry is not None:
         _warn_of_departures(found.info, entry)
     return found
 
 
 def _warn_of_departures(info: CheckpointInfo, entry: RegistryEntry) -> None:
-    """Says where a released model's own repo, which is followed, is not what the registry says."""
-    said, known = (
+    """Warns where a released model's own repo, which is followed, departs from the registry."""
+    stated, known = (
         dataclasses.asdict(side.preprocess) | dataclasses.asdict(side.model)
         for side in (info, entry)
     )
-    if told := [
-        f"{name} {said.get(name)}, and the registry {known.get(name)}"
-        for name in {**known, **said}
-        if known.get(name) != said.get(name)
+    if departures := [
+        f"{name} is {stated.get(name)} in its repo and {known.get(name)} in the registry"
+        for name in {**known, **stated}
+        if known.get(name) != stated.get(name)
     ]:
-        text = f"{entry.name}: its repo says {'; '.join(told)}; the repo is followed"
+        text = f"{entry.name}: {'; '.join(departures)}; the repo is followed"
         warnings.warn(text, VitWarning, stacklevel=2)
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:
-    """Class names and score function where the file leaves them to the registry, to timm's tag
+    """Class names and score function if the file leaves them to the registry, to timm's tag
     ("augreg_in21k"), or to the number of classes, as releases do."""
     classes, score, count = info.classes, info.score, info.model.num_classes
     named: registry.Labels | None = None

@@ -1,32 +1,28 @@
-"""Position embeddings of a checkpoint on disk, resized: one tensor changes, the rest is copied.
+"""Position embeddings of a checkpoint on disk, resized; all other tensors stay, bit for bit.
 
-No torch (but for a pickle), and no tensor in memory but the one that changes: what is around it
-goes from file to file. Every layout stays what it is; a pickle, which is read and not written,
-becomes safetensors in ours.
+One tensor is in memory at a time, and torch is needed for pickles only. The layout stays; a pickle,
+which is read but never written, becomes safetensors in our layout.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.atomic import whole_folder, write_text
-from vitcli.checkpoints import read, store, tensor_file
+from vitcli.atomic import whole_directory, whole_file, write_text
+from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import adapt_tensor, at_size
 from vitcli.checkpoints.companions import copy_companions, resize_configs
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.rewrite import (
-    RECORD,
-    copy_file,
-    record_text,
-    rewrite_npz,
-    rewrite_safetensors,
-)
 from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.store import RECORD, kind_of, rewrite_npz
+from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import fetch as hub
@@ -40,25 +36,25 @@ TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")
 
 @dataclass(frozen=True)
 class Resize:
-    """What `resize_posemb` does: read, decided and checked, but not written yet."""
+    """What `resize_posemb` will do: decided and checked, but not written yet."""
 
     checkpoint: read.Checkpoint
     kind: str
-    """Of its file: "safetensors", "shards", "npz" or "pickle"."""
+    """Of its file; see `store.Store`."""
     output: Path
-    is_folder: bool
-    """Whether the output is a folder."""
-    folder: Path | None
-    """The input's, whose other files go along; None where the input is a file by itself."""
+    is_directory: bool
+    """Whether the output is a directory."""
+    directory: Path | None
+    """The input's, whose other files are copied; None if the input is a single file."""
     info: CheckpointInfo
-    """As the output will say it."""
+    """Of the output."""
     models: tuple[ModelConfig, ModelConfig]
     """Of the input and of the output."""
     method: PosembMethod
     tables: Mapping[str, np.ndarray]
-    """The position embeddings as they are, under our names."""
+    """The position embeddings of the input, under our names."""
     resized: Mapping[str, np.ndarray]
-    """And as they will be; none where the grid stays."""
+    """And of the output; empty if the grid stays."""
 
     @property
     def source(self) -> Path:
@@ -68,13 +64,13 @@ class Resize:
     @property
     def file(self) -> Path:
         """The file that is written; of shards the index."""
-        if not self.is_folder:
+        if not self.is_directory:
             return self.output
         return self.output / ("model.safetensors" if self.kind == "pickle" else self.source.name)
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the output says of the resize."""
+        """An `info.Resized`."""
         old, new = self.models
         return {"method": self.method, "from": list(old.grid), "to": list(new.grid)}
 
@@ -97,8 +93,8 @@ class Resize:
         return found
 
     def loss(self) -> float:
-        """How far the embeddings are after the way there and back, relative to their size: what
-        the new grid cannot hold (root mean square over the grid's part)."""
+        """What the new grid cannot hold: the root mean square change of the embeddings after the
+        resize and back, relative to their size."""
         import numpy as np
 
         back, there = self.models
@@ -125,33 +121,31 @@ def plan_resize(
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
 ) -> Resize:
-    """Reads a checkpoint's header and its position embeddings and resizes them in memory.
+    """Reads a checkpoint's header and its position embeddings, and resizes them in memory.
 
     Args:
-        spec: a file of any layout that we read, a model's folder, a name or a Hub repo.
-        grid: rows and columns of patches wanted, or `resolution`: height and width of the images.
-        output: a file of the input's kind, or a folder; by default beside the input, under its
-            name and the grid.
-        in_place: the input is the output.
-        old_grid: rows and columns of today's table, where the checkpoint does not say.
+        spec: a file of any layout that we read, a model's directory, a name or a Hub repo.
+        grid: rows and columns of patches, or `resolution`: height and width of the images.
+        output: a file of the input's kind, or a directory; by default beside the input, with the
+            grid in its name.
+        in_place: the output replaces the input.
+        old_grid: rows and columns of the stored embeddings, if the checkpoint does not state them.
 
     Raises:
         ConfigError: neither or both sizes, or one that the model cannot have.
-        CheckpointError: the checkpoint has no position embeddings, or cannot be read.
-        OutputError: there is no place for the output.
+        CheckpointError: the checkpoint has no position embeddings or cannot be read.
+        OutputError: the output cannot be where it is asked for.
     """
     if (grid is None) == (resolution is None):
         raise ConfigError("give either a grid or a resolution")
-    registry.resolve(spec)  # which raises where there is no such model
+    registry.resolve(spec)  # raises if there is no such model
     if output is None and not Path(spec).expanduser().exists():
-        raise OutputError(
-            "is not a file here: it has no place beside it", where=spec, hint="say where: -o OUT"
-        )
-    source = read.locate(spec, offline, on_progress, allow_pickle)
-    opened = read.open_checkpoint(source.file, source.entry, old_grid)
-    model, kind = opened.info.model, store.kind_of(source.file)
+        raise OutputError("is not a local file", where=spec, hint="name the output: -o OUT")
+    located = read.locate(spec, offline, on_progress, allow_pickle)
+    opened = read.open_checkpoint(located.file, located.entry, old_grid)
+    model, kind = opened.info.model, kind_of(located.file)
     if not isinstance(model, ModelConfig):
-        raise CheckpointError("is a ResNet: it has no position embeddings", where=source.file)
+        raise CheckpointError("is a ResNet, without position embeddings", where=located.file)
     if grid is not None:
         resolution = grid[0] * model.patch_size[0], grid[1] * model.patch_size[1]
     assert resolution is not None
@@ -161,27 +155,25 @@ def plan_resize(
         info, new = at_size(info, resolution, method), model.at(resolution)
         resized = {n: adapt_tensor(n, t, model, new, method) for n, t in tables.items()}
         _check_square(opened, new)
-    is_folder, path = _output(spec, source.file, kind, new.grid, output, in_place)
-    if kind == "pickle" and not resized:
+    elif kind == "pickle":
         raise CheckpointError(
-            f"has a grid of {new.grid[0]} x {new.grid[1]} already, and pickles are not written",
-            where=source.file,
-            hint="`vit convert` makes safetensors of it",
+            f"has a grid of {new.grid[0]} x {new.grid[1]} already",
+            where=located.file,
+            hint="`vit convert` turns a pickle into safetensors",
         )
-    lone = Path(spec).expanduser().is_file() and not _is_standard(source.file)
-    folder = None if lone else source.file.parent
+    path, is_directory = _output(Path(spec).expanduser(), opened, kind, new, output, in_place)
+    # A file of the standard name belongs to the configuration beside it.
+    standard = located.file.name in ("model.safetensors", "model.safetensors.index.json")
+    alone = Path(spec).expanduser().is_file() and not standard
+    directory = None if alone else located.file.parent
+    models = (model, new)
     return Resize(
-        opened, kind, path, is_folder, folder, info, (model, new), method, tables, resized
+        opened, kind, path, is_directory, directory, info, models, method, tables, resized
     )
 
 
-def _is_standard(file: Path) -> bool:
-    """Whether a file is the one that the config.json beside it is about."""
-    return file.name in ("model.safetensors", "model.safetensors.index.json")
-
-
 def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
-    """The position embeddings that the file holds. Raises CheckpointError where there are none."""
+    """The position embeddings that the file holds. Raises CheckpointError if there are none."""
     names = [n for n in TABLES if n in opened.tensors and opened.sources.get(n, (n,))]
     if not names:
         computed = getattr(opened.info.model, "posemb", None) == "sincos2d"
@@ -194,7 +186,7 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
 
 
 def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
-    """Raises ConfigError where transformers' class could not load the result."""
+    """Raises ConfigError if transformers' class could not load the result."""
     from vitcli.layouts.transformers import KINDS, read_config
 
     height, width = model.image_size
@@ -204,112 +196,110 @@ def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
     kind = config.text("model_type") if config is not None else ""
     if kind and KINDS[kind].square:
         raise ConfigError(
-            f"transformers' {kind} takes square images only",
+            f"{kind} of transformers takes square images only",
             where=opened.file,
             hint="`vit convert` writes it in timm's layout, which takes any",
         )
 
 
-SUFFIXES = {"safetensors": ".safetensors", "pickle": ".safetensors", "npz": ".npz"}
-"""Of the file that is written, by the kind of the one that is read."""
-
-
 def _output(
-    spec: str | Path,
-    file: Path,
+    path: Path,
+    opened: read.Checkpoint,
     kind: str,
-    grid: Size,
+    model: ModelConfig,
     output: str | Path | None,
     in_place: bool,
-) -> tuple[bool, Path]:
-    """Where the result goes, and whether that is a folder. Raises ConfigError and OutputError."""
-    path = Path(spec).expanduser()
+) -> tuple[Path, bool]:
+    """Where the result goes, and whether that is a directory. Raises ConfigError, OutputError."""
+    file, suffix = opened.file, ".npz" if kind == "npz" else ".safetensors"
     if in_place and output is not None:
-        raise ConfigError("--in-place and -o contradict each other")
+        raise ConfigError("--in-place and --output exclude each other")
     if in_place and kind == "pickle":
-        raise OutputError(
-            "is a pickle, which is read and not written", where=file, hint="say where: -o OUT"
-        )
-    several = kind == "shards"
+        raise OutputError("is a pickle, which vit does not write", where=file, hint="use -o OUT")
     if output is not None:
         path = Path(output)
-        is_folder = path.suffix not in (".safetensors", ".npz", ".bin", ".pth", ".pt")
-        if not is_folder and (several or path.suffix != SUFFIXES[kind]):
-            wanted = "several files, in a folder" if several else f"a {SUFFIXES[kind]} file"
+        if path.suffix not in (".safetensors", ".npz", ".bin", ".pth", ".pt"):
+            return path, True
+        if kind == "shards" or path.suffix != suffix:
+            wanted = "a directory" if kind == "shards" else f"a {suffix} file"
             raise OutputError(
-                f"what is resized here is written as {wanted}",
+                f"this checkpoint is written as {wanted}",
                 where=path,
                 hint="`vit convert` writes other kinds",
             )
-        return is_folder, path
-    is_folder = several or path.is_dir()
-    if is_folder:
+        return path, False
+    grid = f"{model.grid[0]}x{model.grid[1]}"
+    if path.is_dir() or kind == "shards":
         path = path if path.is_dir() else path.parent
         whole = path.resolve()
-        return True, path if in_place else whole.with_name(f"{whole.name}-{grid[0]}x{grid[1]}")
-    name = f"{file.stem.removesuffix('.pth')}-{grid[0]}x{grid[1]}{SUFFIXES[kind]}"
-    return False, file if in_place else file.with_name(name)
+        return path if in_place else whole.with_name(f"{whole.name}-{grid}"), True
+    stem = file.stem.removesuffix(".pth")  # of .pth.tar
+    return file if in_place else file.with_name(f"{stem}-{grid}{suffix}"), False
 
 
 def resize_posemb(job: Resize, force: bool = False) -> None:
-    """Writes what was planned: a file, or all files of a folder, whole or not at all.
-
-    Other bytes, their order and the header's other entries stay. A grid that is today's gives a
-    copy, bit for bit.
+    """Writes what was planned: a file, or all files of a directory, whole or not at all.
 
     Raises:
-        OutputError: the output exists (without `force`), or cannot be written.
+        OutputError: the output exists (without `force`) or cannot be written.
     """
     if job.in_place and not job.resized:
         return
-    empty = job.is_folder and job.output.is_dir() and not any(job.output.iterdir())
+    empty = job.is_directory and job.output.is_dir() and not any(job.output.iterdir())
     if job.output.exists() and not job.in_place and not empty and not force:
         raise OutputError("exists already", where=job.output, hint="--force replaces it")
-    if job.is_folder:
-        with whole_folder(job.output) as folder:
-            _write_folder(job, folder)
+    if job.is_directory:
+        with whole_directory(job.output) as directory:
+            _write_directory(job, directory)
         return
     _write_weights(job, job.output)
-    if job.in_place and job.folder:  # a file of the standard name, which its config.json is about
-        resize_configs(job.folder, job.folder, job.models[0].image_size, job.info)
+    if job.in_place and job.directory:
+        resize_configs(job.directory, job.directory, job.models[0].image_size, job.info)
 
 
-def _write_folder(job: Resize, folder: Path) -> None:
-    """The weights, and what stands beside them."""
-    _write_weights(job, folder / job.file.name)
-    if job.folder and not job.in_place:
-        copy_companions(job.folder, folder)
-    if job.folder and job.resized:
-        resize_configs(job.folder, folder, job.models[0].image_size, job.info)
-    described = (folder / "config.json").is_file() or job.in_place
+def _write_directory(job: Resize, directory: Path) -> None:
+    """The weights, and the files beside them."""
+    _write_weights(job, directory / job.file.name)
+    if job.directory and not job.in_place:
+        copy_companions(job.directory, directory)
+    if job.directory and job.resized:
+        resize_configs(job.directory, directory, job.models[0].image_size, job.info)
+    described = (directory / "config.json").is_file() or job.in_place
     if job.kind == "pickle" or (job.checkpoint.layout == "vit" and not described):
-        write_config(folder / "config.json", job.info)
+        write_config(directory / "config.json", job.info)
 
 
 def _write_weights(job: Resize, file: Path) -> None:
     if job.kind == "pickle":
-        tensor_file.write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
+        write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
     elif job.kind == "shards":
         _write_shards(job, file)
     elif not job.resized:
-        copy_file(job.source, file)
+        _copy(job.source, file)
     elif job.kind == "npz":
-        rewrite_npz(job.source, file, job.changed(), job.record)
+        rewrite_npz(job.source, file, job.changed(), {RECORD: json.dumps(job.record)})
     else:
         _write_safetensors(job, job.source, file)
 
 
+def _copy(source: Path, target: Path) -> None:
+    with open(source, "rb") as old, whole_file(target) as new:
+        shutil.copyfileobj(old, new, 1 << 20)
+
+
 def _write_safetensors(job: Resize, source: Path, file: Path) -> int:
-    """One file with the new tables, which says so; returns by how many bytes its tensors grew."""
-    said = {RECORD: record_text(job.record)}
-    if job.checkpoint.layout == "vit":
-        said = job.info.to_metadata()
-    metadata = {**tensor_file.read_header(source).metadata, **said}
-    return rewrite_safetensors(source, file, job.changed(), metadata)
+    """One file with its new tables; returns by how many bytes its tensors grew."""
+    header = read_header(source)
+    ours = job.checkpoint.layout == "vit"
+    stated = job.info.to_metadata() if ours else {RECORD: json.dumps(job.record)}
+    changed = {name: new for name, new in job.changed().items() if name in header.tensors}
+    write(file, {**header.tensors, **changed}, {**header.metadata, **stated})
+    shapes = header.shapes
+    return sum(new.nbytes - new.itemsize * math.prod(shapes[n]) for n, new in changed.items())
 
 
 def _write_shards(job: Resize, index: Path) -> None:
-    """The shards, of which those with the tables are others, and then their index."""
+    """The shards, of which those with a table change, and then their index."""
     table: dict[str, Any] = json.loads(job.source.read_text("utf-8"))
     names: dict[str, str] = table["weight_map"]
     resized = {names[name] for name in job.changed()}
@@ -319,7 +309,7 @@ def _write_shards(job: Resize, index: Path) -> None:
         if name in resized:
             grown += _write_safetensors(job, source, file)
         elif not job.in_place:
-            copy_file(source, file)
+            _copy(source, file)
     about = table.get("metadata")
     if isinstance(about, dict) and isinstance(about.get("total_size"), int):
         about["total_size"] += grown

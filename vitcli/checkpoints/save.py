@@ -1,7 +1,5 @@
-"""A model's folder: `model.safetensors`, which stands alone, and `config.json` for the others.
-
-No torch here: its tensors are turned into arrays through their own methods.
-"""
+"""A model's directory: `model.safetensors`, which stands alone, and `config.json` for timm and
+transformers. No torch here: tensors become arrays through their own methods."""
 
 from __future__ import annotations
 
@@ -11,10 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitcli.atomic import write_text
-from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.rewrite import rewrite_safetensors
-from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, write
 from vitcli.errors import OutputError
 from vitcli.layouts import timm
 
@@ -22,55 +18,55 @@ SaveDtype = Literal["float32", "float16", "bfloat16"]
 
 
 def save_checkpoint(
-    folder: str | Path,
+    directory: str | Path,
     tensors: Mapping[str, Any],
     info: CheckpointInfo,
     dtype: SaveDtype | None = "float32",
     train: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's folder, each file whole or not at all; returns the folder.
+    """Write a model's directory, each file whole or not at all; returns the directory.
 
     Args:
-        folder: made if it is not there; other files in it are left alone.
+        directory: made if it does not exist; other files in it stay.
         tensors: numpy arrays or torch tensors (of any device), such as a `state_dict`.
-        info: what the checkpoint says beside its tensors.
+        info: the description of the checkpoint.
         dtype: of the stored floating-point tensors; None keeps each tensor's own.
         train: the configuration of the run that made it, for config.json.
 
     Raises:
-        OutputError: the folder or a file cannot be written.
+        OutputError: the directory or a file cannot be written.
     """
-    folder = Path(folder)
+    directory = Path(directory)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot be made: {error.strerror or error}", where=folder) from error
+        raise OutputError(f"cannot be made: {error.strerror or error}", where=directory) from error
     lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
-    tensor_file.write(folder / "model.safetensors", lazy, info.to_metadata())
-    write_config(folder / "config.json", info, train)
-    return folder
+    write(directory / "model.safetensors", lazy, info.to_metadata())
+    write_config(directory / "config.json", info, train)
+    return directory
 
 
 def rewrite_info(
-    folder: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
+    directory: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
 ) -> None:
-    """Give a model's folder another description; the tensors stay, bit for bit.
+    """Give a model's directory another description; its tensors stay, bit for bit.
 
     Raises:
         CheckpointError: there is no such model, or it is damaged.
         OutputError: a file cannot be written.
     """
-    file = Path(folder) / "model.safetensors"
-    metadata = tensor_file.read_header(file).metadata
-    rewrite_safetensors(file, file, {}, {**metadata, **info.to_metadata()})
-    write_config(Path(folder) / "config.json", info, train)
+    file = Path(directory) / "model.safetensors"
+    header = read_header(file)
+    write(file, header.tensors, {**header.metadata, **info.to_metadata()})
+    write_config(Path(directory) / "config.json", info, train)
 
 
 def write_config(
     path: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
 ) -> None:
-    """Write timm's `config.json` of a checkpoint, with ours under "vit" (and a run's configuration
-    under "train" in it).
+    """Write the `config.json` of a checkpoint: timm's, with our description under "vit" (and a
+    run's configuration under "train" in it).
 
     Raises:
         OutputError: it cannot be written.
@@ -88,9 +84,9 @@ def _lazy(tensor: Any, dtype: SaveDtype | None) -> LazyTensor:
 
     def read() -> Any:
         array = tensor
-        if hasattr(tensor, "detach"):  # torch: numpy has no bfloat16 of its own to take it in
+        if hasattr(tensor, "detach"):  # torch, whose bfloat16 numpy cannot take
             array = tensor.detach().cpu()
             array = (array.float() if own == "bfloat16" else array).numpy()
-        return array.astype(tensor_file.numpy_dtype(stored), copy=False)
+        return array.astype(numpy_dtype(stored), copy=False)
 
     return LazyTensor(stored, tuple(tensor.shape), read)

@@ -1,30 +1,31 @@
 """Files that hold named arrays: safetensors (whole or in shards), npz, torch pickles.
 
-What they are is told by their bytes. Arrays are read when their turn comes, one at a time.
+The kind of a file is recognised by its first bytes. Arrays are read one at a time, when needed.
 """
 
 from __future__ import annotations
 
-import functools
-import json
+import contextlib
 import math
+import shutil
 import zipfile
-import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints import tensor_file
-from vitcli.checkpoints.copying import Extent
-from vitcli.checkpoints.tensor_file import LazyTensor
-from vitcli.errors import CheckpointError
+from vitcli.atomic import whole_file
+from vitcli.checkpoints.info import Resized
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, tensor_bytes
+from vitcli.errors import CheckpointError, VitError
+from vitcli.typed_json import from_json, parse
 
 if TYPE_CHECKING:
     import numpy as np
 
 MOST_INFLATED = 60
-"""A zip archive of weights is at most so many times smaller than they are (zeroed heads shrink to a
-thousandth, but they are not alone)."""
+"""A zip archive that inflates to more than this many times its size is refused as a bomb: weights
+hardly compress, except for heads of zeros."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Store:
     kind: str
     """"safetensors", "shards", "npz" or "pickle"."""
     tensors: dict[str, LazyTensor]
-    metadata: dict[str, str] = field(default_factory=dict)
-    """Of a safetensors file."""
     notes: list[str] = field(default_factory=list)
-    """What was chosen on the way: the EMA weights of a training state, say."""
+    """What was chosen where it holds several models, such as the averaged weights."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """What it says beside its arrays."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -52,139 +53,152 @@ def kind_of(path: Path) -> str:
         CheckpointError: it cannot be read, is none of them, or is a pointer of git lfs.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError("is not a regular file", where=path)
         with open(path, "rb") as file:
             start = file.read(16)
-        if start.startswith(b"PK\x03\x04"):
-            with zipfile.ZipFile(path) as archive:
-                names = archive.namelist()
-            return "npz" if any(name.endswith(".npy") for name in names) else "pickle"
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"cannot be read: {error}", where=path) from error
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror or error}", where=path) from error
+    if start.startswith(b"PK\x03\x04"):
+        with _reading(path), zipfile.ZipFile(path) as archive:
+            arrays = any(name.endswith(".npy") for name in archive.namelist())
+        return "npz" if arrays else "pickle"
     if start.startswith(b"version https:/"):
         raise CheckpointError(
-            "is a pointer of git lfs: the file itself was never fetched", where=path
+            "is a Git LFS pointer, not the file itself",
+            where=path,
+            hint="`git lfs pull` fetches the file",
         )
     if start.startswith(b"\x80") and start[8:9] != b"{":  # no length of a header of JSON
         return "pickle"
     if start.startswith(b"{"):
         return "shards"
     if len(start) > 8 and start[8:9] != b"{":
-        raise CheckpointError(
-            "is no checkpoint: neither safetensors, nor an npz, nor a pickle of torch's", where=path
-        )
+        raise CheckpointError("is not a checkpoint: not safetensors, npz or pickle", where=path)
     return "safetensors"
 
 
 def open_store(path: Path) -> Store:
-    """The arrays of a file, whatever it is.
+    """The arrays of a file of any kind.
 
     Raises:
-        CheckpointError: it is damaged, or nothing that is known.
+        CheckpointError: it is damaged or not a checkpoint.
     """
     kind = kind_of(path)
     if kind == "npz":
-        return Store(path, kind, read_npz(path))
+        return _open_npz(path)
     if kind == "pickle":
         from vitcli.checkpoints.pickles import read_pickle
 
-        tensors, notes = read_pickle(path)
-        return Store(path, kind, tensors, notes=notes)
+        return Store(path, kind, *read_pickle(path))
     if kind == "shards":
         return Store(path, kind, _read_shards(path))
-    header = tensor_file.read_header(path)
-    return Store(path, kind, _read_safetensors(path, header), header.metadata)
+    header = read_header(path)
+    return Store(path, kind, header.tensors, metadata=header.metadata)
+
+
+RECORD = "posemb_resize"
+"""Key of the metadata under which a resize is recorded where a layout has no place for it."""
+
+
+def recorded(store: Store) -> dict[str, Any] | None:
+    """How the position embeddings of a file were resized, if it says; a `Resized`."""
+    try:
+        found: dict[str, Any] | None = parse(store.metadata.get(RECORD, "null"))
+        from_json(Resized | None, found)
+    except ValueError:
+        return None
+    return found
 
 
 def files_of(path: Path) -> list[Path]:
     """The files whose bytes decide what `open_store(path)` holds."""
     if kind_of(path) != "shards":
         return [path]
-    return [path, *(path.with_name(name) for name in sorted(set(_read_index(path).values())))]
+    return [path, *(path.with_name(name) for name in sorted(set(read_index(path).values())))]
 
 
-def _read_safetensors(path: Path, header: tensor_file.Header) -> dict[str, LazyTensor]:
-    return {
-        name: LazyTensor(
-            tensor_file.DTYPES[spec.dtype],
-            spec.shape,
-            functools.partial(tensor_file.read_tensor, path, header, name),
-            Extent(path, header.data_start + spec.start, spec.end - spec.start),
-        )
-        for name, spec in header.tensors.items()
-    }
+# ---------------------------------------------------------------------------------------------
+# Shards of safetensors
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Names of tensors and of the files that they are in, from `model.safetensors.index.json`."""
+def read_index(path: Path) -> dict[str, str]:
+    """Names of tensors and of the files that they are in, from `model.safetensors.index.json`.
+
+    Raises:
+        CheckpointError: it is not such an index, or names files outside its directory.
+    """
     try:
-        index = json.loads(path.read_text("utf-8"))
-        if isinstance(index, dict) and "weight_map" not in index:
-            hint = f"give the folder that it lies in: {path.parent}"
-            what = "is no index of safetensors files, and no checkpoint"
-            raise CheckpointError(what, where=path, hint=hint)
-        names: dict[str, str] = index["weight_map"]
+        index = parse(path.read_bytes())
+        if "weight_map" not in index:
+            raise CheckpointError(
+                "is neither an index of safetensors files nor a checkpoint",
+                where=path,
+                hint=f"for a model's directory give {path.parent}",
+            )
+        names: dict[str, str] = from_json(dict[str, str], index["weight_map"])
         if any(Path(file).name != file for file in names.values()):
-            raise ValueError("it names files outside its folder")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"is no index of safetensors files: {error}", where=path) from error
+            raise ValueError("it names files outside its directory")
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"is not an index of safetensors files: {error}", where=path
+        ) from error
     return names
 
 
 def _read_shards(path: Path) -> dict[str, LazyTensor]:
     """The tensors that an index finds in several files."""
-    names = _read_index(path)
-    shards = {}
-    for name in set(names.values()):
-        file = path.with_name(name)
-        shards[name] = _read_safetensors(file, tensor_file.read_header(file))
+    names = read_index(path)
+    shards = {file: read_header(path.with_name(file)).tensors for file in set(names.values())}
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(
-            f"{len(missing)} tensors are not in the files that it names: {missing[0]}", where=path
+            f"{len(missing)} tensors are missing from the files that it names, first {missing[0]}",
+            where=path,
         )
     return {name: shards[file][name] for name, file in names.items()}
 
 
-def read_npz(path: Path) -> dict[str, LazyTensor]:
-    """The arrays of an .npz file; big_vision's bfloat16, which numpy calls V2, is told as such.
+# ---------------------------------------------------------------------------------------------
+# npz
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever zipfile and numpy raise on a damaged file becomes a CheckpointError."""
+    try:
+        yield
+    except (VitError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"is a damaged npz file: {error}", where=path) from error
+
+
+def _open_npz(path: Path) -> Store:
+    """The arrays of an .npz file; big_vision's bfloat16, which numpy calls V2, by its name.
 
     Raises:
         CheckpointError: it is damaged, holds Python objects, or inflates beyond reason.
     """
-    try:
+    with _reading(path):
         archive = zipfile.ZipFile(path)
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         inflated = sum(member.file_size for member in members)
         if inflated > MOST_INFLATED * path.stat().st_size + (1 << 26):
-            raise CheckpointError(
-                f"would inflate to {inflated:,} bytes, more than weights do", where=path
-            )
+            raise CheckpointError(f"would inflate to {inflated:,} bytes", where=path)
         found = {}
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in found:
                 raise CheckpointError(f"holds the array '{name}' twice", where=path)
             found[name] = _npy(archive, member, path)
-        return found
-    except _DAMAGED as error:
-        raise CheckpointError(f"is a damaged npz file: {error}", where=path) from error
-
-
-_DAMAGED = (
-    OSError,
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-)
+        lines = archive.comment.decode("utf-8", "replace").splitlines()
+        metadata = {key: value for key, _, value in (line.partition(" ") for line in lines)}
+        return Store(path, "npz", found, metadata=metadata)
 
 
 def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyTensor:
-    """One array of an archive, its header read."""
+    """One array of an archive, of which the header is read."""
     from numpy.lib import format as npy
 
     with archive.open(member) as file:
@@ -198,38 +212,72 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
         )
     if start + math.prod(shape) * dtype.itemsize != member.file_size:
         raise CheckpointError(
-            f"'{member.filename}' has not the length of its shape {shape}", where=path
+            f"'{member.filename}' does not have the size of its shape {shape}", where=path
         )
-    native_dtype: Any = tensor_file.numpy_dtype("bfloat16") if dtype.str == "|V2" else dtype
+    dtype = numpy_dtype("bfloat16") if dtype.str == "|V2" else dtype
 
     def read() -> np.ndarray:
         import numpy as np
 
-        try:
-            data = _member_bytes(archive, member, path)
-        except _DAMAGED as error:
-            raise CheckpointError(f"is a damaged npz file: {error}", where=path) from error
-        array = np.frombuffer(data, native_dtype, offset=start)
-        return array.reshape(shape, order="F" if fortran else "C")
+        with _reading(path):  # zipfile verifies the checksum
+            array = np.frombuffer(archive.read(member), dtype, offset=start)
+            return array.reshape(shape, order="F" if fortran else "C")
 
-    return LazyTensor(native_dtype.name, tuple(shape), read)
+    return LazyTensor(dtype.name, tuple(shape), read)
 
 
-def _member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Any:
-    """What a member holds, its CRC checked; one that is stored as it is stays on the disk, mapped.
+def write_npz(path: str | Path, tensors: Mapping[str, LazyTensor]) -> None:
+    """Writes an uncompressed .npz file whole or not at all, one array at a time. bfloat16 becomes
+    V2, as big_vision stores it.
 
     Raises:
-        zipfile.BadZipFile: the CRC is another.
+        OutputError: it cannot be written.
     """
+    with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, tensor in tensors.items():
+            # Dated 1980, ZipInfo's default: the same arrays make the same file.
+            _write_array(archive, zipfile.ZipInfo(f"{name}.npy"), tensor.read())
+
+
+def rewrite_npz(
+    source: Path, target: Path, changed: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Writes an .npz with these arrays in place of its own; the other members, their order and how
+    they are compressed stay. The metadata becomes lines of the archive's comment, which other
+    readers pass over.
+
+    Raises:
+        CheckpointError: the source is damaged.
+        OutputError: the target cannot be written.
+    """
+    with (
+        _reading(source),
+        zipfile.ZipFile(source) as old,
+        whole_file(target) as file,
+        zipfile.ZipFile(file, "w") as new,
+    ):
+        for member in old.infolist():
+            copy = zipfile.ZipInfo(member.filename, member.date_time)
+            copy.compress_type, copy.external_attr = member.compress_type, member.external_attr
+            name = member.filename.removesuffix(".npy")
+            if name in changed:
+                _write_array(new, copy, changed[name])
+                continue
+            zip64 = member.file_size > 1 << 30
+            with old.open(member) as data, new.open(copy, "w", force_zip64=zip64) as out:
+                shutil.copyfileobj(data, out, 1 << 20)
+        kept = [
+            line for line in old.comment.splitlines() if line.split()[0].decode() not in metadata
+        ]
+        new.comment = b"\n".join([*kept, *(f"{k} {v}".encode() for k, v in metadata.items())])
+
+
+def _write_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, array: np.ndarray) -> None:
+    """Appends an array to an archive as a .npy file."""
     import numpy as np
 
-    if member.compress_type != zipfile.ZIP_STORED or not member.file_size:
-        return archive.read(member)
-    with open(path, "rb") as file:
-        file.seek(member.header_offset + 26)  # of a local header: the lengths of what follows it
-        name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
-    start = member.header_offset + 30 + name + extra
-    data = np.memmap(path, np.uint8, "r", start, (member.file_size,))
-    if zlib.crc32(data.data) != member.CRC:
-        raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
-    return data
+    descr = "|V2" if array.dtype.name == "bfloat16" else numpy_dtype(array.dtype.name).str
+    about = {"descr": descr, "fortran_order": False, "shape": tuple(array.shape)}
+    with archive.open(member, "w", force_zip64=array.nbytes > 1 << 30) as out:
+        np.lib.format.write_array_header_1_0(out, about)
+        out.write(tensor_bytes(array))

@@ -142,9 +142,9 @@ class Inspector:
 
     @property
     def classes(self) -> tuple[ClassLabel, ...]:
-        """Names of the outputs; their indices where the checkpoint has none."""
+        """Names of the outputs; "class 0" and so on where the checkpoint has none."""
         count = self.info.model.num_classes
-        return self.info.classes or tuple(ClassLabel(str(i), str(i)) for i in range(count))
+        return self.info.classes or tuple(ClassLabel(str(i), f"class {i}") for i in range(count))
 
     def find_class(self, name: str) -> int:
         """The index of a class given by index, id or name.

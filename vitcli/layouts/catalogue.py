@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from vitcli.checkpoints.store import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.errors import CheckpointError
@@ -60,9 +58,9 @@ def formats() -> list[str]:
     return [OURS, *(la.name for la in LAYOUTS if la.suffixes and la.name != "timm")]
 
 
-def default_format(model: Architecture, output: Path) -> str:
-    """The layout for an output that names none: ours, or of npz files the authors'."""
-    if output.suffix != ".npz":
+def default_format(model: Architecture, suffix: str) -> str:
+    """The layout of an output for which none is given: ours, or of npz files the authors'."""
+    if suffix != ".npz":
         return OURS
     return "bit-npz" if isinstance(model, BiTConfig) else "vit-npz"
 

@@ -112,8 +112,8 @@ class Layout(ABC):
         """Of a safetensors file."""
         return {"format": "pt"}
 
-    def configs(self, info: CheckpointInfo, dtype: str) -> dict[str, dict[str, Any]]:
-        """Names and contents of the configuration files, for weights of that element type."""
+    def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
+        """Names and contents of the configuration files."""
         return {}
 
     def resized_config(

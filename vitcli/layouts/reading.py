@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.rewrite import RECORD, recorded
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.store import RECORD, Store, recorded
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
@@ -100,7 +99,7 @@ def _describe(
     theirs = {name: tensor.shape for name, tensor in match.tensors.items()}
     shapes = table.load_shapes(table.expand(match.rows, depth), theirs)
     patch, size = shapes.get("patch_embed.proj.weight", ()), match.fields.get("image_size")
-    resized = recorded(store.path, store.kind)
+    resized = recorded(store)
     if grid is None and resized:
         grid = (resized["to"][0], resized["to"][1])
     elif grid is None and size and len(patch) == 4 and min(patch) > 0:

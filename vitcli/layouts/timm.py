@@ -650,6 +650,7 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
         "num_classes": model.num_classes,
         "num_features": model.feature_dim,
         "global_pool": pool,
+        "dtype": "float32",  # transformers would compute in the type that is stored
     }
     if info.classes:
         config["label_names"] = unique_names(info.classes)
@@ -774,7 +775,7 @@ class Timm(Layout):
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
         return info.to_metadata()
 
-    def configs(self, info: CheckpointInfo, dtype: str) -> dict[str, dict[str, Any]]:
+    def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
         return {CONFIG: to_config(info)}
 
     def resized_config(

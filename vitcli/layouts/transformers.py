@@ -269,9 +269,11 @@ class Transformers(Layout):
         eye, zeros = tensor("eye", width, width), tensor("zeros", width)
         return {"pooler.dense.weight": eye, "pooler.dense.bias": zeros}
 
-    def configs(self, info: CheckpointInfo, dtype: str) -> dict[str, dict[str, Any]]:
+    def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
         processor = _processor_config(info.preprocess)
-        return {PROCESSORS[0]: processor, CONFIG: {**_model_config(info), "dtype": dtype}}
+        # Of the computation; transformers would otherwise take the type that is stored.
+        config = {**_model_config(info), "dtype": "float32"}
+        return {PROCESSORS[0]: processor, CONFIG: config}
 
     def resized_config(
         self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo

@@ -1,0 +1,95 @@
+"""The description of a checkpoint: written, read back, and refused where it is damaged."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.tensor_file import read_header, write
+from vitcli.config import ClassLabel, ModelConfig, Preprocess
+from vitcli.errors import CheckpointError
+
+INFO = CheckpointInfo(
+    ModelConfig(width=8, depth=1, num_heads=2, mlp_dim=8, num_classes=2),
+    Preprocess(mean=(0.1, 0.2, 0.3), interpolation="lanczos"),
+    (ClassLabel("n02012849", "crane"), ClassLabel("n03126707", "crane")),
+    "sigmoid",
+    {"command": "vit pretrain", "metrics": {"val_top1": 0.5}, "umlaut": "ä"},
+)
+
+
+def test_the_description_survives_the_header(tmp_path: Path) -> None:
+    write(tmp_path / "x", {}, INFO.to_metadata())
+    assert CheckpointInfo.from_metadata(read_header(tmp_path / "x").metadata) == INFO
+    assert CheckpointInfo.from_metadata({"format": "pt"}) is None
+
+
+def test_keys_of_earlier_versions_are_read() -> None:
+    before = {"figures": {"val_top1": 0.5}, "train_pictures": 7, "history": [{"train_pictures": 3}]}
+    stored = json.loads(json.dumps({**INFO.to_dict(), "provenance": before}))
+    provenance = CheckpointInfo.from_dict(stored).provenance
+    assert provenance == {
+        "metrics": {"val_top1": 0.5},
+        "train_images": 7,
+        "history": [{"train_images": 3}],
+    }
+
+
+def damage(**changes: Any) -> str:
+    """A description with a value replaced; "model__width" means the width of the model."""
+    description = copy.deepcopy(INFO.to_dict())
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        table: Any = description
+        for part in path:
+            table = table[part]
+        table[last] = value
+    return json.dumps(description)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "{}", "[]", "3", '"model"', "[" * 100_000, '{"version": 1e999}'),
+        damage(version=2),
+        damage(model=None),
+        damage(model__width="8"),
+        damage(model__width=True),
+        damage(model__width=8.0),
+        damage(model__width=7),
+        damage(model__width=2**70),
+        damage(model__width=float("nan")),
+        damage(model__class_token=1),
+        damage(model__pool="mean"),
+        damage(model__pool=["mean"]),
+        damage(model__patch_size=[16]),
+        damage(model__colour=3),
+        damage(preprocess__std=[0, 1, 1]),
+        damage(preprocess__mean=[0, 1]),
+        damage(preprocess__mean=[0, 1, float("inf")]),
+        damage(classes=[["n1"]]),
+        damage(classes=[["n1", 2], ["n2", 3]]),
+        damage(classes=[["n1", "\ud800"], ["n2", "b"]]),
+        damage(classes=3),
+        damage(score="loud"),
+        damage(provenance=[1]),
+        damage(provenance__metrics="good"),
+        damage(provenance__metrics={"val_top1": "good"}),
+        damage(provenance__history=[3]),
+        damage(provenance__history=[{"seconds": "long"}]),
+        damage(provenance__posemb_resize=[1]),
+        damage(provenance__assumed="all"),
+        damage(provenance__command=7),
+        damage(provenance__timm=7),
+        damage(provenance__note={"a": [[[[[[[[]]]]]]]] * 2, "b": 10**30}),
+    ],
+)
+def test_a_damaged_description_is_one_error(text: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointInfo.from_metadata({"vit": text}, where="file")
+    assert caught.value.where == "file" and "\n" not in caught.value.what

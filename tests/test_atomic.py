@@ -1,0 +1,115 @@
+"""Files are written whole or not at all, and what killed processes leave is cleared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitcli.atomic import whole_directory, whole_file, write_text
+from vitcli.checkpoints.tensor_file import write
+from vitcli.errors import OutputError
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+    for failure in (RuntimeError, KeyboardInterrupt):
+        with pytest.raises(failure), whole_file(path) as file:
+            file.write(b"new, but only half")
+            raise failure
+        assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    write_text(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+KILLED = """
+import os, signal, sys
+from vitcli.atomic import whole_directory, whole_file
+with whole_file(sys.argv[1] + "/x") as file, whole_directory(sys.argv[1] + "/y") as directory:
+    file.write(b"half")
+    (directory / "z").write_text("half")
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot ask whether a process runs")
+def test_temporary_files_of_killed_processes_are_cleared(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    assert subprocess.run([*command, "dies"]).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 2
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "lives"], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        left = set(tmp_path.iterdir())
+        assert len(left) == 2  # the other process has cleared the first one's, and has its own
+        with whole_directory(tmp_path / "new") as directory:
+            (directory / "file").write_text("whole")
+        assert set(tmp_path.iterdir()) == {*left, tmp_path / "new"}
+        other.communicate(b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "x", "y"]
+
+
+@pytest.mark.parametrize("place", ["missing/x", "file/x", ".", "x" * 300])
+def test_unwritable_places_are_an_output_error(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(OutputError) as caught:
+        write_text(tmp_path / place, "text")
+    assert caught.value.where == str(tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no /dev")
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_dev_stdout_is_written_to_where_it_goes(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "x"
+    path.write_text("before\n")
+    code = "from vitcli.atomic import write_text; print('one', flush=True); "
+    code += "write_text('/dev/stdout', 'two\\n'); print('three')"
+    with path.open(mode) as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    before = ["before"] if mode == "a" else []
+    assert path.read_text().split() == [*before, "one", "two", "three"]
+
+
+FULL_DISK = """
+import resource, sys, numpy as np
+from vitcli.checkpoints.tensor_file import write
+from vitcli.errors import OutputError
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    write(sys.argv[1], {"a": np.ones(10), "b": np.ones(20_000)}, {})
+except OutputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file size limits are POSIX's")
+def test_a_full_disk_leaves_the_target_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, {"a": np.ones(3)}, {})
+    before = path.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(str(path))
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+
+
+def test_files_get_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    write_text(tmp_path / "whole", "")
+    assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
