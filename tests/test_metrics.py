@@ -23,36 +23,36 @@ def labels() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def figures(logits, labels) -> Evaluation:
+def evaluation(logits, labels) -> Evaluation:
     tally = Tally(12)
     for part in np.array_split(np.arange(1000), 7):
         tally.add(torch.from_numpy(logits[part]), labels[part])
     return tally.result()
 
 
-def test_figures_are_those_of_numpy(figures, logits, labels):
+def test_figures_are_those_of_numpy(evaluation, logits, labels):
     order = np.argsort(-logits, axis=1)
-    assert figures.count == 1000
-    assert figures.top1 == np.mean(order[:, 0] == labels)
-    assert figures.top5 == np.mean((order[:, :5] == labels[:, None]).any(axis=1))
+    assert evaluation.count == 1000
+    assert evaluation.top1 == np.mean(order[:, 0] == labels)
+    assert evaluation.top5 == np.mean((order[:, :5] == labels[:, None]).any(axis=1))
     exponents = np.exp(logits.astype(float))
     likelihood = exponents[np.arange(1000), labels] / exponents.sum(axis=1)
-    assert figures.loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-6)
+    assert evaluation.loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-6)
     table = np.zeros((12, 12), int)
     np.add.at(table, (labels, order[:, 0]), 1)
-    np.testing.assert_array_equal(figures.confusion, table)
-    np.testing.assert_array_equal(figures.confusion_of([3, 0]), table[[3, 0]][:, [3, 0]])
+    np.testing.assert_array_equal(evaluation.confusion, table)
+    np.testing.assert_array_equal(evaluation.confusion_of([3, 0]), table[[3, 0]][:, [3, 0]])
     wrong = table - np.diag(np.diag(table))
-    worst = figures.mistakes(3)
+    worst = evaluation.mistakes(3)
     assert [count for *_, count in worst] == sorted(wrong.ravel())[:-4:-1]
     assert all(wrong[label, prediction] == count for label, prediction, count in worst)
 
 
-def test_figures_of_each_class_are_counted_image_by_image(figures, logits, labels):
+def test_figures_of_each_class_are_counted_image_by_image(evaluation, logits, labels):
     answers = logits.argmax(axis=1)
     scores = []
-    assert [row.index for row in figures.by_class] == list(range(12))
-    for row in figures.by_class:
+    assert [row.index for row in evaluation.by_class] == list(range(12))
+    for row in evaluation.by_class:
         hits = misses = false = 0
         for label, answer in zip(labels.tolist(), answers.tolist(), strict=True):
             hits += label == answer == row.index
@@ -69,15 +69,15 @@ def test_figures_of_each_class_are_counted_image_by_image(figures, logits, label
             others[row.index] = 0
             assert others[row.taken_for] == others.max()
         scores.append(row.f1)
-    assert figures.macro_f1 == pytest.approx(sum(scores) / 12, abs=1e-12)
+    assert evaluation.macro_f1 == pytest.approx(sum(scores) / 12, abs=1e-12)
 
 
 def test_a_class_that_occurs_nowhere_is_no_part_of_macro_f1():
     tally = Tally(100)
     tally.add(torch.eye(100)[[3, 3, 7]], np.array([3, 7, 7]))
-    figures = tally.result()
-    assert [row.index for row in figures.by_class] == [3, 7] == figures.seen
-    assert figures.macro_f1 == pytest.approx(2 / 3)
+    evaluation = tally.result()
+    assert [row.index for row in evaluation.by_class] == [3, 7] == evaluation.seen
+    assert evaluation.macro_f1 == pytest.approx(2 / 3)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -135,17 +135,17 @@ def test_answers_that_are_as_sure_as_right_are_calibrated():
 def test_top5_of_five_classes_says_nothing(classes, said):
     tally = Tally(classes)
     tally.add(torch.eye(classes), np.arange(classes))
-    figures = tally.result()
-    assert (figures.top5 is not None) is said is ("val_top5" in figures.figures("val_"))
-    assert figures.figures()["top1"] == 1.0
+    evaluation = tally.result()
+    assert (evaluation.top5 is not None) is said is ("val_top5" in evaluation.metrics("val_"))
+    assert evaluation.metrics()["top1"] == 1.0
 
 
 def test_two_classes():
     tally = Tally(2)
     tally.add(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
-    figures = tally.result()
-    assert figures.top1 == 0.5
-    assert np.isnan(figures.by_class[1].precision)
+    evaluation = tally.result()
+    assert evaluation.top1 == 0.5
+    assert np.isnan(evaluation.by_class[1].precision)
 
 
 def test_many_classes_take_memory_for_what_occurs():
@@ -153,14 +153,19 @@ def test_many_classes_take_memory_for_what_occurs():
     scores = torch.zeros(4, 21_843)
     scores[:, 20_000] = 1
     tally.add(scores, np.array([20_000, 5, 5, 21_842]))
-    figures = tally.result()
-    assert figures.top1 == 0.25 and len(figures.counts) == 3
-    assert figures.mistakes(1) == [(5, 20_000, 2)]
+    evaluation = tally.result()
+    assert evaluation.top1 == 0.25 and len(evaluation.counts) == 3
+    assert evaluation.mistakes(1) == [(5, 20_000, 2)]
 
 
 def test_nothing_seen():
-    figures = Tally(3).result()
-    assert (figures.count, figures.top1, figures.macro_f1, figures.ece) == (0, 0.0, 0.0, 0.0)
+    evaluation = Tally(3).result()
+    assert (evaluation.count, evaluation.top1, evaluation.macro_f1, evaluation.ece) == (
+        0,
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_logits_that_are_no_numbers_are_wrong_and_not_a_crash():

@@ -29,7 +29,7 @@ from vitcli.fields import check_fields, from_text, option
 from vitcli.resnets import BiTConfig, ResNetConfig, Size
 
 __all__ = [
-    "FIGURES",
+    "METRICS",
     "TASK_DEFAULTS",
     "VARIANTS",
     "Activation",
@@ -253,7 +253,7 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
 """Where a command departs from the defaults of the dataclasses, which are fine-tuning's."""
 
 
-FIGURES = {
+METRICS = {
     "top1": ("accuracy", "top-1"),
     "top5": ("accuracy", "top-5"),
     "macro_f1": ("f1", "macro F1"),

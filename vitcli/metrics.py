@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitcli.config import FIGURES, Score
+from vitcli.config import METRICS, Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,40 +24,40 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 BINS = 15
-"""Of the confidence, equally wide (Guo et al. 2017, arXiv 1706.04599, section 5)."""
+"""Of equal width, over the confidence (Guo et al. 2017, arXiv 1706.04599, section 5)."""
 
 UNIT = 1 << 32
 """Losses and confidences are summed in units of 1 / UNIT: finer than float32 computes them."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClassFigures:
-    """How a model does on one class."""
+class ClassMetrics:
+    """The metrics of one class."""
 
     index: int
     count: int
     """Images of the class: its support."""
     recall: float
-    """The part of them that is recognised: the class's own accuracy. NaN without images."""
+    """The share of them that is recognised, the accuracy of the class; NaN without images."""
     precision: float
-    """The part of the images taken for this class that are of it. NaN where none was."""
+    """The share of the images predicted as this class that are of it; NaN where none was."""
     f1: float
     """The harmonic mean of both, 2 TP / (2 TP + FP + FN): 0 where either is 0 or NaN."""
     taken_for: int | None
-    """What its other images are most often taken for."""
+    """The class that its other images are most often taken for."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Confidence against accuracy. The confidence of an answer is its score; bin m of `BINS` holds
-    the answers with one in ((m - 1) / BINS, m / BINS]."""
+    """Confidence against accuracy. The confidence of a prediction is its score; bin m of `BINS`
+    holds those with a confidence in ((m - 1) / BINS, m / BINS]."""
 
     counts: Ints
-    """(BINS,): answers."""
+    """(BINS,): predictions."""
     confidence: Floats
-    """(BINS,): their mean confidence; 0 without answers."""
+    """(BINS,): their mean confidence; 0 in an empty bin."""
     accuracy: Floats
-    """(BINS,): the part of them that is right; 0 without answers."""
+    """(BINS,): the share of them that is right; 0 in an empty bin."""
 
     @property
     def error(self) -> float:
@@ -69,17 +69,17 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of one pass over labelled images; all but the loss in [0, 1]."""
+    """The metrics of one pass over labelled images; all but the loss are in [0, 1]."""
 
     num_classes: int
     labels: Ints
-    """(P,) with `predictions` and `counts`: how often images of a class are taken for another.
+    """(P,), with `predictions` and `counts`: how many images of a class are predicted as another.
     Pairs that never occur are left out: 21,843 classes have 477 million."""
     predictions: Ints
     counts: Ints
     top5: float | None
-    """The part of the images whose label is among the five best classes; None where there are
-    no more than five."""
+    """The share of the images whose label is among the five best classes; None where there are no
+    more than five."""
     loss: float
     """Mean loss of the labels, as the model was trained: softmax or binary cross-entropy, without
     label smoothing and weights of classes. NaN where one is not a finite number."""
@@ -92,7 +92,7 @@ class Evaluation:
 
     @property
     def top1(self) -> float:
-        """The part of the images whose best class is their label."""
+        """The share of the images whose best class is their label."""
         right = self.counts[self.labels == self.predictions].sum()
         return float(right / max(self.count, 1))
 
@@ -107,9 +107,9 @@ class Evaluation:
         """The expected calibration error."""
         return self.calibration.error
 
-    def figures(self, prefix: str = "") -> dict[str, float]:
-        """Those of `FIGURES`, each with the prefix; top5 only where it says something."""
-        known = {name: getattr(self, name) for name in FIGURES}
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Those of `METRICS`, each with the prefix; top5 only where there is one."""
+        known = {name: getattr(self, name) for name in METRICS}
         return {prefix + name: value for name, value in known.items() if value is not None}
 
     @property
@@ -133,8 +133,8 @@ class Evaluation:
         return table
 
     @cached_property
-    def by_class(self) -> list[ClassFigures]:
-        """Figures of each class that occurs, in index order."""
+    def by_class(self) -> list[ClassMetrics]:
+        """The metrics of each class that occurs, in index order."""
 
         def total(of: Ints, wanted: Any = True) -> Ints:
             return np.bincount(of, np.where(wanted, self.counts, 0), self.num_classes).astype(int)
@@ -151,7 +151,7 @@ class Evaluation:
             hit, support, answers = int(right[i]), int(images[i]), int(taken[i])
             f1 = 2 * hit / (support + answers)  # support is TP + FN, answers are TP + FP
             recall, precision = part(hit, support), part(hit, answers)
-            rows.append(ClassFigures(i, support, recall, precision, f1, others.get(i)))
+            rows.append(ClassMetrics(i, support, recall, precision, f1, others.get(i)))
         return rows
 
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:

@@ -100,7 +100,7 @@ def test_many_classes_are_summed_up_by_their_mistakes(evaluate, monkeypatch):
 
     monkeypatch.setattr(command, "TABLE", 1)
     lines = evaluate().stdout.splitlines()
-    assert lines[7].split() == ["label", "taken", "for", "images"]
+    assert lines[7].split() == ["label", "predicted", "as", "images"]
     assert lines[8].startswith("dog ") and lines[8].endswith(" 1") and len(lines) == 9
 
 
@@ -108,7 +108,7 @@ def test_the_image(evaluate, tmp_path):
     file = tmp_path / "confusion.png"
     result = evaluate("--plot", file, "--json")
     assert result.exit_code == 0 and len(result.stdout.splitlines()) == 1
-    assert result.stderr == f"the confusion matrix is in {file}\n"
+    assert result.stderr == f"confusion matrix: {file}\n"
     assert min(Image.open(file).size) > 300
     (tmp_path / "file").touch()
     result = evaluate("--plot", tmp_path / "file" / "confusion.png")
@@ -123,7 +123,7 @@ def test_the_reliability_diagram(evaluate, tmp_path):
     file = tmp_path / "reliability.png"
     result = evaluate("--reliability", file, "--json")
     assert result.exit_code == 0
-    assert result.stderr == f"the reliability diagram is in {file}\n"
+    assert result.stderr == f"reliability diagram: {file}\n"
     assert min(Image.open(file).size) > 300
 
 
@@ -152,11 +152,11 @@ def test_several_resolutions(evaluate, data, tmp_path):
     file = tmp_path / "resolutions.png"
     result = evaluate("--resolutions", "48,64,64x96", "--plot", file)
     assert result.exit_code == 0
-    assert result.stderr == f"accuracy against resolution is in {file}\n"
+    assert result.stderr == f"accuracy against resolution: {file}\n"
     lines = [re.split(r"  +", line) for line in result.stdout.splitlines()]
     assert lines[1][:4] == ["data", "split", "resolution", "images"]
     assert [line[2] for line in lines[2:5]] == ["48", "64 *", "64x96"]
-    assert result.stdout.splitlines()[-1].startswith("* the resolution of the checkpoint")
+    assert result.stdout.splitlines()[-1].startswith("* the checkpoint's own resolution")
     assert min(Image.open(file).size) > 300
     assert result.stdout.endswith("are resized (bilinear)\n")
     bicubic = evaluate("--resolutions", "48,64", "--posemb-method", "bicubic", "--json").stdout
@@ -212,7 +212,7 @@ def test_predictions_by_real_labels_and_of_an_unreadable_image(
     assert rows["00003"]["error"].startswith("is not an image")
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
     text = vit(*words).stdout.splitlines()[2]
-    assert re.fullmatch(r"ReaL \S+% of 1 images \(1 without a class that is right\)", text)
+    assert re.fullmatch(r"ReaL \S+% of 1 images \(1 without a correct class are left out\)", text)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_images_without_labels_of_their_own_by_real_labels(
     assert (told["images"], told["unreadable"], told["split"]) == (2, 1, "all images")
     assert {told[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
     assert told["classes"] == told["confusion"] == []
-    assert "nothing is drawn: these images have no labels of their own" in result.stderr
+    assert "nothing to plot: these images have no labels of their own" in result.stderr
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
     assert [row["label"] + row["correct"] for row in rows] == ["", "", ""]
@@ -250,7 +250,7 @@ def test_images_without_labels_of_their_own_by_real_labels(
     text = vit(*words).stdout.splitlines()
     assert text == [
         f"{tiny_checkpoint} on {unlabelled}: all images, 2 images",
-        f"ReaL {right:.2%} of 1 images (1 without a class that is right)",
+        f"ReaL {right:.2%} of 1 images (1 without a correct class are left out)",
     ]
     labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer
     assert vit(*words).stdout.splitlines()[1].startswith("ReaL - of 0 images (2 without")
@@ -317,10 +317,10 @@ def test_what_is_wrong_is_told_in_a_line(evaluate, vit, data, tmp_path, tiny_che
         (("--resolutions", "64,big"), "'big' is not a size such as 384 or 192x320"),
         (
             ("--resolutions", "48,64", "--predictions", "a.csv"),
-            "--predictions: give one resolution",
+            "--predictions: needs one resolution",
         ),
-        (("--data", "b", "--plot", "a.png"), "--plot: a confusion matrix is of one --data"),
-        (("--data", "b", "--reliability", "a.png"), "--reliability: give one --data"),
+        (("--data", "b", "--plot", "a.png"), "--plot: a confusion matrix needs one --data"),
+        (("--data", "b", "--reliability", "a.png"), "--reliability: needs one --data"),
     ):
         result = evaluate(*words)
         assert result.exit_code == 2 and message in result.stderr, result.stderr
@@ -371,7 +371,7 @@ def test_an_unreadable_image(vit, tiny_checkpoint, data, tmp_path):
     assert told["unreadable"] == 1 and told["images"] == 2
     errors = result.stderr.splitlines()
     assert errors[0].startswith(f"error: {root / 'dog' / 'c.jpg'}: is not an image")
-    assert errors[1] == "not counted, as they could not be read: 1"
+    assert errors[1] == "unreadable images, not counted: 1"
 
 
 def test_data_of_which_nothing_can_be_read(vit, tiny_checkpoint, tmp_path):

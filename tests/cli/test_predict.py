@@ -23,7 +23,7 @@ from scipy.special import expit, softmax
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.checkpoints.tensor_file import read_header
-from vitcli.cli.predict import as_text
+from vitcli.cli.predict import _Classified
 from vitcli.hub import registry
 from vitcli.prediction import Prediction, Result
 
@@ -108,9 +108,9 @@ def test_names_with_newlines_stay_on_their_line(predict, image_folder, tmp_path,
     assert line.startswith(f"{tmp_path}/a\\x0ab.png: ")
     assert f"error: {tmp_path}/c\\x0ad.png: " in result.stderr
     predictions = (Prediction(0, "0", "one\ntwo", 0.75), Prediction(1, "1", "three", 0.25))
-    answer = Result("a\nb.png", "m", predictions)
-    assert as_text(answer, io.StringIO()) == "a\\x0ab.png: one\\x0atwo 75.0%; three 25.0%"
-    shown = re.sub(r"\x1b\[\d*m", "", as_text(answer, terminal("stdout")))
+    answer = _Classified(Result("a\nb.png", "m", predictions), "softmax")
+    assert answer.text(terminal=False) == "a\\x0ab.png: one\\x0atwo 75.0%; three 25.0%"
+    shown = re.sub(r"\x1b\[\d*m", "", answer.text(terminal=True))
     assert [line.rstrip(" █") for line in shown.splitlines()] == [
         "a\\x0ab.png",
         "  one\\x0atwo   75.0%",
@@ -148,7 +148,7 @@ def test_threshold(predict, image_folder, expected):
     result = predict(image_folder / "a.png", "--json", "--threshold", threshold)
     assert len(json.loads(result.stdout)["predictions"]) == 2
     result = predict(image_folder / "a.png", "--threshold", 0.999)
-    assert result.exit_code == 0 and result.stdout.endswith(": nothing above the threshold\n")
+    assert result.exit_code == 0 and result.stdout.endswith(": no class above the threshold\n")
 
 
 def test_sigmoid_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path):
@@ -212,7 +212,7 @@ def test_features_npy(predict, image_folder, timm_features, tmp_path):
     file = tmp_path / "features.npy"
     result = predict(image_folder, "--features", file)
     assert result.exit_code == 0 and result.stdout == ""
-    assert result.stderr == f"3 x 48 features are in {file}\n"
+    assert result.stderr == f"features: {file}, 3 x 48\n"
     saved = np.load(file)
     assert saved.shape == (3, 48) and saved.dtype == np.float32
     np.testing.assert_allclose(saved[:2], timm_features, atol=2e-5)
@@ -239,9 +239,7 @@ def test_features_safetensors_with_a_row_for_what_cannot_be_read(
 
 def test_features_of_another_kind_are_refused(predict, image_folder, tmp_path):
     result = predict(image_folder, "--features", tmp_path / "features.txt")
-    assert result.exit_code == 1
-    where = tmp_path / "features.txt"
-    assert result.stderr == f"error: {where}: features are saved as .npy or .safetensors\n"
+    assert result.exit_code == 2 and "does not end in .npy or .safetensors" in result.stderr
 
 
 # ---------------------------------------------------------------------------------------------
@@ -427,7 +425,7 @@ def test_the_model_inside_says_once_what_it_knows(
     finally:
         registry.aliases.cache_clear()
     assert result.exit_code == 0
-    assert result.stderr.startswith("vit-small ships with vit and knows 10 classes: crane, crane,")
+    assert result.stderr.startswith("using vit-small (10 classes: crane, crane, cat")
     assert "--model" in result.stderr and len(result.stderr.splitlines()) == 1
     assert {json.loads(line)["model"] for line in result.stdout.splitlines()} == {"vit-small"}
     assert (quiet.stdout, quiet.stderr) == (result.stdout, "")

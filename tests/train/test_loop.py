@@ -166,7 +166,7 @@ def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, 
     outcome = train(config)
     predictor = Predictor(config.output, "cpu", precision)
     found = evaluate(predictor, DataConfig(config.data.path)).evaluation
-    assert found.figures("val_") == outcome.figures
+    assert found.metrics("val_") == outcome.figures
     lines = [json.loads(line) for line in outcome.folder.metrics.read_text().splitlines()]
     (best,) = [
         line for line in lines if line.get("step") == outcome.stored_step and "val_top1" in line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,29 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitcli.cli import evaluation, options, output
-from vitcli.config import DataConfig, PosembMethod, Size
+from vitcli.cli.rows import RowWriter, open_rows
+from vitcli.config import DataConfig, Size
 from vitcli.prediction import Predictor
 from vitcli.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from vitcli.evaluate import Report
+    from vitcli.evaluate import Answer, Report
 
 Data = Annotated[
     list[str],
     typer.Option(
         "--data",
         metavar="PATH",
-        help="A folder of class folders, a CSV (path,label), a parquet file or folder, or tar "
-        "shards. May be given several times.",
+        help="A directory of class directories, a CSV (path,label), a parquet file or directory, "
+        "or tar shards. May be given several times.",
         show_default=False,
     ),
 ]
-Part = Annotated[
+Split = Annotated[
     Literal["auto", "train", "val", "test"],
     typer.Option(
         "--split",
-        help="auto: the test part, else the validation part (what the model's own run held out, on "
-        "the data it was trained on), else all images.",
+        help="auto: the test split, else the validation split (what the model's own run held out, "
+        "on the data it was trained on), else all images.",
     ),
 ]
 Plot = Annotated[
@@ -41,8 +43,8 @@ Plot = Annotated[
     typer.Option(
         "--plot",
         metavar="FILE",
-        help="Draw the confusion matrix there (.png, .pdf or .svg); with several --resolutions, "
-        "accuracy against resolution.",
+        help="Plot the confusion matrix (.png, .pdf or .svg); with several resolutions, accuracy "
+        "against resolution.",
         callback=options.drawable,
     ),
 ]
@@ -51,8 +53,16 @@ Reliability = Annotated[
     typer.Option(
         "--reliability",
         metavar="FILE",
-        help="Draw accuracy against confidence there (.png, .pdf or .svg).",
+        help="Plot accuracy against confidence (.png, .pdf or .svg).",
         callback=options.drawable,
+    ),
+]
+RealLabels = Annotated[
+    bool,
+    typer.Option(
+        "--real-labels",
+        help="Count ReaL labels too, where several classes may be correct: for ImageNet's "
+        "validation images, recognised by their names, in class directories or not.",
     ),
 ]
 Labels = Annotated[
@@ -60,9 +70,8 @@ Labels = Annotated[
     typer.Option(
         "--labels",
         metavar="original|real|FILE.json",
-        help="real: count ReaL labels too (several classes may be right) on ImageNet's validation "
-        "images, told by their names, in class folders or not; FILE: other such labels, 50,000 "
-        "lists of classes.",
+        help="real: --real-labels; FILE.json: such labels of your own, 50,000 lists of classes.",
+        hidden=True,
     ),
 ]
 MappingFile = Annotated[
@@ -70,16 +79,16 @@ MappingFile = Annotated[
     typer.Option(
         "--mapping",
         metavar="FILE",
-        help="Lines of the data's class, tab, the model's (ids or names; - leaves its images "
-        "out). Several lines for one class: any of those answers is right.",
+        help="Lines of a class of the data, a tab, and the model's class (ids or names; - leaves "
+        "its images out). A class with several lines accepts any of those answers.",
     ),
 ]
 Among = Annotated[
     Literal["auto", "model", "data", "imagenet-1k"],
     typer.Option(
         "--among",
-        help="Classes that the model may answer: all of its own, the data's, or ImageNet's 1,000. "
-        "auto: those 1,000 for a model of ImageNet-21k on data of ImageNet-1k, else its own.",
+        help="Classes to choose answers from: all of the model's, the data's, or ImageNet's 1,000. "
+        "auto: ImageNet's for an ImageNet-21k model on ImageNet-1k data, else the model's.",
     ),
 ]
 SkipUnknown = Annotated[
@@ -89,14 +98,12 @@ SkipUnknown = Annotated[
 Resolutions = Annotated[
     str | None,
     typer.Option(
+        "--resolution",
         "--resolutions",
-        metavar="N,...",
-        help="Evaluate at each of these sizes (224 or 192x320), with position embeddings resized.",
+        metavar="N|HxW,...",
+        help="Evaluate at each of these sizes in pixels, with position embeddings resized.  "
+        "[default: the checkpoint's]",
     ),
-]
-PosembResize = Annotated[
-    PosembMethod,
-    typer.Option("--posemb-method", help="How --resolutions resizes position embeddings."),
 ]
 Workers = Annotated[
     int | None,
@@ -109,27 +116,33 @@ Workers = Annotated[
 ]
 Predictions = Annotated[
     str | None,
-    typer.Option("--predictions", metavar="FILE.csv", help="Write the answer for each image."),
+    typer.Option(
+        "--predictions",
+        metavar="FILE",
+        help="Write the answer for each image: CSV, or JSON lines where FILE ends in .json or "
+        ".jsonl.",
+    ),
 ]
 
 
 def evaluate(
     data: Data,
     model: options.Model = "default",
-    split: Part = "auto",
+    split: Split = "auto",
     classes: options.Classes = None,
+    real_labels: RealLabels = False,
     labels: Labels = "original",
     mapping: MappingFile = None,
     among: Among = "auto",
     skip_unknown: SkipUnknown = False,
-    resolutions: Resolutions = None,
-    posemb_method: PosembResize = TrainConfig.posemb_method,
+    resolution: Resolutions = None,
+    posemb_method: options.PosembResize = TrainConfig.posemb_method,
     predictions: Predictions = None,
     plot: Plot = None,
     reliability: Reliability = None,
     batch_size: options.BatchSize = None,
-    json: options.Json = False,
     workers: Workers = None,
+    json: options.Json = False,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     offline: options.Offline = False,
@@ -137,52 +150,71 @@ def evaluate(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure a model on labelled images: accuracy, macro F1, calibration, class by class.
+    """Measure a model on labelled images: accuracy, macro F1, calibration, each class.
 
-    The data's classes are matched to the model's by id, then by a name that is unique. An image
-    that cannot be read is reported and not counted; the exit code is then 1. Several --data or
-    --resolutions give a table with a row each.
+    Classes of the data are matched to the model's by id, then by unique name. An image that cannot
+    be read is reported and not counted, and the exit code is 1. Several datasets or resolutions
+    give a table with a row for each.
+
+    \b
+    Examples:
+      vit evaluate --data photos --model runs/photos
+      vit evaluate --data imagenet/val --model vit-b16-i21k --real-labels
+      vit evaluate --data photos --resolution 192,224,256 --plot accuracy.png
     """
     sizes: list[Size | None] = [None]
-    if resolutions is not None:
-        sizes = [options.parse_resolution(text) for text in resolutions.split(",")]
+    if resolution is not None:
+        sizes = [options.parse_resolution(text) for text in resolution.split(",")]
     one = len(data) * len(sizes) == 1
     if plot and not one and len(sizes) == 1:
-        raise typer.BadParameter("a confusion matrix is of one --data", param_hint="--plot")
+        raise typer.BadParameter("a confusion matrix needs one --data", param_hint="--plot")
     if reliability and not one:
-        raise typer.BadParameter("give one --data, one resolution", param_hint="--reliability")
+        raise typer.BadParameter("needs one --data and one resolution", param_hint="--reliability")
     if predictions and len(sizes) > 1:
-        raise typer.BadParameter("give one resolution", param_hint="--predictions")
+        raise typer.BadParameter("needs one resolution", param_hint="--predictions")
     options.spare((*data, classes, mapping, labels), predictions, "--predictions")
+    for path in (plot, reliability):
+        output.check_writable(path)
     from vitcli import evaluate as library
     from vitcli.data.alignment import MatchRules, read_mapping
     from vitcli.imagenet import read_accepted
 
     rules = MatchRules(read_mapping(Path(mapping)) if mapping else {}, among, skip_unknown)
+    labels = "real" if real_labels else labels
     accepted = None if labels == "original" else read_accepted(None if labels == "real" else labels)
-    with output.FetchDisplay(quiet) as fetching:
-        # All before the first image: a size that the model cannot have fails at once.
-        waiting = deque(
-            Predictor(
-                model, device, precision, offline, fetching, size, posemb_method, allow_pickle
-            )
-            for size in sizes
-        )
-    stored = waiting[0].stored.image_size
-    # Each resolution finds the same to say of the data: it is said once.
-    note = functools.cache(partial(output.note, quiet=quiet))
+    measure = partial(
+        library.evaluate,
+        split=split,
+        batch_size=batch_size,
+        workers=workers,
+        rules=rules,
+        accepted=accepted,
+        report=functools.cache(partial(output.note, quiet=quiet)),
+    )
+    # Every resolution finds the same about the data: it is printed once.
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
-    with evaluation.predictions_file(predictions) as write:
-        while waiting:
-            predictor = waiting.popleft()  # its weights go when the next one's come
+    with open_rows(predictions, default="csv") if predictions else nullcontext() as rows:
+        with output.FetchDisplay(quiet) as fetching:
+            # All before the first image, so that an impossible size fails at once.
+            predictors = deque(
+                Predictor(
+                    *(model, device, precision, offline, fetching, size, posemb_method),
+                    allow_pickle=allow_pickle,
+                )
+                for size in sizes
+            )
+        stored = predictors[0].stored.image_size
+        while predictors:
+            predictor = predictors.popleft()  # its weights go before the next one's come
             size = f" at {evaluation.size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
-            for place in data:
-                config, answered = DataConfig(place, classes=classes), partial(write, place)
+            for path in data:
                 with output.Meter(f"images{size}", quiet=quiet) as meter:
-                    report = library.evaluate(
-                        *(predictor, config, split, batch_size, workers, rules, accepted),
-                        *(answered, meter.reach, note),
+                    report = measure(
+                        predictor,
+                        DataConfig(path, classes=classes),
+                        on_answer=partial(_write, rows, path),
+                        on_progress=meter.reach,
                     )
                 for warning in report.warnings:
                     warn(warning)
@@ -195,7 +227,11 @@ def evaluate(
     if not json:
         evaluation.show(reports[0]) if one else evaluation.summarise(reports, stored, posemb_method)
     evaluation.draw(reports, stored, plot, reliability, quiet)
-    unreadable = {name for report in reports for name, _ in report.errors}
-    if unreadable:
-        output.note(f"not counted, as they could not be read: {len(unreadable):,}")
+    if unreadable := {name for report in reports for name, _ in report.errors}:
+        output.note(f"unreadable images, not counted: {len(unreadable):,}")
         raise typer.Exit(1)
+
+
+def _write(rows: RowWriter | None, data: str, answer: Answer) -> None:
+    if rows is not None:
+        rows.write(evaluation.PredictionRow(data, answer))

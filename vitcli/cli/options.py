@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 import typer
 
-from vitcli.config import TASK_DEFAULTS
+from vitcli.config import TASK_DEFAULTS, PosembMethod
 from vitcli.errors import ConfigError
 from vitcli.fields import Option, Size, check_value, field_types, from_text, parse_size
 
@@ -98,6 +98,10 @@ Output = Annotated[
     typer.Option(
         "--output", "-o", metavar="FILE", help="Write the results there, whole or not at all."
     ),
+]
+PosembResize = Annotated[
+    PosembMethod,
+    typer.Option("--posemb-method", help="How position embeddings are resized for a resolution."),
 ]
 OldGrid = Annotated[
     str | None,

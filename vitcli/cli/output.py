@@ -6,15 +6,14 @@ NO_COLOR is set. Nothing else in the package prints.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
@@ -64,8 +63,9 @@ def warning(text: str) -> None:
     line(f"{paint('warning', '1;33', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
-def error(text: str) -> None:
-    """What failed, on stderr; a second line of the text says what to do."""
+def error(text: str, hint: str | None = None) -> None:
+    """What failed, on stderr, and what to do about it."""
+    text = f"{text}\nhint: {hint}" if hint else text
     line(f"{paint('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
@@ -74,8 +74,9 @@ def is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def paint(text: str, codes: str, stream: TextIO) -> str:
-    """The text in ANSI codes (such as "1;31") where the stream shows colour."""
+def paint(text: str, codes: str, stream: TextIO | None = None) -> str:
+    """The text in ANSI codes (such as "1;31") where the stream, by default stdout, has colours."""
+    stream = stream or sys.stdout
     plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain else f"\x1b[{codes}m{text}\x1b[0m"
 
@@ -84,13 +85,12 @@ _CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)]}
 
 
 def printable(text: str) -> str:
-    """The text on one line, without what would command a terminal: file and class names come from
-    anywhere."""
+    """The text on one line, without control characters: names of files and classes may hold any."""
     return text.translate(_CONTROLS)
 
 
 def _printable_lines(text: str) -> str:
-    """The same of text that has lines of its own, such as an error and what to do."""
+    """The same for text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -102,18 +102,22 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@contextlib.contextmanager
-def results_file(path: str | None) -> Iterator[TextIO]:
-    """Where results go: a file that is written whole or not at all, or stdout."""
-    if path is None:
-        yield sys.stdout
-        return
-    from vitcli.atomic import whole_file
+def check_writable(path: str | None) -> None:
+    """Finds out before the work whether a file can be written.
 
-    with whole_file(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", "\n")
-        yield text
-        text.detach()
+    Raises:
+        OutputError: it cannot.
+    """
+    if path is None or (os.path.exists(path) and not os.path.isfile(path)):
+        return  # a pipe or a device takes what comes
+    try:
+        with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
+            pass
+    except OSError as error:
+        from vitcli.errors import OutputError
+
+        what = f"cannot be written: {error.strerror or error}"
+        raise OutputError(what, where=path) from error
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int]) -> None:
@@ -156,35 +160,31 @@ def _console(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False)
 
 
-def figures(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """Those of `metrics.FIGURES` that are there under the prefix: ["top-1 64.54%", ...]."""
-    from vitcli.config import FIGURES
+def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
+    """Those of `config.METRICS` that are there under the prefix: ["top-1 64.54%", ...]."""
+    from vitcli.config import METRICS
 
-    known = {name: values.get(prefix + key) for key, (_, name) in FIGURES.items()}
+    known = {name: values.get(prefix + key) for key, (_, name) in METRICS.items()}
     return [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
 
 
 def size(count: int) -> str:
-    """Bytes in words: "2.9 kB", "5.8 MB", "410 MB", "1.6 GB"."""
-    value, unit = count / 1e3, "kB"
-    for larger in ("MB", "GB"):
-        if value >= 1e3:
-            value, unit = value / 1e3, larger
-    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+    """Bytes in words: "2.9 kB", "410 MB"."""
+    from rich.filesize import decimal
+
+    number, unit = decimal(count).split()
+    return f"{number if len(number) <= 3 else number.partition('.')[0]} {unit}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: "8 s", "3 min 20 s", "2 h 5 min", "3 days 4 h"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} days {hours % 24} h"
+    """Seconds in words, in the two largest units: "8 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
+    left, parts = round(seconds), list[str]()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    first, *others = parts or ["0 s"]
+    return " ".join([first, *(part for part in others[:1] if not part.startswith("0 "))])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -208,25 +208,20 @@ class _Display:
         self.close()
 
     def close(self) -> None:
-        """Takes the bar off the screen; what is shown next begins a new one."""
+        """Removes the bar from the screen; what is shown next starts a new one."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
     def show(
-        self,
-        what: str,
-        done: int,
-        total: int | None,
-        figures: Sequence[str],
-        spare: Sequence[str] = (),
-        now: bool = False,
+        self, what: str, done: int, total: int | None, numbers: Sequence[str], now: bool = False
     ) -> None:
-        """How far it is.
+        """Shows how far it is.
 
         Args:
-            spare: the figures that a narrow terminal goes without, the first of them first.
-            now: do not wait with the plain line.
+            numbers: what stands beside the bar, the two most important first: a narrow terminal
+                goes without the others.
+            now: print a plain line at once.
         """
         if self.quiet:
             return
@@ -234,13 +229,19 @@ class _Display:
             if self.bar is None:
                 self.bar = _progress_bar()
                 self.bar.start()
-                self.bar.add_task("", figures="")
-            what, told = _fit(printable(what), figures, spare, self.bar.console.width)
+                self.bar.add_task("", numbers="")
+            name, text = _fit(printable(what), list(numbers), self.bar.console.width)
             task = self.bar.task_ids[0]
-            self.bar.update(task, description=what, completed=done, total=total, figures=told)
+            self.bar.update(task, description=name, completed=done, total=total, numbers=text)
         elif now or time.monotonic() - self.last >= PLAIN_EVERY:
             self.last = time.monotonic()
-            note(f"{printable(what)}: {', '.join(figures)}")
+            note(f"{printable(what)}: {', '.join(numbers)}")
+
+    def left(self, done: int, total: int | None) -> list[str]:
+        """The time left, as a list that is empty where nobody knows it."""
+        if not total or not done or done >= total:
+            return []
+        return [f"{duration((time.monotonic() - self.started) * (total - done) / done)} left"]
 
 
 class Meter(_Display):
@@ -259,31 +260,28 @@ class Meter(_Display):
         """So many more are done."""
         self.done += count
         seconds = time.monotonic() - self.started
-        if seconds < 1.0:
-            return
-        rate = self.done / seconds
-        speed = f"{rate:.3g}/s"
-        figures = [f"{self.done:,}", speed]
-        if self.total:
-            left = f"{duration((self.total - self.done) / rate)} left"
-            figures = [f"{self.done:,} of {self.total:,}", speed, left]
-        self.show(self.what, self.done, self.total, figures, [speed])
+        if seconds >= 1.0:
+            count_text = f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"
+            numbers = [
+                count_text,
+                *self.left(self.done, self.total),
+                f"{self.done / seconds:.3g}/s",
+            ]
+            self.show(self.what, self.done, self.total, numbers)
 
 
 class FetchDisplay(_Display):
-    """A download: called with a file's name, its bytes that are there and those there will be."""
+    """A download: called with a file's name, the bytes that are here, and those of the file."""
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
-        rate = done / max(time.monotonic() - self.started, 0.1)
-        speed = f"{rate / 1e6:.3g} MB/s"
-        figures = [f"{done / 1e6:,.0f}{f' of {total / 1e6:,.0f}' if total else ''} MB", speed]
-        if total and done < total and rate:
-            figures.append(f"{duration((total - done) / rate)} left")
-        self.show(f"fetching {name}", done, total, figures, [speed])
+        rate = done / max(time.monotonic() - self.started, 0.1) / 1e6
+        count = f"{done / 1e6:,.0f}{f' of {total / 1e6:,.0f}' if total else ''} MB"
+        numbers = [count, *self.left(done, total), f"{rate:.3g} MB/s"]
+        self.show(f"fetching {name}", done, total, numbers)
 
 
 class TrainingDisplay(_Display):
-    """A training run: called with each of its events. The first one shows at once.
+    """A training run: called with each of its events. The first one is shown at once.
 
     An event holds `step` and `steps`, and any of `loss`, `accuracy` (in [0, 1]), `lr`,
     `images_per_second` and `eta` (seconds).
@@ -298,9 +296,12 @@ class TrainingDisplay(_Display):
             what = f"learning rate {event['trial']:g}, {what}"
         now = not self.begun or step == steps
         self.begun = True
-        known = training_figures(event)
-        spare = [known[key] for key in _SPARE if key in known]
-        self.show(what, step, steps, list(known.values()), spare, now)
+        eta = event.get("eta")
+        numbers = [] if eta is None else [f"{duration(eta)} left"]
+        numbers += [
+            form.format(event[key]) for key, form in _TRAINING.items() if event.get(key) is not None
+        ]
+        self.show(what, step, steps, numbers, now)
 
     def count(self, what: str, done: int, total: int) -> None:
         """How far a pass over images is, between two steps."""
@@ -311,37 +312,26 @@ class TrainingDisplay(_Display):
         note(text, self.quiet)
 
 
-_SPARE = ("lr", "images_per_second", "accuracy", "loss")
-"""What a narrow terminal does not show of a training event, the first of them first."""
+_TRAINING = {
+    "loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.1%}",
+    "images_per_second": "{:.3g} images/s",
+    "lr": "lr {:.3g}",
+}
+"""The numbers of a training event, the most important first."""
 
 
-def training_figures(event: Mapping[str, Any]) -> dict[str, str]:
-    """The figures of a training event that are known, in words."""
-    words = {
-        "loss": "loss {:.4f}",
-        "accuracy": "accuracy {:.1%}",
-        "lr": "lr {:.3g}",
-        "images_per_second": "{:.3g} images/s",
-    }
-    known = {k: word.format(event[k]) for k, word in words.items() if event.get(k) is not None}
-    if event.get("eta") is not None:
-        known["eta"] = f"{duration(event['eta'])} left"
-    return known
-
-
-def _fit(what: str, figures: Sequence[str], spare: Sequence[str], width: int) -> tuple[str, str]:
-    """What a line of that width has room for beside a bar, which takes what is left: a name, cut
-    only where nothing more can be spared, and the figures."""
+def _fit(what: str, numbers: list[str], width: int) -> tuple[str, str]:
+    """As much as a line of that width can hold besides a bar, which takes the rest."""
     from rich.cells import cell_len
     from rich.text import Text
 
-    name, kept, room = Text(what), list(figures), width - 2  # a blank on each side of the bar
-    for figure in spare:
-        if cell_len(what) + len(", ".join(kept)) > room:
-            kept.remove(figure)
-    told = ", ".join(kept)
-    name.truncate(max(room - len(told), 0), overflow="ellipsis")
-    return name.plain, told
+    room = width - 2  # a blank on each side of the bar
+    while len(numbers) > 2 and cell_len(what) + len(", ".join(numbers)) > room:
+        numbers.pop()
+    name, text = Text(what), ", ".join(numbers)
+    name.truncate(max(room - len(text), 0), overflow="ellipsis")
+    return name.plain, text
 
 
 def _progress_bar() -> Progress:
@@ -350,7 +340,7 @@ def _progress_bar() -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[figures]}", markup=False),
+        TextColumn("{task.fields[numbers]}", markup=False),
         console=_console(sys.stderr),
         transient=True,
         redirect_stdout=False,  # results are no part of the display

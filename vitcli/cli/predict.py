@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import csv as csv_format
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TextIO
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
 from vitcli.checkpoints.info import assumptions
 from vitcli.cli import options, output
+from vitcli.cli.rows import Format, Row, RowWriter, open_rows
+from vitcli.config import Score
 from vitcli.prediction import TOP_K, Embedding, Predictor, Result
+from vitcli.train_config import TrainConfig
 
 Images = Annotated[
     list[str],
     typer.Argument(
         metavar="IMAGES...",
-        help="Files, folders (with all below them), patterns, URLs, @list.txt (one of these a "
-        "line), or - for one image on standard input.",
+        help="Files, directories (searched recursively), patterns, URLs, @list.txt (one of these "
+        "per line), or - for one image on standard input.",
         show_default=False,
     ),
 ]
-TopK = Annotated[
-    int, typer.Option("--top-k", "-k", min=1, help="Classes that are named for each image.")
-]
+TopK = Annotated[int, typer.Option("--top-k", "-k", min=1, help="Classes for each image.")]
 Threshold = Annotated[
     float | None,
     typer.Option(
         "--threshold", min=0.0, max=1.0, help="Leave out classes with a lower score.  [default: 0]"
+    ),
+]
+Resolution = Annotated[
+    str | None,
+    typer.Option(
+        "--resolution",
+        metavar="N|HxW",
+        help="Resize images to this size in pixels, and the position embeddings to match.  "
+        "[default: the checkpoint's]",
     ),
 ]
 Features = Annotated[
@@ -39,11 +49,11 @@ Features = Annotated[
     typer.Option(
         "--features",
         metavar="FILE",
-        help="Save embeddings (the head's input) instead: a float32 row for each image, NaN "
-        "where it cannot be read. FILE ends in .npy or .safetensors.",
+        help="Save features (the input of the head) instead of classifying: a row of float32 for "
+        "each image, NaN where it cannot be read. FILE ends in .npy or .safetensors.",
     ),
 ]
-Csv = Annotated[bool, typer.Option("--csv", help="Print CSV, one class a line.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV, one row per class.")]
 
 BAR = 20
 """Characters of a bar for a score of 1."""
@@ -54,6 +64,8 @@ def predict(
     model: options.Model = "default",
     top_k: TopK = TOP_K,
     threshold: Threshold = None,
+    resolution: Resolution = None,
+    posemb_method: options.PosembResize = TrainConfig.posemb_method,
     batch_size: options.BatchSize = None,
     features: Features = None,
     json: options.Json = False,
@@ -66,101 +78,98 @@ def predict(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Say what is in images: the best classes of each, with their scores.
+    """Classify images: the best classes of each, with their scores.
 
-    Results come in order, as they are ready. An image that cannot be read is reported and
-    skipped; the exit code is then 1.
+    Results are printed in order, as soon as they are ready. An image that cannot be read is
+    reported and skipped, and the exit code is 1.
+
+    \b
+    Examples:
+      vit predict cat.jpg
+      vit predict photos --model vit-b16-i21k --top-k 3 -o photos.csv
+      vit predict photos --features photos.npy
     """
     if json and csv:
         raise typer.BadParameter("choose one of --json and --csv")
     options.spare((name.removeprefix("@") for name in images), output_file, "--output")
+    if features and not features.lower().endswith((".npy", ".safetensors")):
+        raise typer.BadParameter(
+            f"'{features}' does not end in .npy or .safetensors", param_hint="--features"
+        )
     if output_file and features and os.path.realpath(output_file) == os.path.realpath(features):
         raise typer.BadParameter("--output and --features name one file")
-    kind: Literal["json", "csv", "plain"] = "json" if json else "csv" if csv else "plain"
-    with output.results_file(output_file) as file:
+    size = None if resolution is None else options.parse_resolution(resolution)
+    format: Format | None = "json" if json else "csv" if csv else None
+    output.check_writable(features)
+    with open_rows(output_file, format) as rows:
         with output.FetchDisplay(quiet) as fetching:
             predictor = Predictor(
-                model, device, precision, offline, fetching, allow_pickle=allow_pickle
+                *(model, device, precision, offline, fetching, size, posemb_method, allow_pickle)
             )
-        _introduce(predictor, model, quiet)
-        answers: Iterator[Result | Embedding]
+        _introduce(predictor, model == "default", quiet)
+        answers: Iterable[_Answer]
         if features is None:
-            answers = predictor.predict(images, top_k, threshold, batch_size)
+            results = predictor.predict(images, top_k, threshold, batch_size)
+            answers = (_Classified(result, predictor.info.score) for result in results)
         else:
             answers = _save(predictor, images, batch_size, features, quiet)
-        # Results that run over the terminal are progress enough.
-        hidden = quiet or (file.isatty() and features is None)
+        # On a terminal, the results themselves show how far it is.
+        hidden = quiet or (rows.file.isatty() and features is None)
         with output.Meter("images", quiet=hidden) as meter:
-            failed = _print(answers, kind, file, meter, [] if hidden else images)
+            failed = _write(answers, rows, meter, [] if hidden else images)
     if failed:
         if meter.done > 1:
             output.note(f"{failed:,} of {meter.done:,} images could not be read")
         raise typer.Exit(1)
 
 
-def _introduce(predictor: Predictor, model: str, quiet: bool) -> None:
-    """What should be known before the first answer."""
-    names = [label.name for label in predictor.classes]
-    if model == "default":
+def _introduce(predictor: Predictor, default: bool, quiet: bool) -> None:
+    """What a user should know before the first answer."""
+    names, name = [label.name for label in predictor.classes], predictor.name
+    if default:
         output.note(
-            f"{predictor.name} ships with vit and knows {len(names)} classes: "
-            f"{', '.join(names[:12])}{', ...' if len(names) > 12 else ''}; "
-            "--model takes others, as in --model vit-b16-i21k",
+            f"using {name} ({len(names)} classes: {', '.join(names[:12])}"
+            f"{', ...' if len(names) > 12 else ''}); choose another model with --model, such as "
+            "--model vit-b16-i21k",
             quiet,
         )
     elif names and not predictor.info.classes:
-        output.note(f"{model} does not name its classes: their indices are shown", quiet)
+        output.note(f"{name} does not name its classes: showing their indices", quiet)
     if assumed := ", ".join(assumptions(predictor.info).values()):
-        output.note(f"{model} does not state everything; assumed: {assumed}", quiet)
+        output.note(f"{name} does not state everything; assumed: {assumed}", quiet)
 
 
 def _save(
     predictor: Predictor, images: list[str], batch_size: int | None, path: str, quiet: bool
-) -> Iterator[Embedding]:
-    """Embeddings on their way into a file."""
+) -> Iterator[_Embedded]:
+    """Writes features to a file."""
     from vitcli.checkpoints.rows import row_file
 
     width = predictor.info.model.feature_dim
-    with row_file(path, width, {"model": predictor.name}) as rows:
-        for embedding in predictor.embed(images, batch_size):
-            rows.add(embedding.features)
-            yield embedding
-    output.note(f"{rows.count:,} x {width:,} features are in {path}", quiet)
+    with row_file(path, width, {"model": predictor.name}) as table:
+        for row, embedding in enumerate(predictor.embed(images, batch_size)):
+            table.add(embedding.features)
+            yield _Embedded(embedding, row)
+    output.note(f"features: {path}, {table.count:,} x {width:,}", quiet)
 
 
-def _print(
-    answers: Iterator[Result | Embedding],
-    kind: Literal["json", "csv", "plain"],
-    file: TextIO,
-    meter: output.Meter,
-    counted: list[str],
+def _write(
+    answers: Iterable[_Answer], rows: RowWriter, meter: output.Meter, counted: list[str]
 ) -> int:
-    """Prints answers as they come; the number of images that could not be read."""
+    """Writes answers as they come; the number of images that could not be read."""
     threading.Thread(target=_count, args=(meter, counted), daemon=True).start()
     failed = 0
-    table = csv_format.writer(file, lineterminator="\n")
-    for row, answer in enumerate(answers):
-        if row == 0 and kind == "csv":
-            saved = isinstance(answer, Embedding)
-            head = "file row error" if saved else "file rank index id label score error"
-            table.writerow(head.split())
-        if answer.error is not None:
+    for answer in answers:
+        if error := answer.answer.error:
             failed += 1
-            hint = f"\n{answer.error.hint}" if answer.error.hint else ""
-            output.error(f"{output.printable(answer.file)}: {answer.error.what}{hint}")
-        if kind == "json":
-            output.json_line(as_object(answer, row), file)
-        elif kind == "csv":
-            table.writerows(as_rows(answer, row))
-            file.flush()
-        elif isinstance(answer, Result) and answer.error is None:
-            output.line(as_text(answer, file), file)
+            output.error(f"{output.printable(answer.answer.file)}: {error.what}", error.hint)
+        rows.write(answer)
         meter.advance()
     return failed
 
 
 def _count(meter: output.Meter, images: list[str]) -> None:
-    """How many images there will be, found out beside the work; not of lists in a pipe."""
+    """Counts the images during the work; not those of a list that comes through a pipe."""
     from vitcli.data.inputs import find_images
 
     if images and all(os.path.isfile(name[1:]) for name in images if name.startswith("@")):
@@ -168,40 +177,71 @@ def _count(meter: output.Meter, images: list[str]) -> None:
             meter.total = sum(1 for _ in find_images(images, offline=True))
 
 
-def as_object(answer: Result | Embedding, row: int) -> dict[str, Any]:
-    """An answer as JSON has it."""
-    if answer.error is not None:
-        return {"file": answer.file, "error": answer.error.what}
-    told: dict[str, Any] = {"file": answer.file, "model": answer.model}
-    if isinstance(answer, Embedding):
-        return told | {"row": row}
-    return told | {"predictions": [dataclasses.asdict(p) for p in answer.predictions]}
+class _Answer(Row):
+    """The row of an image."""
+
+    answer: Result | Embedding
 
 
-def as_rows(answer: Result | Embedding, row: int) -> list[list[Any]]:
-    """An answer as CSV has it: a line for each class; one where there is none, or an error."""
-    error = answer.error.what if answer.error is not None else ""
-    if isinstance(answer, Embedding):
-        return [[answer.file, row, error]]
-    if not answer.predictions:
-        return [[answer.file, "", "", "", "", "", error]]
-    return [
-        [answer.file, rank, p.index, p.id, p.label, p.score, ""]
-        for rank, p in enumerate(answer.predictions, 1)
-    ]
+@dataclass(frozen=True)
+class _Classified(_Answer):
+    answer: Result
+    score: Score
+
+    def to_json(self) -> dict[str, Any]:
+        answer = self.answer
+        if answer.error is not None:
+            return {"file": answer.file, "error": answer.error.what}
+        predictions = [dataclasses.asdict(p) for p in answer.predictions]
+        return {"file": answer.file, "model": answer.model, "predictions": predictions}
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row per class; a single one where there is none, or an error."""
+        error = self.answer.error.what if self.answer.error else ""
+        found = [dataclasses.asdict(p) for p in self.answer.predictions]
+        none = dict.fromkeys(("index", "id", "label", "score"), "")
+        return [
+            {"file": self.answer.file, "rank": rank if found else "", **cells, "error": error}
+            for rank, cells in enumerate(found or [none], 1)
+        ]
+
+    def text(self, terminal: bool) -> str | None:
+        """Bars on a terminal, one line elsewhere."""
+        answer = self.answer
+        if answer.error is not None:
+            return None
+        none = "no class above the threshold"
+        if not terminal:
+            named = [f"{p.label} {self._score(p.score)}" for p in answer.predictions]
+            return output.printable(f"{answer.file}: {'; '.join(named) or none}")
+        lines = [output.paint(output.printable(answer.file), "1")]
+        labels = [output.printable(p.label) for p in answer.predictions]
+        width = max(map(len, labels), default=0)
+        for label, p in zip(labels, answer.predictions, strict=True):
+            bar = "" if self.score == "none" else "█" * round(BAR * p.score)
+            shown = self._score(p.score)
+            lines.append(f"  {label:<{width}}  {shown:>6}  {output.paint(bar, '32')}".rstrip())
+        return "\n".join(lines if answer.predictions else [*lines, f"  {none}"])
+
+    def _score(self, score: float) -> str:
+        return f"{score:.4g}" if self.score == "none" else f"{score:.1%}"
 
 
-def as_text(answer: Result, file: TextIO) -> str:
-    """An answer for people: bars on a terminal, one line elsewhere."""
-    if not file.isatty():
-        named = [f"{p.label} {p.score:.1%}" for p in answer.predictions]
-        return output.printable(
-            f"{answer.file}: {'; '.join(named) or 'nothing above the threshold'}"
-        )
-    lines = [output.paint(output.printable(answer.file), "1", file)]
-    labels = [output.printable(p.label) for p in answer.predictions]
-    width = max(map(len, labels), default=0)
-    for label, p in zip(labels, answer.predictions, strict=True):
-        bar = output.paint("█" * round(BAR * p.score), "32", file)
-        lines.append(f"  {label.ljust(width)}  {p.score:6.1%}  {bar}".rstrip())
-    return "\n".join(lines if answer.predictions else [*lines, "  nothing above the threshold"])
+@dataclass(frozen=True)
+class _Embedded(_Answer):
+    answer: Embedding
+    row: int
+    """In the file of features."""
+
+    def to_json(self) -> dict[str, Any]:
+        answer = self.answer
+        if answer.error is not None:
+            return {"file": answer.file, "error": answer.error.what}
+        return {"file": answer.file, "model": answer.model, "row": self.row}
+
+    def records(self) -> list[dict[str, Any]]:
+        error = self.answer.error.what if self.answer.error else ""
+        return [{"file": self.answer.file, "row": self.row, "error": error}]
+
+    def text(self, terminal: bool) -> None:
+        return None

@@ -213,7 +213,7 @@ def _run(
         output.json_line({**result, **stored, **outcome.figures})
         return
     for part in ("val", "test"):
-        if told := output.figures(outcome.figures, f"{part}_"):
+        if told := output.metrics(outcome.figures, f"{part}_"):
             output.line(f"{part}: {', '.join(told)}")
     output.line(f"model: {outcome.folder.path}")
     output.note(stored_text(outcome))

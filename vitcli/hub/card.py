@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIGURES = {
     f"{part}_{key}": (kind, f"{name}, {words} part")
     for part, words in (("val", "validation"), ("test", "test"))
-    for key, (kind, name) in config.FIGURES.items()
+    for key, (kind, name) in config.METRICS.items()
 }
 """What may stand under `provenance["metrics"]`: the kind of metric, and what a reader calls it."""
 

@@ -248,7 +248,7 @@ def _validate(
     line: Event = {"event": "evaluation", "step": progress.step}
     for name, model in models.items():
         found = inputs.evaluate(model)
-        line |= {**found.figures(f"{name}_"), f"{name}_loss": found.loss}
+        line |= {**found.metrics(f"{name}_"), f"{name}_loss": found.loss}
     tell(line)
     best = max(models, key=lambda name: line[f"{name}_top1"])  # the model itself where they tie
     accuracy = line[f"{best}_top1"]

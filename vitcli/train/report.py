@@ -59,5 +59,5 @@ def _evaluate(
             found = evaluate_source(
                 predictor.load(), split, workers=run.config.workers, on_progress=advance
             )
-            metrics |= found.figures(f"{name}_")
+            metrics |= found.metrics(f"{name}_")
     return metrics, found
