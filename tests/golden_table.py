@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -71,6 +72,15 @@ def compare(name: str) -> list[Row]:
     return list(others[name]() if name in others else _model(path))
 
 
+def unzipped(file: Path, directory: Path) -> Path:
+    """A case's file; a gzipped one is unpacked into a directory, with its configuration."""
+    if file.suffix != ".gz":
+        return file
+    (directory / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
+    shutil.copy(file.parent / "config.json", directory)
+    return directory / "model.safetensors"
+
+
 # ---------------------------------------------------------------------------------------------
 # Models
 
@@ -79,11 +89,8 @@ def _model(file: Path) -> Iterator[Row]:
     directory = file.parent
     case = json.loads((directory / "case.json").read_text())
     arrays = np.load(directory / "io.npz")
-    with tempfile.TemporaryDirectory() as unpacked:
-        if file.suffix == ".gz":
-            file = Path(unpacked) / "model.safetensors"
-            file.write_bytes(gzip.decompress((directory / "model.safetensors.gz").read_bytes()))
-            (file.parent / "config.json").write_bytes((directory / "config.json").read_bytes())
+    with tempfile.TemporaryDirectory() as place:
+        file = unzipped(file, Path(place))
         pixels = arrays["input"]
         images = pixels if pixels.shape[1] == 3 else pixels.transpose(0, 3, 1, 2)
         # A file without position embeddings does not hold its resolution; a ResNet takes any.
@@ -141,9 +148,8 @@ def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
         tokens = model.encode(images)
         seen["forward_features"] = seen["encoder_norm"] = seen["encoded"] = tokens
         config = model.config
-        clip = (
-            config.pre_norm and config.activation == "quick_gelu"
-        )  # normalises the class token only
+        # CLIP normalises the class token only.
+        clip = config.pre_norm and config.activation == "quick_gelu"
         seen["last_hidden_state"] = seen[f"hidden_{last:02d}"] if clip else tokens
         if model.head_dist is not None:
             seen["cls_logits"] = seen["logits_head"] = model.head(tokens[:, 0])
@@ -197,16 +203,23 @@ def _posembed() -> Iterator[Row]:
 
 
 def _fewshot() -> Iterator[Row]:
-    """Accuracies of big_vision's closed-form few-shot protocol."""
+    """Draws, accuracies and weights of big_vision's closed-form few-shot protocol."""
     directory = GOLDEN / "fewshot_lsr"
     arrays = np.load(directory / "fewshot.npz")
     x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)
     for case in json.loads((directory / "accuracies.json").read_text()):
-        chosen = choose_shots(y, 10, case["shots"], case["seed"])
-        head = RidgeSolver(x[chosen], y[chosen], 10).solve(case["l2"])
-        right = (head.predict(arrays["x_test"]) == arrays["y_test"]).mean()
-        name = f"accuracy, l2 {case['l2']:g}, seed {case['seed']}, {case['shots']} shots"
-        yield _row(name, right, case["accuracy_float64"], 1e-6)
+        l2, seed, shots = case["l2"], case["seed"], case["shots"]
+        draw, name = f"seed{seed}_shots{shots}", f"l2={l2:g},seed={seed},{shots}"
+        chosen = choose_shots(y, 10, shots, seed)
+        yield _row(f"{name} draw", chosen, arrays[f"idx_{draw}"], 0)
+        solver = RidgeSolver(x[chosen], y[chosen], 10)
+        head = solver.solve(l2)
+        test = arrays["x_test"]
+        right = (head.predict(test) == arrays["y_test"]).mean()
+        yield _row(f"{name} accuracy", right, case["accuracy_float64"], 1e-6)
+        if (weights := f"l2_{l2:g}_{draw}_weights") in arrays:
+            expected = solver.whitened(test) @ arrays[weights]
+            yield _row(f"{name} logits", test @ head.weight.T + head.bias, expected, 1e-6)
 
 
 def _row(name: str, found: Any, expected: Any, tolerance: float) -> Row:

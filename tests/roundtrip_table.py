@@ -11,7 +11,6 @@ tests/test_roundtrips.py asserts the same.
 
 from __future__ import annotations
 
-import gzip
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
-from golden_table import GOLDEN, cases
+from golden_table import GOLDEN, cases, unzipped
 from layouts.released_names import NAMES, Arrays
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert
@@ -51,21 +50,16 @@ def sources() -> dict[str, Callable[[Path], Path]]:
 
 
 def _unpacked(file: Path, directory: Path) -> Path:
-    if file.suffix == ".npz":
-        return file
-    if file.suffix != ".gz":
-        return file.parent
-    (directory / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
-    (directory / "config.json").write_bytes((file.parent / "config.json").read_bytes())
-    return directory
+    file = unzipped(file, directory)
+    return file if file.suffix == ".npz" else file.parent
 
 
 def _renamed(name: str, directory: Path) -> Path:
     """A golden case of timm's with the names of another project."""
     case, rename = NAMES[name]
-    file = next((GOLDEN / case).glob("model.safetensors*"))
-    data = file.read_bytes()
-    arrays = rename(safetensors.numpy.load(gzip.decompress(data) if file.suffix == ".gz" else data))
+    (directory / "original").mkdir()
+    file = unzipped(next((GOLDEN / case).glob("model.safetensors*")), directory / "original")
+    arrays = rename(safetensors.numpy.load(file.read_bytes()))
     path = directory / name.rpartition(" ")[2]
     if path.suffix == ".npz":
         np.savez(path, **arrays)
