@@ -1,10 +1,9 @@
-"""What a conversion changes of a model beside names and layout: its head, types, patches."""
+"""What a conversion may change beside the layout: head, types, patches, pre-processing."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
 from vitcli.layouts import timm
-from vitcli.typed_json import from_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is asked for."""
+    """What a conversion changes."""
 
     dtype: SaveDtype | None = None
     """Of the stored floating-point tensors; None keeps each one's own."""
@@ -36,10 +34,10 @@ class Changes:
     labels: tuple[ClassLabel, ...] = ()
     """The names of the classes."""
     preprocess: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of Preprocess, as JSON values."""
+    """Fields of Preprocess."""
     arch: str | None = None
-    """A variant ("B/16") or a name of timm's, for what the file cannot tell: heads, and by a name
-    of timm's the GELU and the epsilons too."""
+    """A variant ("B/16") or a name of timm's, for what the file does not state: heads, and with a
+    name of timm's the GELU and the epsilons too."""
     num_heads: int | None = None
     """Attention heads, for sizes that no variant has."""
     patch_size: int | None = None
@@ -64,20 +62,21 @@ def change(
         pixels = (model.grid[0] * size[0], model.grid[1] * size[1])
         model = dataclasses.replace(model, patch_size=size, image_size=pixels)
     info = _with_preprocess(info, model, changes)
-    changed, dtype = {}, next(iter(tensors.values())).dtype
+    changed, dtype = {}, changes.dtype or next(iter(tensors.values())).dtype
     for name, shape in info.model.tensor_shapes().items():
         if name.startswith("head") and changes.num_classes is not None:
             changed[name] = zeros(dtype, shape)
-        elif changes.patch_size and tensors[name].shape != shape:
-            read = functools.partial(_adapted, name, tensors[name], old, model)
-            changed[name] = LazyTensor(tensors[name].dtype, shape, read)
-        else:
-            changed[name] = tensors[name]
-    return info, {name: _cast(tensor, changes.dtype) for name, tensor in changed.items()}
+            continue
+        tensor = _cast(tensors[name], changes.dtype)
+        if tensor.shape != shape:  # the patch embedding at another size
+            read = functools.partial(_adapted, name, tensor, old, model)
+            tensor = LazyTensor(tensor.dtype, shape, read)
+        changed[name] = tensor
+    return info, changed
 
 
 def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
-    """With what the file does not say: heads, and what else a name of timm's stands for."""
+    """With the heads, and what else a name of timm's stands for, that the file does not state."""
     if not changes.arch and not changes.num_heads:
         return info
     model, assumed = info.model, assumptions(info)
@@ -90,7 +89,7 @@ def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     # Earlier versions stored a list of sentences, which may be about the heads.
     asked = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
     if fields.get("num_heads", heads) != heads and not asked:
-        raise ConfigError(f"the file says that it has {heads} heads, not {fields['num_heads']}")
+        raise ConfigError(f"the file states {heads} heads, not {fields['num_heads']}")
     by_timm = changes.arch is not None and "_" in changes.arch
     told = {"num_heads", *(("activation", "norm_eps", "resnet") if by_timm else ())}
     left = {fact: text for fact, text in assumed.items() if fact not in told}
@@ -102,12 +101,12 @@ def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
 
 
 def _said_by(arch: str, model: Architecture) -> dict[str, Any]:
-    """Fields of a model that a variant's name, or timm's, decides and its tensors do not."""
+    """Fields of a model that its tensors do not show and a variant's name, or timm's, decides."""
     timms = "_" in arch
     known = timm.architecture_from_args(arch, {}) if timms else architecture(arch)
     if isinstance(known, BiTConfig) or isinstance(model, BiTConfig):
         if not isinstance(known, BiTConfig) or not isinstance(model, BiTConfig):
-            raise ConfigError(f"{arch} is another kind of model than the one in the file")
+            raise ConfigError(f"{arch} and the model in the file are of different kinds")
         _check_sizes(arch, known.resnet, model.resnet, "depths", "width_factor")
         return {"resnet": known.resnet} if timms else {}
     _check_sizes(arch, known, model, "width", "depth", "mlp_dim", "patch_size")
@@ -121,7 +120,7 @@ def _check_sizes(arch: str, known: object, found: object, *names: str) -> None:
     for name in names:
         theirs, ours = getattr(known, name), getattr(found, name)
         if theirs != ours:
-            raise ConfigError(f"{arch} has {name} {theirs}, the file has {ours}")
+            raise ConfigError(f"{name} is {theirs} in {arch} and {ours} in the file")
 
 
 def _with_head(model: Architecture, changes: Changes) -> Architecture:
@@ -137,19 +136,11 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
     """The description of the changed model: how images are prepared, the names of its classes."""
-    preprocess = dataclasses.asdict(info.preprocess)
-    unknown = set(changes.preprocess) - set(preprocess)
-    if unknown:
-        raise ConfigError(
-            f"pre-processing has no {', '.join(sorted(unknown))}",
-            hint=f"it has {', '.join(preprocess)}",
-        )
-    preprocess |= {"size": model.image_size} if changes.patch_size else {}
-    preprocess = json.loads(json.dumps({**preprocess, **changes.preprocess}))
+    fields = {"size": model.image_size} if changes.patch_size else {}
     try:
-        prepared = from_json(type(info.preprocess), preprocess)
-    except (ValueError, ConfigError) as error:
-        raise ConfigError(f"pre-processing cannot be so: {error}") from error
+        prepared = dataclasses.replace(info.preprocess, **{**fields, **changes.preprocess})
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(f"the pre-processing cannot be changed: {error}") from error
     if prepared.size != model.image_size and "size" in changes.preprocess:
         if model.posemb != "none":
             raise ConfigError(
@@ -161,9 +152,9 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
-        raise ConfigError(f"{len(classes)} labels for {model.num_classes} classes")
+        raise ConfigError(f"{len(classes)} names for {model.num_classes} classes")
     provenance = info.provenance
-    if model != info.model or prepared != info.preprocess:  # figures are of what it was
+    if model != info.model or prepared != info.preprocess:  # metrics are of the old one
         provenance = {key: said for key, said in provenance.items() if key != "metrics"}
     return dataclasses.replace(
         info, model=model, preprocess=prepared, classes=classes, provenance=provenance

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitcli.atomic import whole_directory, write_text
 from vitcli.checkpoints import read
@@ -75,9 +75,29 @@ class Conversion:
             old = self.source.tensors.get(name)
             made = old is None or name in self.made
             source = () if made else self.source.sources.get(name, (name,))
-            was = [] if old is None or made or old.shape == new.shape else [shape_text(old.shape)]
+            was = (
+                []
+                if old is None or made or old.shape == new.shape
+                else [" x ".join(map(str, old.shape))]
+            )
             was += [] if old is None or made or old.dtype == new.dtype else [old.dtype]
             yield Renamed(name, new.shape, new.dtype, source, self.renamed[name], " ".join(was))
+
+    def to_json(self) -> dict[str, Any]:
+        """What is read and written, tensor by tensor."""
+        rows = [row._asdict() for row in self.names()]
+        return {
+            "source": str(self.source.file),
+            "layout": self.source.layout,
+            "output": str(self.output),
+            "format": self.format,
+            "tensors": len(self.tensors),
+            "parameters": self.info.model.num_params(),
+            "dropped": self.source.dropped,
+            "nan": self.nan,
+            "warnings": self.warnings,
+            "names": [{k: v for k, v in row.items() if k != "was"} for row in rows],
+        }
 
 
 def convert(
@@ -146,11 +166,6 @@ def plan_convert(
     made = frozenset(name for name in tensors if new_head and name.startswith("head"))
     is_file, path = bool(kind), Path(output)
     return Conversion(source, path, is_file, target, info, tensors, saved, renamed, made, warnings)
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """As in "48 x 3 x 16 x 16"."""
-    return " x ".join(map(str, shape)) or "1"
 
 
 def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:

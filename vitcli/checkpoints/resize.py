@@ -92,6 +92,11 @@ class Resize:
                 found[ids] = np.arange(table.shape[1], dtype=np.int64)[None]
         return found
 
+    def to_json(self) -> dict[str, Any]:
+        """Paths, the record and the loss."""
+        paths = {"source": str(self.source), "output": str(self.output)}
+        return {**paths, **self.record, "loss": self.loss()}
+
     def loss(self) -> float:
         """What the new grid cannot hold: the root mean square change of the embeddings after the
         resize and back, relative to their size."""

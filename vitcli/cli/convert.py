@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitcli.cli import options, output
+from vitcli.config import Preprocess
+from vitcli.fields import key_value
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import Conversion
     from vitcli.checkpoints.read import Checkpoint
+    from vitcli.config import ClassLabel
+
+
+def _parse_preprocess(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if key in ("mean", "std") and "," not in value:  # one number for the three channels
+        value = ",".join([value] * 3)
+    try:
+        return key_value(Preprocess)(f"{key}{equals}{value}")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
 
 Source = Annotated[
     str,
     typer.Argument(
         metavar="SRC",
-        help="A checkpoint of any layout, a model's folder, a name or a Hub repo.",
+        help="A checkpoint of any layout, a model's directory, a name or a Hub repo.",
         show_default=False,
         autocompletion=options.complete_model,
     ),
@@ -28,57 +41,64 @@ Source = Annotated[
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="DST", help="A .safetensors or .npz file, or a folder.", show_default=False
+        metavar="DST", help="A .safetensors or .npz file, or a directory.", show_default=False
     ),
 ]
 To = Annotated[
     Literal["vit", "timm", "transformers", "vit-npz", "bit-npz", "big_vision"] | None,
     typer.Option(
-        "--to",
-        help="vit (timm's layout too), transformers (a folder), the authors' npz or big_vision's.  "
-        "[default: the authors' for .npz, else vit]",
+        help="Layout: vit and timm are one; transformers is a directory; vit-npz, bit-npz and "
+        "big_vision are .npz files.  [default: the authors' for .npz, else vit]",
     ),
 ]
 Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,
-    typer.Option("--dtype", help="Of the stored weights.  [default: as they are]"),
+    typer.Option(help="Type of the stored weights.  [default: the source's]"),
 ]
 DropHead = Annotated[
     bool, typer.Option("--drop-head", help="Leave out the head, and pre_logits before it.")
 ]
-Classes = Annotated[
-    int | None,
-    typer.Option("--num-classes", min=1, metavar="N", help="A new head of zeros for N classes."),
+NumClasses = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Make a new head of zeros for N classes.")
 ]
-Labels = Annotated[
+Classes = Annotated[
     str | None,
-    typer.Option("--labels", metavar="FILE", help="Names: a line each, or an id, a tab, a name."),
+    typer.Option(
+        "--classes",
+        "--labels",
+        metavar="FILE",
+        help="Names of the classes, one per line: a name, or an id, a tab and a name.",
+    ),
 ]
 Preprocessing = Annotated[
     list[str] | None,
     typer.Option(
         "--preprocess",
         metavar="KEY=VALUE",
-        help="As in mean=0.5,0.5,0.5 or crop_mode=squash; may be repeated.",
+        help="Change a field of the pre-processing, as in mean=0.5,0.5,0.5 or crop_mode=squash; "
+        "repeatable.",
+        parser=_parse_preprocess,
     ),
 ]
 Arch = Annotated[
     str | None,
-    typer.Option("--arch", metavar="NAME", help="B/16 or timm's, where the file cannot tell."),
+    typer.Option(
+        metavar="NAME", help="Architecture, if the file does not state it: B/16, or timm's name."
+    ),
 ]
 Heads = Annotated[
     int | None,
-    typer.Option("--num-heads", min=1, metavar="N", help="Where neither file nor --arch tells."),
+    typer.Option(min=1, metavar="N", help="Attention heads, if the file does not state them."),
 ]
 PatchSize = Annotated[
     int | None,
-    typer.Option("--patch-size", min=1, max=512, metavar="N", help="Resample the patch embedding."),
+    typer.Option(min=1, max=512, metavar="N", help="Resample the patch embedding to N x N pixels."),
 ]
 Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Compare with the source's own library (timm, transformers), on a random image.",
+        help="Compare the output for a random image with timm's or transformers', in float64.",
     ),
 ]
 
@@ -89,8 +109,8 @@ def convert(
     to: To = None,
     dtype: Dtype = None,
     drop_head: DropHead = False,
-    num_classes: Classes = None,
-    labels: Labels = None,
+    num_classes: NumClasses = None,
+    classes: Classes = None,
     preprocess: Preprocessing = None,
     arch: Arch = None,
     num_heads: Heads = None,
@@ -105,13 +125,18 @@ def convert(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Write a checkpoint of any layout in another one.
+    """Write a checkpoint in another layout.
 
-    Reads files of timm, transformers, torchvision, vit_jax and big_vision, and torch's pickles.
-    What the target cannot express is refused by name.
+    Reads the files of timm, transformers, torchvision, open_clip, vit_jax and big_vision, and
+    torch's pickles. What the target cannot express is refused by name.
+
+    \b
+    Examples:
+      vit convert ViT-B_16.npz vit-b16 --verify
+      vit convert runs/pets pets-hf --to transformers --dtype float16
     """
     if drop_head and num_classes:
-        raise typer.BadParameter("--drop-head and --num-classes contradict each other")
+        raise typer.BadParameter("--drop-head and --num-classes exclude each other")
     from vitcli.checkpoints import convert as converting
     from vitcli.checkpoints.changes import Changes
 
@@ -119,8 +144,8 @@ def convert(
         dtype=dtype,
         drop_head=drop_head,
         num_classes=num_classes,
-        labels=_read_labels(labels),
-        preprocess=dict(_parse_setting(setting) for setting in preprocess or []),
+        labels=_read_classes(classes),
+        preprocess=dict(preprocess or []),  # type: ignore[arg-type]  # pairs, once parsed
         arch=arch,
         num_heads=num_heads,
         patch_size=patch_size,
@@ -143,9 +168,9 @@ def convert(
     for row in job.names() if job.nan else ():
         if set(row.target) & set(job.nan):
             named = _folded(row.source)
-            output.warning(f"{job.source.file}: {named} holds values that are not numbers (NaN)")
+            output.warning(f"{job.source.file}: {named} has values that are not numbers (NaN)")
     if json:
-        output.json_line({**describe(job, not dry_run), "verified": verified})
+        output.json_line({**job.to_json(), "written": not dry_run, "verified": verified})
         return
     if dry_run:
         output.table(*_table(job), ())
@@ -154,22 +179,23 @@ def convert(
     verb = "would be" if dry_run else "is"
     output.line(
         output.printable(
-            f"{job.output} {verb} {job.source.file} ({job.source.layout}) as {job.format}: "
+            f"{job.output} {verb} {job.source.file} ({job.source.layout}) as {to or job.format}: "
             f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
         )
     )
     for found in verified:
+        note = f" {found['note']}" if found["note"] else ""
         output.line(
             output.printable(
-                f"{found['file']} verified: max |difference| of {found['what']} from "
-                f"{found['library']} {found['difference']:.2g}, on a random image in float64 "
-                f"(they reach {found['largest']:.3g}){found['note'] and ', ' + found['note']}"
+                f"{found['file']} is verified: its {found['what']} differ from those of "
+                f"{found['library']}{note} by {found['difference']:.2g} at most, of "
+                f"{found['largest']:.3g} (a random image, float64)"
             )
         )
 
 
 def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
-    """How a checkpoint compares with its own library, as JSON has it. Raises CheckpointError."""
+    """The comparison with a checkpoint's own library, as JSON. Raises CheckpointError."""
     import dataclasses
 
     from vitcli.checkpoints.verify import verify
@@ -179,7 +205,7 @@ def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _verified_result(job: Conversion) -> list[dict[str, Any]]:
-    """The same of what was written, where its library is there."""
+    """The same of the output, if the library that reads its layout is installed."""
     from vitcli.checkpoints import read
     from vitcli.checkpoints.verify import check_verifiable
     from vitcli.errors import CheckpointError
@@ -194,24 +220,22 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
 
 
 def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """What becomes of each tensor: columns and rows. Names that are ours are not repeated."""
-    from vitcli.checkpoints.convert import shape_text
-
+    """Columns and rows: what becomes of each tensor. Columns that repeat our names are left out."""
     names = list(job.names())
     columns: dict[str, list[str]] = {
         "ours": [row.ours for row in names],
-        "shape": [shape_text(row.shape) for row in names],
+        "shape": [" x ".join(map(str, row.shape)) or "1" for row in names],
         "type": [row.dtype for row in names],
         "was": [row.was for row in names],
         "in the source": [_folded(row.source) or "(zeros)" for row in names],
         "in the target": [_folded(row.target) or "(computed)" for row in names],
     }
-    told = {
+    shown = {
         title: cells
         for title, cells in columns.items()
         if title == "ours" or (any(cells) and cells != columns["ours"])
     }
-    return tuple(told), [*zip(*told.values(), strict=True)]
+    return tuple(shown), [*zip(*shown.values(), strict=True)]
 
 
 def _folded(names: Sequence[str]) -> str:
@@ -224,50 +248,7 @@ def _folded(names: Sequence[str]) -> str:
     return f"{start}{{{','.join(middle)}}}{end}"
 
 
-def describe(job: Conversion, written: bool) -> dict[str, Any]:
-    """A conversion as JSON has it."""
-    return {
-        "source": str(job.source.file),
-        "layout": job.source.layout,
-        "output": str(job.output),
-        "format": job.format,
-        "tensors": len(job.tensors),
-        "parameters": job.info.model.num_params(),
-        "dropped": list(job.source.dropped),
-        "nan": job.nan,
-        "warnings": job.warnings,
-        "written": written,
-        "names": [
-            {
-                "ours": row.ours,
-                "shape": list(row.shape),
-                "dtype": row.dtype,
-                "source": list(row.source),
-                "target": list(row.target),
-            }
-            for row in job.names()
-        ],
-    }
-
-
-def _read_labels(path: str | None) -> Any:
+def _read_classes(path: str | None) -> tuple[ClassLabel, ...]:
     from vitcli.data.classes import read_classes
 
     return read_classes(Path(path)) if path else ()
-
-
-def _parse_setting(text: str) -> tuple[str, Any]:
-    """ "mean=0.5,0.5,0.5" as a name and a JSON value."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"'{text}' is not KEY=VALUE")
-
-    def parse(word: str) -> Any:
-        try:
-            return json_format.loads(word)
-        except ValueError:
-            return word
-
-    parts = [parse(part) for part in value.split(",")]
-    parts *= {"size": 2, "mean": 3, "std": 3}.get(name, 1) if len(parts) == 1 else 1
-    return name, parts if len(parts) > 1 else parts[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,22 +17,25 @@ Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="CKPT",
-        help="A checkpoint of any layout, a model's folder, a name or a Hub repo.",
+        help="A checkpoint of any layout, a model's directory, a name or a Hub repo.",
         show_default=False,
         autocompletion=options.complete_model,
     ),
 ]
 Grid = Annotated[
-    str | None,
-    typer.Option("--grid", metavar="N|RxC", help="Rows and columns of patches, as in 24 or 10x20."),
+    str | None, typer.Option(metavar="N|RxC", help="New rows and columns of patches, as in 24.")
 ]
 Resolution = Annotated[
-    str | None,
-    typer.Option("--resolution", metavar="N|HxW", help="Or the size of the images."),
+    str | None, typer.Option(metavar="N|HxW", help="Or the new image size in pixels, as in 384.")
 ]
 Method = Annotated[
     PosembMethod,
-    typer.Option("--method", help="The paper's, timm's (bicubic) or transformers' (bicubic-hf)."),
+    typer.Option(
+        "--posemb-method",
+        "--method",
+        help="Interpolation: the paper's (bilinear), timm's (bicubic) or transformers' "
+        "(bicubic-hf).",
+    ),
 ]
 Out = Annotated[
     str | None,
@@ -40,15 +43,14 @@ Out = Annotated[
         "--output",
         "-o",
         metavar="OUT",
-        help="A file or a folder.  [default: beside the input, named by the grid]",
+        help="A file or a directory.  [default: beside the input, with the grid in its name]",
     ),
 ]
 Plot = Annotated[
     str | None,
     typer.Option(
-        "--plot",
         metavar="FILE",
-        help="Draw the similarity of the embeddings before and after.",
+        help="Plot the similarity of the embeddings before and after (.png, .pdf or .svg).",
         callback=options.drawable,
     ),
 ]
@@ -58,7 +60,7 @@ def resize_posemb(
     checkpoint: Checkpoint,
     grid: Grid = None,
     resolution: Resolution = None,
-    method: Method = "bilinear",
+    posemb_method: Method = "bilinear",
     out: Out = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the input, whole or not at all.")
@@ -73,10 +75,15 @@ def resize_posemb(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Resize a checkpoint's position embeddings, for images of another size.
+    """Resize a checkpoint's position embeddings for images of another size.
 
-    One tensor changes and the rest is copied, bit for bit. Accuracy drops until the model is
-    fine-tuned at the new size.
+    All other tensors stay, bit for bit. Accuracy drops until the model is fine-tuned at the new
+    size.
+
+    \b
+    Examples:
+      vit resize-posemb model.safetensors --grid 24
+      vit resize-posemb default --resolution 160 -o larger --plot posemb.png
     """
     if (grid is None) == (resolution is None):
         raise typer.BadParameter("give either --grid or --resolution")
@@ -87,7 +94,7 @@ def resize_posemb(
             checkpoint,
             grid=parse_resolution(grid) if grid else None,
             resolution=parse_resolution(resolution) if resolution else None,
-            method=method,
+            method=posemb_method,
             output=out,
             in_place=in_place,
             old_grid=parse_resolution(old_grid) if old_grid else None,
@@ -98,36 +105,26 @@ def resize_posemb(
     for name, table in job.tables.items():
         if not (table == table).all():
             theirs = job.checkpoint.sources.get(name, (name,))[0]
-            output.warning(f"{job.source}: {theirs} holds values that are not numbers (NaN)")
+            output.warning(f"{job.source}: {theirs} has values that are not numbers (NaN)")
     if not dry_run:
         resize.resize_posemb(job, force)
     if plot:
         _draw(job, plot)
     if json:
-        output.json_line({**describe(job), "written": not dry_run})
+        output.json_line({**job.to_json(), "written": not dry_run})
         return
     output.line(output.printable(_sentence(job, dry_run)))
     if not job.resized:
         return
-    distance = f"there and back changes the embeddings by {job.loss():.2%}"
+    loss = f"resizing back would change the embeddings by {job.loss():.2%}"
     if dry_run:
-        output.line(distance)
+        output.line(loss)
     else:
-        output.note(f"{distance}; accuracy drops until the model is fine-tuned at this size", quiet)
+        output.note(f"{loss}; accuracy drops until the model is fine-tuned at this size", quiet)
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
-        output.note("the decoder, which is no part of the classifier, keeps its own", quiet)
+        output.note("the position embeddings of the decoder were not resized", quiet)
     if job.kind == "pickle":
-        output.note("a pickle is read and not written: this is safetensors, in our layout", quiet)
-
-
-def describe(job: Resize) -> dict[str, Any]:
-    """A resize as JSON has it."""
-    return {
-        "source": str(job.source),
-        "output": str(job.output),
-        **job.record,
-        "loss": job.loss(),
-    }
+        output.note("pickles are not written: the output is safetensors in vit's layout", quiet)
 
 
 def _draw(job: Resize, path: str) -> None:
@@ -143,7 +140,7 @@ def _sentence(job: Resize, dry_run: bool) -> str:
     verb = "would be" if dry_run else "is"
     (rows, columns), (new_rows, new_columns) = (model.grid for model in job.models)
     if not job.resized:
-        what = "as it was" if job.in_place else f"a copy of {job.source}"
+        what = "unchanged" if job.in_place else f"a copy of {job.source}"
         return f"{job.output} {verb} {what}: the grid is {rows} x {columns} already"
     return (
         f"{job.output} {verb} {job.source} with position embeddings for "
