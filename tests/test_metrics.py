@@ -80,6 +80,31 @@ def test_a_class_that_occurs_nowhere_is_no_part_of_macro_f1():
     assert evaluation.macro_f1 == pytest.approx(2 / 3)
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_merged_parts_are_the_whole_to_the_last_digit(logits, labels, score):
+    """In any order, as ranks may finish."""
+    parts = np.split(np.random.default_rng(2).permutation(1000), [0, 10, 500, 993])
+    merged, whole = Tally(12, score), Tally(12, score)
+    whole.add(torch.from_numpy(logits), labels)
+    for part in parts:
+        tally = Tally(12, score)
+        if len(part):
+            tally.add(torch.from_numpy(logits[part]), labels[part])
+        merged.merge(tally)
+    one, other = merged.result(), whole.result()
+    assert one.metrics() == other.metrics() and one.loss == other.loss
+    assert np.array_equal(one.confusion, other.confusion)
+    assert np.array_equal(one.calibration.confidence, other.calibration.confidence)
+
+
+def test_the_loss_of_a_sigmoid_is_binary_cross_entropy(logits, labels):
+    tally = Tally(12, "sigmoid")
+    tally.add(torch.from_numpy(logits), labels)
+    z, y = logits.astype(float), np.eye(12)[labels]
+    expected = (np.log1p(np.exp(z)) - y * z).sum(axis=1).mean()
+    assert tally.result().loss == pytest.approx(expected, rel=1e-6)
+
+
 # ---------------------------------------------------------------------------------------------
 # Calibration
 

@@ -15,23 +15,43 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from vitcli.config import ModelConfig
 from vitcli.data.decoder import PAUSE, Decoder
 from vitcli.data.inputs import ImageInput
-from vitcli.errors import DataError, ImageError
-from vitcli.machine import cpu_cores
+from vitcli.errors import ConfigError, DataError, ImageError
+from vitcli.machine import cpu_cores, free_memory
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from vitcli.checkpoints.info import CheckpointInfo
-    from vitcli.config import Preprocess
+    from vitcli.config import Architecture, Preprocess
     from vitcli.data.decoder import Pixels
     from vitcli.data.source import Source
 
 CORE_BATCH = 4
 """Images for each core of a CPU at once; more of them outgrow its caches."""
 GPU_BATCH = 64
+
+
+LONG_SEQUENCE = 4096
+"""Tokens of an image above which users are warned: the cost of attention grows with the square."""
+
+
+def check_memory(model: Architecture, device: str = "cpu") -> None:
+    """Raises ConfigError where images are too large for the memory that is free; an estimate, made
+    before any work: 16 decoded images wait for the model, which keeps a few vectors per token."""
+    height, width = model.image_size
+    needed = 72 * height * width
+    if isinstance(model, ModelConfig) and not device.startswith("cuda"):
+        needed += 4 * model.num_tokens * (5 * model.width + model.mlp_dim)
+    if needed > (free := free_memory()):
+        raise ConfigError(
+            f"images of {height} x {width} pixels take about {needed / 1e9:.0f} GB of memory, and "
+            f"{free / 1e9:.0f} GB are free",
+            hint="use a lower --resolution",
+        )
 
 
 class Slot(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,9 @@ from vitcli.checkpoints import read
 from vitcli.checkpoints.info import unique_names
 from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
-from vitcli.errors import ConfigError, DataError
+from vitcli.errors import ConfigError, DataError, VitWarning
 from vitcli.hub import registry
-from vitcli.inference import Inference, Slot, run
+from vitcli.inference import LONG_SEQUENCE, Inference, Slot, check_memory, run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 TOP_K = 5
 """Classes for each image."""
+_LONG = "{:,} tokens per image: a lower resolution is much faster, as attention's cost is quadratic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,9 @@ class Predictor:
             from vitcli.checkpoints.adapt import at_size
 
             self._info = at_size(self._info, resolution, posemb_method)
+            check_memory(self._info.model, device)
+            if self._info.model.num_tokens > LONG_SEQUENCE:
+                warnings.warn(_LONG.format(self._info.model.num_tokens), VitWarning, stacklevel=2)
         self.name = registry.aliases().get(str(spec), str(spec))
         self.offline = offline
         self.wanted = device, precision

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from scipy.special import expit, softmax
 
@@ -151,15 +152,21 @@ def test_threshold(predict, image_folder, expected):
     assert result.exit_code == 0 and result.stdout.endswith(": no class above the threshold\n")
 
 
-def test_sigmoid_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path):
-    folder = tmp_path / "sigmoid"
+@pytest.mark.parametrize(("score", "function"), [("sigmoid", expit), ("none", lambda x: x)])
+def test_other_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path, score, function):
+    """As transformers' pipeline computes them for several labels, and for a regression."""
+    folder = tmp_path / score
     folder.mkdir()
     (folder / "model.safetensors").write_bytes((tiny_checkpoint / "model.safetensors").read_bytes())
     info = CheckpointInfo.from_metadata(read_header(folder / "model.safetensors").metadata)
-    rewrite_info(folder, CheckpointInfo(info.model, info.preprocess, info.classes, "sigmoid"))
+    rewrite_info(folder, CheckpointInfo(info.model, info.preprocess, info.classes, score))
     result = vit("predict", image_folder / "a.png", "--json", "-m", folder, "-k", 10, *FP32)
     got = {p["index"]: p["score"] for p in json.loads(result.stdout)["predictions"]}
-    assert [got[i] for i in range(10)] == pytest.approx(expit(timm_logits[0]).tolist(), abs=1e-6)
+    assert [got[i] for i in range(10)] == pytest.approx(function(timm_logits[0]).tolist(), abs=1e-5)
+    best = max(range(10), key=lambda i: got[i])
+    shown = f"{got[best]:.1%}" if score == "sigmoid" else f"{got[best]:.4g}"
+    text = vit("predict", image_folder / "a.png", "-m", folder, "-k", 1, *FP32).stdout
+    assert text.endswith(f"{info.classes[best].name} {shown}\n")
 
 
 def test_output_file_gets_it_all(predict, image_folder, tmp_path):
@@ -330,6 +337,32 @@ def test_unwritable_output(predict, image_folder, tmp_path, option):
     result = predict(image_folder, option, place)
     assert result.exit_code == 1 and result.stdout == ""
     assert result.stderr == f"error: {place}: cannot be written: Not a directory\n"
+
+
+def test_another_resolution(predict, vit, image_folder, tiny_checkpoint):
+    import vitcli
+
+    model = vitcli.load(tiny_checkpoint, resolution=(96, 64), posemb_method="bicubic")
+    with torch.inference_mode():
+        logits = model(model.transform(image_folder / "a.png")[None])[0]
+    words = ("--resolution", "96x64", "--posemb-method", "bicubic", "--json", "-k", 10)
+    (line,) = predict(image_folder / "a.png", *words).stdout.splitlines()
+    found = {p["index"]: p["score"] for p in json.loads(line)["predictions"]}
+    expected = logits.softmax(0).tolist()
+    assert [found[i] for i in range(10)] == pytest.approx(expected, abs=1e-6)
+    # A size that no memory holds fails at once, not after minutes.
+    result = predict(image_folder / "a.png", "--resolution", "64000")
+    assert result.exit_code == 1 and "GB of memory" in result.stderr
+    for words in (("--resolution", "0"), ("--top-k", "0"), ("--threshold", "2")):
+        assert predict(image_folder / "a.png", *words).exit_code == 2
+    assert vit("predict", image_folder, "--device", "gpu").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt"])
+def test_the_suffix_of_the_output_is_its_format(predict, image_folder, tmp_path, name):
+    option = {".csv": ["--csv"], ".txt": []}.get(Path(name).suffix, ["--json"])
+    assert predict(image_folder, "-o", tmp_path / name).exit_code == 0
+    assert (tmp_path / name).read_text() == predict(image_folder, *option).stdout
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")

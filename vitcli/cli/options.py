@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
@@ -53,6 +54,12 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
             )
 
 
+def _check_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise typer.BadParameter(f"'{name}' is not auto, cpu, cuda, cuda:N or mps")
+    return name
+
+
 def drawable(path: str | None) -> str | None:
     """Refuses, before the work, an image of a kind that cannot be drawn."""
     if path is not None and not path.lower().endswith((".png", ".pdf", ".svg")):
@@ -86,7 +93,13 @@ BatchSize = Annotated[
     ),
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="auto|cpu|cuda[:N]|mps", help="What computes.")
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda[:N]|mps",
+        help="Device to compute on.",
+        callback=_check_device,
+    ),
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"],

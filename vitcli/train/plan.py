@@ -12,9 +12,6 @@ from vitcli.devices import free_memory
 from vitcli.machine import cpu_cores
 from vitcli.train_config import TrainConfig
 
-LONG_SEQUENCE = 4096
-"""Tokens per image from which a run is warned of: attention's cost grows with the square."""
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -19,12 +19,13 @@ from vitcli.data.source import Ints, Source
 from vitcli.data.transforms import TrainTransform
 from vitcli.devices import choose_device, choose_precision
 from vitcli.errors import ConfigError, RunError
+from vitcli.inference import LONG_SEQUENCE, check_memory
 from vitcli.train import initial
 from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
 from vitcli.train.inputs import Report
 from vitcli.train.layers import freeze
-from vitcli.train.plan import LONG_SEQUENCE, make_plan
+from vitcli.train.plan import make_plan
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
 from vitcli.train.tensorboard import require_tensorboard
@@ -49,7 +50,8 @@ def prepare(
         if config.task == "finetune" and config.model is None:
             config = dataclasses.replace(config, model=initial.choose_model(offline, report))
         start = initial.read_weights(config, offline, allow_pickle)
-        _trained_shape(start.info.model, config)  # impossible sizes fail before data is read
+        # Impossible sizes fail before data is read.
+        check_memory(_trained_shape(start.info.model, config), config.device)
     splits = open_data(
         config.data,
         record=folder.read_split() if resume else None,
