@@ -225,11 +225,11 @@ def test_a_changed_shard_is_read_again_and_the_old_copy_removed(shard_directory:
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar_of(samples(0, [0, 1]))))
 
-    def full(shard: Path, opener: object, target: io.BufferedWriter) -> None:
+    def full(packed: object, target: io.BufferedWriter, size: int) -> None:
         target.write(b"some")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards, "_unpack", full)
+    monkeypatch.setattr(shards.shutil, "copyfileobj", full)
     with pytest.raises(OutputError, match="No space left") as caught:
         opened(tmp_path / "a.tar.gz")
     assert "VIT_CACHE" in str(caught.value.hint)

@@ -17,12 +17,13 @@ import importlib
 import lzma
 import os
 import re
+import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,11 +73,10 @@ class ShardReader:
         return data
 
 
-@dataclass(frozen=True)
-class ShardIndex:
+class ShardIndex(NamedTuple):
     """The samples of one shard."""
 
-    file: Path  # the tar itself, or its unpacked copy
+    tar: Path  # the shard itself, or its unpacked copy
     keys: Names
     labels: list[str]
     places: Ints  # (N, 2) offset and size of each image
@@ -90,17 +90,10 @@ def is_shard(name: str) -> bool:
 def open_shards(
     path: Path, known: Classes | None, report: Callable[[str], None] = lambda text: None
 ) -> Dataset:
-    """The splits of a directory of shards, of a pattern (train-{00000..00009}.tar), or of a shard.
-
-    Splits are named by words in the files' or directories' names: train-*, val-*, test-*. Names
-    without such a word are the training split. `report` is called with a line before shards are
-    unpacked.
-    """
+    """The splits of a directory of shards, of a pattern (train-{00000..00009}.tar), or of a shard;
+    see `group_by_split`. `report` is called with a line before shards are unpacked."""
     shards = _find_shards(path)
-    packed = [
-        shard for shard in shards if not (kept := _kept(shard)).file.is_file() and kept.opener
-    ]
-    if packed:
+    if packed := [shard for shard in shards if not _tar(shard)[0].is_file()]:
         size = sum(shard.stat().st_size for shard in packed) / 1e6
         report(
             f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {cache_directory()}"
@@ -109,7 +102,7 @@ def open_shards(
     for split, group in group_by_split(shards, path).items():
         indexes = [index_shard(shard) for shard in group]
         reader = ShardReader(
-            tuple(index.file for index in indexes),
+            tuple(index.tar for index in indexes),
             np.repeat(np.arange(len(group), dtype=np.int32), [len(i.keys) for i in indexes]),
             *np.concatenate([index.places for index in indexes]).T.copy(),
         )
@@ -159,19 +152,9 @@ def cache_directory() -> Path:
     return Path(base) / "vit" / "shards"
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Where a shard's index and its unpacked copy are kept. The names hold the shard's path
-    (place), size and time of change (state): a changed shard is read anew."""
-
-    place: str
-    state: str
-    file: Path  # the tar to read: the shard itself, or the copy
-    index: Path
-    opener: Callable[..., Any] | None  # of a compressed shard
-
-
-def _kept(shard: Path) -> _Kept:
+def _tar(shard: Path) -> tuple[Path, Path, Callable[..., Any] | None]:
+    """(the tar to read: the shard or its unpacked copy, its index, what unpacks it). The names of
+    copy and index hold the shard's path, size and time of change: a changed one is read again."""
     try:
         status = shard.stat()
         with shard.open("rb") as content:
@@ -182,59 +165,51 @@ def _kept(shard: Path) -> _Kept:
     state = hashlib.sha256(f"v2 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
     stem = cache_directory() / f"{place}-{state}"
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
-    file = stem.with_suffix(".tar") if opener else shard
-    return _Kept(place, state, file, stem.with_suffix(".npz"), opener)
+    return stem.with_suffix(".tar") if opener else shard, stem.with_suffix(".npz"), opener
 
 
 def index_shard(shard: Path) -> ShardIndex:
     """The samples of a shard, from the cache directory or by one pass over it."""
-    kept = _kept(shard)
-    # A damaged index is made again.
-    with contextlib.suppress(Exception), np.load(kept.index, allow_pickle=False) as arrays:
-        if kept.file.is_file():
+    tar, kept, opener = _tar(shard)
+    # A missing or damaged index is made again.
+    with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as arrays:
+        if tar.is_file():
             keys = Names(arrays["text"], arrays["ends"])
-            return ShardIndex(kept.file, keys, arrays["labels"].tolist(), arrays["places"])
-    if kept.opener and not kept.file.is_file():
-        try:
-            _clean(kept)
-            with whole_file(kept.file) as target:
-                _unpack(shard, kept.opener, target)
-        except (OSError, OutputError) as error:
-            reason = error.what if isinstance(error, OutputError) else error.strerror
-            raise OutputError(
-                f"a compressed shard cannot be unpacked here: {reason}",
-                where=kept.file.parent,
-                hint="set VIT_CACHE to a directory with more space, or use plain .tar shards",
-            ) from error
-    index = _read_index(shard, kept.file)
+            return ShardIndex(tar, keys, arrays["labels"].tolist(), arrays["places"])
+    if opener and not tar.is_file():
+        _unpack(shard, opener, tar)
+    index = _read_index(shard, tar)
     text, ends = index.keys.arrays()
     # Without a cache, the next run reads the headers again.
     with contextlib.suppress(OSError, OutputError):
         _clean(kept)
-        with whole_file(kept.index) as target:
+        with whole_file(kept) as target:
             np.savez(target, text=text, ends=ends, labels=index.labels, places=index.places)
     return index
 
 
-def _clean(kept: _Kept) -> None:
+def _clean(kept: Path) -> None:
     """Makes the cache directory, and removes what it keeps of an older state of the shard."""
-    cache = kept.index.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    for file in cache.glob(f"{kept.place}-*"):
-        if kept.state not in file.name:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    for file in kept.parent.glob(f"{kept.stem.partition('-')[0]}-*"):
+        if file.stem != kept.stem:
             file.unlink(missing_ok=True)
 
 
-def _unpack(shard: Path, opener: Callable[..., Any], target: IO[bytes]) -> None:
-    with opener(shard, "rb") as packed:
-        while True:
-            try:
-                block = packed.read(1 << 20)
-            except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-                raise _damaged(shard) from error
-            if not block:
-                return
-            target.write(block)
+def _unpack(shard: Path, opener: Callable[..., Any], tar: Path) -> None:
+    try:
+        _clean(tar)
+        with opener(shard, "rb") as packed, whole_file(tar) as target:
+            shutil.copyfileobj(packed, target, 1 << 20)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, OutputError) as error:
+        cause = error.__cause__ if isinstance(error, OutputError) else error
+        if not isinstance(cause, OSError) or cause.errno is None:  # what gzip and bz2 raise
+            raise _damaged(shard) from error
+        raise OutputError(
+            f"a compressed shard cannot be unpacked here: {cause.strerror}",
+            where=tar.parent,
+            hint="set VIT_CACHE to a directory with more space, or use plain .tar shards",
+        ) from error
 
 
 def _damaged(shard: Path) -> DataError:
