@@ -1,4 +1,4 @@
-"""What happens to a training image and to a batch, and what decides it."""
+"""How training images and batches are changed, and what decides it."""
 
 from __future__ import annotations
 
@@ -12,42 +12,30 @@ from data.preprocess_cases import IMAGES
 from vitcli.config import AugmentConfig
 from vitcli.data.images import decode
 from vitcli.data.order import batch_rng, sample_rng
-from vitcli.data.transforms import (
-    TrainTransform,
-    draw_mixing,
-    erase,
-    inception_box,
-    mix,
-)
+from vitcli.data.transforms import TrainTransform, draw_mixing, erase, inception_box, mix
 
 CAT = (IMAGES / "cat.jpg").read_bytes()
 
 
-def test_boxes_have_the_areas_and_ratios_that_were_asked_for() -> None:
+def test_boxes_have_the_requested_areas_and_ratios() -> None:
     augment = AugmentConfig(crop_area=(0.1, 0.6), crop_ratio=(0.5, 2.0))
     boxes = [inception_box((480, 500), augment, sample_rng(0, 0, i)) for i in range(4000)]
     left, top, right, bottom = np.array(boxes).T
-    assert left.min() >= 0
-    assert top.min() >= 0
-    assert right.max() <= 500
-    assert bottom.max() <= 480
-    width, height = right - left, bottom - top
-    area = width * height / (480 * 500)
-    assert area.min() >= 0.099
-    assert area.max() <= 0.602
-    ratio = width / height
-    assert ratio.min() >= 0.49
-    assert ratio.max() <= 2.04
+    assert min(left.min(), top.min()) >= 0 and right.max() <= 500 and bottom.max() <= 480
+    area, ratio = (right - left) * (bottom - top) / (480 * 500), (right - left) / (bottom - top)
+    assert area.min() >= 0.099 and area.max() <= 0.602
+    assert ratio.min() >= 0.49 and ratio.max() <= 2.04
     # As long as nothing has to be drawn again, areas are even and ratios even in their logarithm.
     small = AugmentConfig(crop_area=(0.05, 0.4), crop_ratio=(0.5, 2.0))
     boxes = [inception_box((500, 500), small, sample_rng(1, 0, i)) for i in range(4000)]
     left, top, right, bottom = np.array(boxes).T
-    area = (right - left) * (bottom - top) / 500**2
-    assert stats.kstest(area, stats.uniform(0.05, 0.35).cdf).pvalue > 0.001
     logs = np.log((right - left) / (bottom - top))
-    assert stats.kstest(logs, stats.uniform(-np.log(2), 2 * np.log(2)).cdf).pvalue > 0.001
-    place = left / (500 - (right - left))
-    assert stats.kstest(place, stats.uniform.cdf).pvalue > 0.001
+    for values, law in (
+        ((right - left) * (bottom - top) / 500**2, stats.uniform(0.05, 0.35)),
+        (logs, stats.uniform(-np.log(2), 2 * np.log(2))),
+        (left / (500 - (right - left)), stats.uniform),
+    ):
+        assert stats.kstest(values, law.cdf).pvalue > 0.001
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3)])
@@ -58,19 +46,13 @@ def test_any_shape_can_be_cropped(size: tuple[int, int]) -> None:
         assert transform(image, sample_rng(0, 0, i)).shape == (3, 8, 12)
 
 
-def test_without_crop_and_flip_the_image_is_only_resized() -> None:
-    transform = TrainTransform((40, 60), "bilinear", AugmentConfig(crop_area=(1, 1), flip=False))
-    with Image.open(IMAGES / "cat.jpg") as image:
-        expected = np.asarray(image.resize((60, 40), Image.Resampling.BILINEAR))
-        got = transform(image, sample_rng(0, 0, 0))
-    assert np.array_equal(got.permute(1, 2, 0).numpy(), expected)
-
-
-def test_half_of_the_images_are_mirrored() -> None:
+def test_without_a_crop_images_are_resized_and_half_of_them_mirrored() -> None:
     plain = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1), flip=False))
     mirrored = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1)))
     image = decode(CAT)
     straight = plain(image, sample_rng(0, 0, 0))
+    resized = np.asarray(image.resize((30, 20), Image.Resampling.BILINEAR))
+    assert np.array_equal(straight.permute(1, 2, 0).numpy(), resized)
     count = 0
     for i in range(200):
         got = mirrored(image, sample_rng(3, 0, i))
@@ -80,7 +62,7 @@ def test_half_of_the_images_are_mirrored() -> None:
     assert 75 < count < 125
 
 
-def test_a_image_is_a_function_of_seed_epoch_and_index() -> None:
+def test_an_image_is_a_function_of_seed_epoch_and_index() -> None:
     augment = AugmentConfig(randaugment=(2, 10), erasing=0.5)
     transform = TrainTransform((24, 24), "bilinear", augment)
     first = transform(CAT, sample_rng(1, 2, 3))
@@ -89,9 +71,8 @@ def test_a_image_is_a_function_of_seed_epoch_and_index() -> None:
         assert not torch.equal(first, transform(CAT, sample_rng(*other)))
 
 
-def test_a_small_crop_of_a_large_jpeg_is_decoded_at_reduced_scale_but_looks_the_same() -> None:
-    augment = AugmentConfig(crop_area=(0.6, 1.0))
-    transform = TrainTransform((32, 32), "bicubic", augment)
+def test_a_jpeg_decoded_at_reduced_scale_looks_the_same() -> None:
+    transform = TrainTransform((32, 32), "bicubic", AugmentConfig(crop_area=(0.6, 1.0)))
     for i in range(10):
         with Image.open(IMAGES / "rocket.jpg") as image:
             full = transform(image, sample_rng(0, 0, i)).double()
@@ -101,7 +82,7 @@ def test_a_small_crop_of_a_large_jpeg_is_decoded_at_reduced_scale_but_looks_the_
         assert not torch.equal(full, reduced)
 
 
-def test_random_erasing_paints_a_rectangle_of_noise() -> None:
+def test_random_erasing_fills_a_rectangle_with_noise() -> None:
     areas = []
     for i in range(200):
         pixels = torch.full((3, 40, 60), 7, dtype=torch.uint8)
@@ -111,12 +92,7 @@ def test_random_erasing_paints_a_rectangle_of_noise() -> None:
         areas.append(len(rows) * len(columns) / (40 * 60))
         inside = changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         assert inside.double().mean() > 0.97  # noise hits the old colour now and then
-    assert min(areas) > 0.01
-    assert max(areas) < 0.42
-    assert 0.15 < float(np.mean(areas)) < 0.27
-
-
-def test_random_erasing_has_its_probability() -> None:
+    assert min(areas) > 0.01 and max(areas) < 0.42 and 0.15 < float(np.mean(areas)) < 0.27
     count = 0
     for i in range(400):
         pixels = torch.zeros((3, 16, 16), dtype=torch.uint8)
@@ -134,7 +110,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.eye(6)
 
 
-def test_mixup_blends_each_image_and_its_label_with_the_one_before() -> None:
+def test_mixup_blends_each_image_and_label_with_the_one_before() -> None:
     images, targets = batch()
     mixed, labels = mix(images, targets, AugmentConfig(mixup=0.2), batch_rng(0, 0))
     share = labels[0, 0].item()
@@ -142,46 +118,29 @@ def test_mixup_blends_each_image_and_its_label_with_the_one_before() -> None:
     expected = share * images + (1 - share) * images[[5, 0, 1, 2, 3, 4]]
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(labels, share * targets + (1 - share) * targets[[5, 0, 1, 2, 3, 4]])
+    same, labels = mix(images, targets, AugmentConfig(), batch_rng(0, 0))
+    assert same is images and labels is targets
 
 
 def test_cutmix_pastes_a_box_whose_area_is_the_share() -> None:
-    augment = AugmentConfig(cutmix=1.0)
     shares = []
     for step in range(100):
         images, targets = batch()
-        mixed, labels = mix(images, targets, augment, batch_rng(0, step))
+        mixed, labels = mix(images, targets, AugmentConfig(cutmix=1.0), batch_rng(0, step))
         foreign = (mixed != images).all(1)
         torch.testing.assert_close(foreign.double().mean((1, 2)), 1 - labels.diagonal().double())
         torch.testing.assert_close(labels.sum(1), torch.ones(6))
-        before = images.roll(1, 0)
-        assert torch.equal(
-            mixed.mT[foreign.mT[:, None].expand(-1, 3, -1, -1)],
-            before.mT[foreign.mT[:, None].expand(-1, 3, -1, -1)],
-        )
+        before = torch.where(foreign[:, None], images.roll(1, 0), images)
+        assert torch.equal(mixed, before)
         shares.append(labels[0, 0].item())
-    assert min(shares) < 0.35
-    assert max(shares) > 0.9
+    assert min(shares) < 0.35 and max(shares) > 0.9
 
 
-def test_mixing_follows_its_beta_distribution() -> None:
-    shares = []
-    for step in range(2000):
-        mixing = draw_mixing((16, 16), AugmentConfig(mixup=0.8), batch_rng(5, step))
-        assert mixing is not None
-        shares.append(mixing.share)
+def test_mixing_follows_its_distributions() -> None:
+    drawn = [draw_mixing((16, 16), AugmentConfig(mixup=0.8), batch_rng(5, i)) for i in range(2000)]
+    shares = [mixing.share for mixing in drawn if mixing is not None]
     folded = stats.beta(0.8, 0.8)
     assert stats.kstest(shares, lambda x: 2 * folded.cdf(x) - 1).pvalue > 0.001
-
-
-def test_a_fair_coin_chooses_between_mixup_and_cutmix() -> None:
     augment = AugmentConfig(mixup=0.2, cutmix=1.0)
     drawn = [draw_mixing((16, 16), augment, batch_rng(0, step)) for step in range(300)]
-    boxes = sum(mixing is not None and mixing.box is not None for mixing in drawn)
-    assert 115 < boxes < 185
-
-
-def test_without_mixing_nothing_happens() -> None:
-    images, targets = batch()
-    mixed, labels = mix(images, targets, AugmentConfig(), batch_rng(0, 0))
-    assert mixed is images
-    assert labels is targets
+    assert 115 < sum(mixing is not None and mixing.box is not None for mixing in drawn) < 185
