@@ -258,7 +258,7 @@ def _open(
     labelled, name, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent, data.path)
-        source, name, warnings = open_split(data, split, None, record, report)
+        source, name, warnings = open_split(data, split, record, report)
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)

@@ -18,6 +18,8 @@ MODEL = (
     ClassLabel("n02012849", "crane"),
     ClassLabel("n03126707", "crane"),
     ClassLabel("dog", "dog"),
+    ClassLabel("n03710637", "maillot"),
+    ClassLabel("n03710721", "maillot, tank suit"),
 )
 
 
@@ -28,18 +30,19 @@ def aligned(*names: str, **rules: Any) -> Alignment:
 
 
 def test_the_models_classes_are_kept() -> None:
-    found = aligned("dog", "n03126707", "Tabby", "absent")  # without images: may be unknown
+    # "Tabby" is a first name; a full name wins over it; "absent" has no images.
+    found = aligned("dog", "n03126707", "Tabby", "tiger_cat", "maillot", "absent")
     assert found.classes == MODEL
-    assert found.of_data.tolist() == [4, 3, 0, -1]
-    assert found.of_model.tolist() == found.first.tolist() == [0, 1, 2, 3, 4]
+    assert found.of_data.tolist() == [4, 3, 0, 1, 5, -1]
+    assert found.of_model.tolist() == found.first.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_one_class_of_the_data_may_stand_for_several() -> None:
     found = aligned("dog", "cat", mapping={"cat": ["n02123045", "tiger cat"]})
-    assert [label.name for label in found.classes] == ["cat", "crane", "crane", "dog"]
+    assert [label.name for label in found.classes[:4]] == ["cat", "crane", "crane", "dog"]
     assert found.of_data.tolist() == [3, 0]
-    assert found.of_model.tolist() == [0, 0, 1, 2, 3]
-    assert found.first.tolist() == [0, 2, 3, 4]
+    assert found.of_model.tolist() == [0, 0, 1, 2, 3, 4, 5]
+    assert found.first.tolist() == [0, 2, 3, 4, 5, 6]
 
 
 def test_two_classes_of_the_data_may_be_one() -> None:
@@ -51,7 +54,7 @@ def test_answers_among_the_datas_classes() -> None:
     found = aligned("dog", "n02012849", among="data")
     assert found.classes == (MODEL[2], MODEL[4])
     assert found.of_data.tolist() == [1, 0]
-    assert found.of_model.tolist() == [-1, -1, 0, -1, 1]
+    assert found.of_model.tolist() == [-1, -1, 0, -1, 1, -1, -1]
 
 
 def test_unknown_classes_are_left_out_on_request() -> None:

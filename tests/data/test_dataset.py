@@ -115,31 +115,6 @@ def test_validation_images_are_merged_and_test_images_are_not(
     assert whole.val is None and len(whole.train) == 6
 
 
-def test_labels_are_aligned_to_a_model(make_directory: MakeDirectory) -> None:
-    root = make_directory({"n00000002": 2, "tabby_cat": 3, "tench": 1, "maillot": 4})
-    model = (
-        ClassLabel("n00000009", "tench, Tinca tinca"),
-        ClassLabel("n00000002", "goldfish"),
-        ClassLabel("n00000003", "Tabby cat"),
-        ClassLabel("n00000004", "maillot, tank suit"),
-        ClassLabel("n00000005", "maillot"),  # a full name wins over a first name
-    )
-    source, words, _ = open_split(DataConfig(str(root)), classes=model)
-    assert words == "all images" and source.classes == model
-    assert list(source.counts()) == [1, 2, 3, 0, 4]
-    splits = open_data(DataConfig(str(root)), classes=model)
-    assert splits.val is not None and splits.classes == splits.val.classes == model
-
-
-def test_ambiguous_and_unknown_classes_are_listed(make_directory: MakeDirectory) -> None:
-    config = DataConfig(str(make_directory({"crane": 2})))
-    model = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "dog"))
-    for classes in (model, model[2:]):
-        with pytest.raises(DataError, match="'crane'"):
-            open_split(config, classes=classes)
-    assert set(open_split(config, classes=model[1:])[0].labels) == {0}
-
-
 # ---------------------------------------------------------------------------------------------
 # Sources
 

@@ -19,7 +19,7 @@ from data.conftest import MakeDirectory
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
 from vitcli.data import loader
 from vitcli.data.dataset import open_split, unreadable_images
-from vitcli.data.loader import Batch, eval_batches, train_batches
+from vitcli.data.loader import Batch, train_batches
 from vitcli.data.order import batch_orders, sample_rng
 from vitcli.data.source import Source
 from vitcli.data.transforms import EvalTransform, TrainTransform
@@ -77,6 +77,12 @@ def test_workers_and_resuming_do_not_change_a_batch(source: Source, workers: int
     assert_equal(alone[2:], list(train_batches(source, TRAIN, 7, 3, 2, 5, workers)))
 
 
+def test_images_may_be_those_of_evaluation(source: Source) -> None:
+    for images, labels, indices in train_batches(source, EVAL, 4, 0, 0, 3, workers=1):
+        assert labels.tolist() == source.labels[indices].tolist()
+        assert torch.equal(images, torch.stack([EVAL(source.read(i)) for i in indices.tolist()]))
+
+
 def test_a_batch_may_be_larger_than_the_data(source: Source) -> None:
     (images, _, indices), *_ = train_batches(source, TRAIN, 30, 0, 0, 1, workers=2)
     assert len(images) == 30
@@ -97,29 +103,11 @@ def test_ranks_share_the_batch(source: Source, world: int) -> None:
             assert torch.equal(batch[column], shared)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_sees_every_image_once_in_order(source: Source, workers: int) -> None:
-    batches = list(eval_batches(source, EVAL, 4, workers))
-    assert [len(images) for images, _, _ in batches] == [4, 4, 3]
-    assert torch.cat([indices for _, _, indices in batches]).tolist() == list(range(11))
-    assert torch.cat([labels for _, labels, _ in batches]).tolist() == source.labels.tolist()
-    assert torch.equal(batches[2][0][2], EVAL(source.read(10)))
-
-
-@pytest.mark.parametrize("world", [2, 4, 13])
-def test_evaluation_is_split_by_sample(source: Source, world: int) -> None:
-    seen = [
-        [i for _, _, indices in batches for i in indices.tolist()]
-        for batches in (eval_batches(source, EVAL, 3, 0, rank, world) for rank in range(world))
-    ]
-    assert sum(seen, []) == list(range(11))
-    assert max(map(len, seen)) - min(map(len, seen)) <= 1
-
-
 @pytest.mark.parametrize("size", [4, 11])
 def test_batches_do_not_stay_in_shared_memory(source: Source, size: int) -> None:
     """Containers have 64 MB of it, which may be less than a batch."""
-    assert not any(images.is_shared() for images, _, _ in eval_batches(source, EVAL, size, 2))
+    batches = train_batches(source, TRAIN, size, 0, 0, 3, workers=2)
+    assert not any(images.is_shared() for images, _, _ in batches)
 
 
 def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source: Source) -> None:
@@ -138,14 +126,10 @@ def test_an_unreadable_image_is_named(source: Source, workers: int) -> None:
     bad = Path(source.where(3))
     bad.write_text("a text file named .jpg")
     before = set(multiprocessing.active_children())
-    for batches in (
-        train_batches(source, TRAIN, 11, 0, 0, 1, workers),
-        eval_batches(source, EVAL, 2, workers),
-    ):
-        with pytest.raises(ImageError) as caught:
-            list(batches)
-        assert caught.value.where == str(bad)
-        assert caught.tb and set(multiprocessing.active_children()) == before
+    with pytest.raises(ImageError) as caught:
+        list(train_batches(source, TRAIN, 11, 0, 0, 1, workers))
+    assert caught.value.where == str(bad)
+    assert caught.tb and set(multiprocessing.active_children()) == before
 
 
 def test_an_unreadable_training_image_is_replaced_by_the_next_of_its_class(source: Source) -> None:
@@ -177,17 +161,6 @@ def test_an_unreadable_training_image_is_replaced_by_the_next_of_its_class(sourc
         )
 
 
-def test_evaluation_leaves_unreadable_images_out(source: Source) -> None:
-    for i in (0, 1, 7):
-        Path(source.where(i)).write_bytes(b"")
-    for workers in (0, 2):
-        errors: list[ImageError] = []
-        batches = list(eval_batches(source, EVAL, 2, workers, on_unreadable=errors.append))
-        found = [indices.tolist() for _, _, indices in batches]
-        assert found == [[2, 3], [4, 5], [6], [8, 9], [10]]
-        assert [error.where for error in errors] == [source.where(i) for i in (0, 1, 7)]
-
-
 def test_a_class_without_a_readable_image_is_an_error(source: Source) -> None:
     for i in range(5):
         Path(source.where(i)).write_bytes(b"")
@@ -214,7 +187,6 @@ def test_no_images(source: Source) -> None:
     with pytest.raises(DataError):
         next(train_batches(nothing, TRAIN, 4, 0, 0, 1, workers=2))
     assert not multiprocessing.active_children()
-    assert list(eval_batches(nothing, EVAL, 4, 2)) == []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +199,7 @@ class Dies:
 def test_a_killed_worker_is_a_data_error(source: Source) -> None:
     broken = dataclasses.replace(source, reader=Dies())
     with pytest.raises(DataError) as caught:
-        list(eval_batches(broken, EVAL, 4, 2))
+        list(train_batches(broken, TRAIN, 4, 0, 0, 1, 2))
     assert "--workers" in str(caught.value.hint) and "\n" not in caught.value.what
     assert not multiprocessing.active_children()
 
@@ -250,7 +222,7 @@ def test_workers_leave_signals_to_the_main_process(source: Source) -> None:
     try:
         reports = dataclasses.replace(source, reader=Reports())
         with pytest.raises(ImageError, match=r"\(True, True, True\)"):
-            list(eval_batches(reports, EVAL, 4, 1))
+            list(train_batches(reports, TRAIN, 4, 0, 0, 1, 1))
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import numpy as np
 
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
-from vitcli.data.classes import listed, match_classes, read_classes
+from vitcli.data.classes import listed, read_classes
 from vitcli.data.files import is_image
 from vitcli.data.images import decode
 from vitcli.data.source import Dataset, Ints, Source, join_sources
@@ -58,7 +57,6 @@ class Splits:
 
 def open_data(
     config: DataConfig,
-    classes: tuple[ClassLabel, ...] | None = None,
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
     select: bool = True,
@@ -67,7 +65,6 @@ def open_data(
 
     Args:
         config: where it is, and how to hold out a validation split if it has none.
-        classes: of a model; labels become indices into them, matched by id, then by unique name.
         record: a recorded split (`Splits.record`): the same images are held out, whatever was
             added to the data since.
         report: called with a line before something that may take minutes.
@@ -88,7 +85,7 @@ def open_data(
             hint="pass the directory above it, or files with 'train' in their names",
         )
     counts = train.counts()
-    if np.count_nonzero(counts) < 2 and classes is None:
+    if np.count_nonzero(counts) < 2:
         raise DataError(
             f"all images are of one class, '{train.classes[int(counts.argmax())].name}'",
             where=config.path,
@@ -122,20 +119,12 @@ def open_data(
             written |= {"fraction": config.val_fraction, "seed": config.split_seed}
             written["val"] = list(val.names)
             train = train.select(np.setdiff1d(np.arange(len(train)), held))
-    return Splits(
-        _aligned(train, classes, config.path),
-        None if val is None else _aligned(val, classes, config.path),
-        None if dataset.test is None else _aligned(dataset.test, classes, config.path),
-        note,
-        tuple(warnings),
-        written,
-    )
+    return Splits(train, val, dataset.test, note, tuple(warnings), written)
 
 
 def open_split(
     config: DataConfig,
     split: Split = "auto",
-    classes: tuple[ClassLabel, ...] | None = None,
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[Source, str, tuple[str, ...]]:
@@ -144,7 +133,6 @@ def open_split(
     Args:
         config: where it is; nothing is held out of it.
         split: "auto" takes the test split if there is one, else the validation split, else all.
-        classes: as in `open_data`.
         record: the split of a run on this data: "val" (and "auto", if the data has no splits) is
             then what that run held out; a warning says if the model was trained on these images.
         report: as in `open_data`.
@@ -153,7 +141,7 @@ def open_split(
         (the images, the name of the split for messages, warnings)
 
     Raises:
-        DataError: as `open_data`; no such split; a class that the model does not have.
+        DataError: as `open_data`; no such split.
     """
     dataset = open_dataset(config, report)
     named = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
@@ -175,7 +163,7 @@ def open_split(
             where=config.path,
             hint=f"this data has a {' and a '.join(_WORDS[name] for name in there)} split",
         )
-    return _aligned(source, classes, config.path), words, tuple(warnings)
+    return source, words, tuple(warnings)
 
 
 def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text: None) -> Dataset:
@@ -295,15 +283,3 @@ def stratified(source: Source, fraction: float, seed: int) -> Ints:
             count = min(max(1, round(fraction * len(members))), len(members) - 1)
             held.append(np.random.default_rng((seed, index)).permutation(members)[:count])
     return np.sort(np.concatenate(held))
-
-
-def _aligned(source: Source, classes: tuple[ClassLabel, ...] | None, path: str) -> Source:
-    """The source with labels that are indices into a model's classes."""
-    if not classes or classes == source.classes:
-        return source
-    # Only classes that have images must be among the model's.
-    present = np.flatnonzero(source.counts())
-    table = np.full(len(source.classes), -1, np.int64)
-    wanted = [source.classes[i] for i in present]
-    table[present] = match_classes(wanted, classes, path, "the model")
-    return dataclasses.replace(source, classes=classes, labels=table[source.labels])

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +36,10 @@ _CHUNK_IMAGES = 256
 
 
 class _Order(NamedTuple):
-    """A chunk to make: which images, in which epochs (None: evaluation)."""
+    """A chunk to make: which images, in which epochs."""
 
     indices: Ints
-    epochs: Ints | None
+    epochs: Ints
     last: bool
     """Whether the chunk ends a batch."""
 
@@ -73,95 +73,14 @@ def train_batches(
             Which one depends on the files alone. None: the first such image raises its ImageError.
     """
     first, end = batch_size * rank // world, batch_size * (rank + 1) // world
-    batches = (
-        (indices[first:end], epochs[first:end])
+    chunk_size, prefetch = _amounts(transform.size, batch_size // world, workers)
+    orders = (
+        _Order(indices[start:stop], epochs[start:stop], stop == end)
         for indices, epochs in batch_orders(source, batch_size, seed, start_step, steps, balanced)
+        for start in range(first, end, chunk_size)
+        for stop in [min(start + chunk_size, end)]
     )
     images = _Images(source, transform, seed, skip=on_unreadable is not None)
-    return _load(images, batches, batch_size // world, workers, on_unreadable)
-
-
-def eval_batches(
-    source: Source,
-    transform: EvalTransform,
-    batch_size: int,
-    workers: int,
-    rank: int = 0,
-    world: int = 1,
-    on_unreadable: OnUnreadable | None = None,
-) -> Generator[Batch]:
-    """All images once, in order; the last batch may be smaller. Rank r of w gets the r-th of w
-    consecutive runs of the source (none where there are fewer images than ranks).
-
-    Args:
-        on_unreadable: called with each image that cannot be read, which is left out. None: the
-            first such image raises its ImageError.
-    """
-    first, end = len(source) * rank // world, len(source) * (rank + 1) // world
-    starts = range(first, end, batch_size)
-    batches = ((np.arange(start, min(start + batch_size, end)), None) for start in starts)
-    images = _Images(source, transform, 0, skip=on_unreadable is not None)
-    return _load(images, batches, batch_size, workers, on_unreadable)
-
-
-class _Images(Dataset[_Chunk | VitError]):
-    """Makes chunks; lives in the worker processes."""
-
-    def __init__(
-        self, source: Source, transform: TrainTransform | EvalTransform, seed: int, skip: bool
-    ) -> None:
-        self.source, self.transform, self.seed, self.skip = source, transform, seed, skip
-
-    def __getitem__(self, order: _Order) -> _Chunk | VitError:
-        images: list[torch.Tensor] = []
-        indices: list[int] = []
-        unreadable: list[ImageError] = []
-        epochs = [None] * len(order.indices) if order.epochs is None else order.epochs.tolist()
-        for index, epoch in zip(order.indices.tolist(), epochs, strict=True):
-            error = None
-            for candidate in self._candidates(index, epoch):
-                try:
-                    images.append(self._image(candidate, index, epoch))
-                except ImageError as caught:
-                    error = caught
-                    unreadable.append(caught)
-                else:
-                    indices.append(candidate)
-                    break
-            else:
-                if not self.skip or epoch is not None:
-                    assert error is not None
-                    return error  # not raised: torch would bury it in the text of a traceback
-        stacked = torch.stack(images) if images else torch.empty((0, 3, *self.transform.size))
-        return _Chunk(stacked, np.array(indices, np.int64), unreadable, order.last)
-
-    def _candidates(self, index: int, epoch: int | None) -> Iterator[int]:
-        yield index
-        if self.skip and epoch is not None:
-            yield from self.source.others_of_class(index).tolist()
-
-    def _image(self, index: int, wanted: int, epoch: int | None) -> torch.Tensor:
-        """Image `index`, with the random choices of the image that it may stand for."""
-        try:
-            data = self.source.read(index)
-            if isinstance(self.transform, EvalTransform):
-                return self.transform(data)
-            assert epoch is not None
-            return self.transform(data, sample_rng(self.seed, epoch, wanted))
-        except ImageError as error:
-            hint = error.hint or "repair or remove the file"
-            raise ImageError(error.what, where=self.source.where(index), hint=hint) from error
-
-
-def _load(
-    images: _Images,
-    batches: Iterable[tuple[Ints, Ints | None]],
-    batch_size: int,
-    workers: int,
-    on_unreadable: OnUnreadable | None,
-) -> Generator[Batch]:
-    chunk_size, prefetch = _amounts(images.transform.size, batch_size, workers)
-    orders = _split(batches, chunk_size)
     if workers:
         chunks = _in_processes(images, orders, workers, prefetch)
     else:
@@ -183,22 +102,56 @@ def _load(
             gathered.append(chunk._replace(images=chunk.images.clone()) if workers else chunk)
             if chunk.last:
                 indices = np.concatenate([piece.indices for piece in gathered])
-                if len(indices):
-                    pixels = torch.cat([piece.images for piece in gathered if len(piece.indices)])
-                    labels = torch.from_numpy(images.source.labels[indices])
-                    yield pixels, labels, torch.from_numpy(indices)
+                labels = torch.from_numpy(source.labels[indices])
+                yield (
+                    torch.cat([piece.images for piece in gathered]),
+                    labels,
+                    torch.from_numpy(indices),
+                )
                 gathered = []
     finally:
         chunks.close()
         atexit.unregister(chunks.close)
 
 
-def _split(batches: Iterable[tuple[Ints, Ints | None]], size: int) -> Iterator[_Order]:
-    for indices, epochs in batches:
-        for start in range(0, len(indices), size):
-            piece = slice(start, start + size)
-            inner = None if epochs is None else epochs[piece]
-            yield _Order(indices[piece], inner, start + size >= len(indices))
+class _Images(Dataset[_Chunk | VitError]):
+    """Makes chunks; lives in the worker processes."""
+
+    def __init__(
+        self, source: Source, transform: TrainTransform | EvalTransform, seed: int, skip: bool
+    ) -> None:
+        self.source, self.transform, self.seed, self.skip = source, transform, seed, skip
+
+    def __getitem__(self, order: _Order) -> _Chunk | VitError:
+        chunk = _Chunk(torch.empty(0), order.indices.copy(), [], order.last)
+        images = []
+        for place, epoch in enumerate(order.epochs.tolist()):
+            wanted = int(order.indices[place])
+            for index in self._candidates(wanted):
+                try:
+                    images.append(self._image(index, sample_rng(self.seed, epoch, wanted)))
+                    chunk.indices[place] = index
+                    break
+                except ImageError as error:
+                    chunk.unreadable.append(error)
+            else:  # returned, as torch would bury it in the text of a traceback
+                return chunk.unreadable[-1]
+        return chunk._replace(images=torch.stack(images))
+
+    def _candidates(self, wanted: int) -> Iterator[int]:
+        yield wanted
+        if self.skip:
+            yield from self.source.others_of_class(wanted).tolist()
+
+    def _image(self, index: int, rng: np.random.Generator) -> torch.Tensor:
+        try:
+            data = self.source.read(index)
+            if isinstance(self.transform, EvalTransform):
+                return self.transform(data)
+            return self.transform(data, rng)
+        except ImageError as error:
+            hint = error.hint or "repair or remove the file"
+            raise ImageError(error.what, where=self.source.where(index), hint=hint) from error
 
 
 def _amounts(size: Size, batch_size: int, workers: int) -> tuple[int, int]:
