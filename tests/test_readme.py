@@ -11,6 +11,7 @@ start in a copy of tests/images with that environment activated. A page is one s
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from vitcli.cli import main
 
@@ -155,6 +157,56 @@ def test_options_exist(page: str) -> None:
         name for texts in code for name in re.findall(r"(?<!\S)--[a-z][\w-]*", " ".join(texts))
     }
     assert named <= known_options()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict cat.jpg missing.jpg",
+        "predict cat.jpg --features features.npy",
+        "evaluate --data few",
+        "finetune --data few --steps 2 --batch-size 2 --preset pets --lr 0.1",
+        "fewshot --data few --shots 1 --val-fraction 0.5",
+        "inspect cat.jpg",
+        "convert golden vit.npz --dry-run",
+        "resize-posemb golden --grid 5 --dry-run",
+        "info golden",
+        "info B/16 --images 1000",
+        "models ships",
+        "models show vit-b16-i21k",
+        "pull default nothing",
+    ],
+)
+def test_keys_of_json_are_documented(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "tests" / "images", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "tests" / "golden" / "timm_vit_default", tmp_path / "golden")
+    for file in ("few/cat/1.jpg", "few/cat/2.jpg", "few/dog/1.jpg", "few/dog/2.jpg"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "cat.jpg", tmp_path / file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))
+    name, *arguments = command.split()
+    if name == "finetune":
+        arguments += ["--device", "cpu", "--workers", "0", "--resolution", "32"]
+    printed = CliRunner().invoke(main.app, [name, *arguments, "--json"]).stdout
+    sections = re.split(r"^## ", PAGES["docs/json.md"], flags=re.MULTILINE)
+    documented = next(text for text in sections if name in text.partition("\n")[0])
+    assert printed
+    for line in printed.splitlines():
+        assert keys(json.loads(line)) <= set(re.findall(r"\w+", documented))
+
+
+def keys(value: object) -> set[str]:
+    """The names of all fields, but not of those inside whole configurations and the like."""
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    if not isinstance(value, dict):
+        return set()
+    closed = (item for name, item in value.items() if name not in {"config", "preprocess"})
+    return set(value).union(*map(keys, closed)) - keys(value.get("provenance"))
 
 
 def test_every_command_is_in_the_table() -> None:
