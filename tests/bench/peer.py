@@ -1,7 +1,8 @@
 """What timm, transformers and safetensors do for the benchmarks, each as its documentation shows.
 
-python peer.py timm|transformers MODEL IMAGES [DTYPE]    top 5 of a file, or of a directory's
-python peer.py timm-resize|safetensors-copy MODEL OUTPUT
+python peer.py material DIRECTORY                          a B/16 in both layouts, photographs
+python peer.py timm|transformers MODEL IMAGES [DTYPE]      top 5 of one file or of a directory's
+python peer.py timm-resize|safetensors-copy MODEL OUTPUT   the same checkpoint, written again
 """
 
 from __future__ import annotations
@@ -13,13 +14,39 @@ from pathlib import Path
 BATCH_SIZE, WORKERS = 8, 2
 
 
+def write_material(root: Path) -> None:
+    """Two B/16 with 1,000 classes and random weights, as timm and transformers save them, and 199
+    JPEGs of 500 x 400: crops of the photographs that ship in the repository."""
+    import numpy as np
+    import timm
+    import torch
+    from PIL import Image
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    (root / "photographs").mkdir(parents=True)
+    names = ("astronaut.jpg", "cat.jpg", "coffee.jpg", "rocket.jpg")
+    images = [Image.open(Path(__file__).parents[1] / "images" / name) for name in names]
+    rng = np.random.default_rng(0)
+    for number in range(199):
+        image = images[number % len(images)].convert("RGB")
+        width, height = (round(side * rng.uniform(0.5, 1.0)) for side in image.size)
+        left, top = (
+            int(rng.integers(image.width - width + 1)),
+            int(rng.integers(image.height - height + 1)),
+        )
+        crop = image.crop((left, top, left + width, top + height)).resize((500, 400))
+        crop.save(root / "photographs" / f"{number:03}.jpg", quality=92)
+    torch.manual_seed(0)
+    model = timm.create_model("vit_base_patch16_224", num_classes=1000)
+    torch.nn.init.normal_(model.head.weight, std=0.02)
+    timm.models.save_for_hf(model, root / "timm-b16", safe_serialization=True)
+    ViTForImageClassification(ViTConfig(num_labels=1000)).save_pretrained(root / "transformers-b16")
+    ViTImageProcessor().save_pretrained(root / "transformers-b16")
+
+
 def classify_with_timm(folder: Path, images: Path, dtype: str = "float32") -> None:
     """A file by timm's quick start, a directory by its inference.py: dataset, loader with worker
     processes, inference mode."""
-    from peers import torchvision_operators  # noqa: F401  (first, see there)
-
-    # isort: split
-
     import timm
     import torch
     from PIL import Image
@@ -50,10 +77,6 @@ def classify_with_timm(folder: Path, images: Path, dtype: str = "float32") -> No
 
 def classify_with_transformers(folder: Path, images: Path, dtype: str = "float32") -> None:
     """With the pipeline."""
-    from peers import torchvision_operators  # noqa: F401  (first, see there)
-
-    # isort: split
-
     from transformers import pipeline
 
     classify = pipeline("image-classification", model=str(folder), dtype=dtype)
@@ -65,10 +88,6 @@ def classify_with_transformers(folder: Path, images: Path, dtype: str = "float32
 
 def resize_with_timm(folder: Path, output: Path) -> None:
     """A model at 384 pixels, saved for the Hub: timm's way to resize a checkpoint."""
-    from peers import torchvision_operators  # noqa: F401  (first, see there)
-
-    # isort: split
-
     import timm
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True, img_size=384)
@@ -84,9 +103,13 @@ def copy_with_safetensors(folder: Path, output: Path) -> None:
 
 if __name__ == "__main__":
     run = {
+        "material": write_material,
         "timm": classify_with_timm,
         "transformers": classify_with_transformers,
         "timm-resize": resize_with_timm,
         "safetensors-copy": copy_with_safetensors,
     }
-    run[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+    what, *words = sys.argv[1:]
+    if what != "safetensors-copy":
+        from peers import torchvision_operators  # noqa: F401  (before timm and transformers)
+    run[what](*map(Path, words[:2]), *words[2:])

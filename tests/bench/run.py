@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +43,7 @@ class Suite:
 
 
 def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
-    """The suites that time whole processes, on files that `material.py` wrote."""
+    """The suites that time whole processes, on files that `peer.py material` wrote."""
     vit, peer = [python, "-m", "vitcli"], [peers, str(HERE / "peer.py")]
     timm, transformers, photographs, ours, npz, out = (
         str(material / name)
@@ -167,26 +169,10 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def describe_machine(peers: str) -> str:
-    """Processors and versions."""
-    names = ("torch", "timm", "transformers")
-    code = (
-        f"from importlib.metadata import version as v\nprint(*(f'{{n}} {{v(n)}}' for n in {names}))"
-    )
-    done = run([peers, "-c", code], capture_output=True, check=True)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return (
-        f"{os.cpu_count()} x {models[0] if models else platform.processor()}; {done.stdout.strip()}"
-    )
-
-
 def write_material(python: str, peers: str, material: Path) -> None:
-    """Writes what the suites need and is not there yet."""
+    """Writes the files of the suites that do not exist yet."""
     if not (material / "transformers-b16").exists():
-        material.mkdir(parents=True, exist_ok=True)
-        seconds([peers, str(HERE / "material.py"), str(material)])
+        seconds([peers, str(HERE / "peer.py"), "material", str(material)])
     for name in ("vit-b16", "b16.npz"):
         if not (material / name).exists():
             source, target = str(material / "timm-b16"), str(material / name)
@@ -205,7 +191,10 @@ def main() -> None:
     arguments = parser.parse_args()
     against = arguments.against and arguments.against.resolve()
 
-    print(describe_machine(arguments.peers), flush=True)
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    processor = (re.findall(r"model name\s*: (.*)", cpuinfo) or [platform.processor()])[0]
+    versions = [f"{name} {metadata.version(name)}" for name in ("torch", "timm", "transformers")]
+    print(f"{os.cpu_count()} x {processor}; {', '.join(versions)}", flush=True)
     if "fewshot" in arguments.only:
         for checkout in [ROOT, *([against] if against else [])]:
             run([arguments.peers, str(HERE / "fewshot_solve.py")], checkout)
