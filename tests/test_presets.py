@@ -5,7 +5,7 @@ import torch
 
 from vitcli.config import AugmentConfig, DataConfig, model_config
 from vitcli.presets import PRESETS
-from vitcli.train.plan import make_plan
+from vitcli.train.plan import fill_gaps
 from vitcli.train_config import TrainConfig
 
 LOW, HIGH = (0.001, 0.003, 0.01, 0.03), (0.003, 0.01, 0.03, 0.06)
@@ -41,5 +41,5 @@ def test_the_auto_rule_warms_up_as_the_presets_do(preset):
     """So that a preset of another length has a warm-up that suits it."""
     config = TrainConfig(data=DataConfig("x"), output="y", steps=preset.steps, accumulate=1)
     model = model_config("Ti/16", num_classes=5)
-    plan = make_plan(config, model, 1_000, torch.device("cpu"))
-    assert plan.config.warmup == preset.warmup
+    plan = fill_gaps(config, model, 1_000, torch.device("cpu"))
+    assert plan.warmup == preset.warmup

@@ -177,11 +177,13 @@ def features_of(
     source: Source,
     workers: int | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
+    on_unreadable: Callable[[ImageError], None] | None = None,
 ) -> Tensor:
     """The features of a source's images, float32 (N, feature_dim) on the CPU.
 
-    Raises:
-        ImageError: an image cannot be read.
+    Args:
+        on_unreadable: called with each image that cannot be read, which is left out. None: the
+            first such image raises its ImageError.
     """
     import torch
 
@@ -191,10 +193,13 @@ def features_of(
     for slots, features in batches:
         for name, error in slots:
             if error is not None:
-                raise unreadable(name, error)
-        rows.append(features)
-        on_progress(len(features))
-    return torch.cat(rows)
+                if on_unreadable is None:
+                    raise unreadable(name, error)
+                on_unreadable(unreadable(name, error))
+        if len(features):
+            rows.append(features)
+        on_progress(len(slots))
+    return torch.cat(rows) if rows else torch.empty(0, inference.info.model.feature_dim)
 
 
 def unreadable(name: str, error: DataError) -> ImageError:

@@ -231,6 +231,11 @@ class TrainConfig:
     eval_every: int | None = option(
         None, "--eval-every N", "Steps between evaluations.", shown="auto", min=1
     )
+    strict: bool = option(
+        False,
+        "--strict",
+        "Check all images first and stop if one cannot be read, instead of skipping it.",
+    )
     log_every: int | None = option(
         None, "--log-every N", "Steps between lines of metrics.jsonl.", shown="auto", min=1
     )

@@ -88,7 +88,7 @@ def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
     assert "\x1b" not in result.stdout and "─" not in result.stdout
     assert lines[-1] == ["model:", str(tmp_path / "run")]
     assert "learning rates 0.03, 0.001 and 1e+30, warm-up 0 steps" in result.stderr
-    assert "for 3 runs, then the best on everything" in result.stderr
+    assert "for 3 runs, then the best on all images" in result.stderr
     assert "learning rate 0.001, 2 of 3" in result.stderr
     again = vit("predict", images / "cats" / "0.png", "--model", tmp_path / "run", "--json")
     assert again.exit_code == 0
@@ -124,37 +124,6 @@ def test_json_of_a_sweep(images, parent, tmp_path):
     }  # fmt: skip
     assert kinds[-1] == "result" and events[-1]["val_top1"] >= 0 and result.stderr == ""
     assert all("trial" in event for event in events if event["event"] in ("train", "evaluation"))
-
-
-@pytest.mark.parametrize(
-    "words, code, said",
-    [
-        (["--lr", "0.1,0.2", "--val-fraction", "0"], 1, "nothing is held out that could choose"),
-        (["--preset", "vtab", "--no-retrain"], 2, "--retrain and --no-retrain need several"),
-    ],
-)
-def test_what_cannot_be_asked_for(images, parent, tmp_path, words, code, said):
-    result = finetune(images, parent, tmp_path / "run", *words)
-    assert result.exit_code == code and said in result.stderr, result.stderr
-    said = result.stderr[result.stderr.lower().index("error: ") :]
-    assert len(said.splitlines()) <= 2 and "Traceback" not in said
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_preset_is_no_change_to_a_run_that_is_written_down(parent, tmp_path):
-    result = vit("finetune", "--resume", parent, "--preset", "pets")
-    assert result.exit_code == 2 and "leave out --preset" in result.stderr
-    result = vit("finetune", "--config", parent, "--preset", "pets", "-o", tmp_path / "run")
-    assert result.exit_code == 2 and "--config and --preset cannot be combined" in result.stderr
-
-
-def test_resume_names_the_sweep(images, parent, tmp_path):
-    """A sweep that was stopped is told apart from one that is not there."""
-    result = vit("finetune", "--resume", tmp_path)
-    assert result.exit_code == 1 and "cannot be read" in result.stderr
-    (tmp_path / "sweep.json").write_text("{}")
-    result = vit("finetune", "--resume", tmp_path)
-    assert result.exit_code == 1 and "sweep.json: holds no configuration" in result.stderr
 
 
 @pytest.mark.slow

@@ -103,6 +103,6 @@ def test_a_linear_probe_ends_where_logistic_regression_does(
     assert 0.6 < peer.score(features["train"], labels["train"]) < 0.95  # no plane divides them
     expected = peer.score(features["test"], labels["test"])
     assert figures["test_top1"] == pytest.approx(expected, abs=0.005)
-    loss = next(event["loss"] for event in reversed(events) if event["event"] == "train")
+    loss = next(event["loss"] for event in reversed(events) if event.kind == "train")
     best = log_loss(labels["train"], peer.predict_proba(features["train"]))
     assert loss == pytest.approx(best, abs=0.002)

@@ -52,8 +52,8 @@ def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, 
     )  # fmt: skip
     events = []
     train(run, on_event=events.append)
-    first = next(event for event in events if event["event"] == "evaluation")
-    assert first["step"] == 0 and first == json.loads(
+    first = next(event for event in events if event.kind == "evaluation")
+    assert first.step == 0 and first.to_json() == json.loads(
         (Path(run.output) / "metrics.jsonl").read_text().splitlines()[0]
     )
     # The old model, its logits of the other classes left out.
@@ -63,9 +63,9 @@ def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, 
     with torch.no_grad():
         logits = old(torch.stack([transform(val.read(i)) for i in range(len(val))]))[:, rows]
     right = logits.argmax(dim=1).numpy() == val.labels
-    assert first["val_top1"] == right.mean()
+    assert first.metrics["val_top1"] == right.mean()
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(val.labels)).item()
-    assert first["val_loss"] == pytest.approx(loss, rel=1e-5)
+    assert first.metrics["val_loss"] == pytest.approx(loss, rel=1e-5)
     new = load(run.output)
     assert torch.allclose(new.head.weight, old.head.weight[rows], atol=1e-6)
     assert new.preprocess == old.preprocess and new.config.pre_logits == 20
@@ -84,9 +84,9 @@ def test_rows_are_found_by_id_and_then_by_a_name_that_is_unique(six, tmp_path):
         initial.kept_rows(start, crane, config(tmp_path, six))
     with pytest.raises(ConfigError, match="knows none of 'zebra'") as caught:
         initial.kept_rows(start, classes[1:2], config(tmp_path, six))
-    assert "leave --keep-head out" in caught.value.hint
+    assert "leave out --keep-head" in caught.value.hint
     nameless = dataclasses.replace(start, classes=())
-    with pytest.raises(ConfigError, match="does not name its classes"):
+    with pytest.raises(ConfigError, match="names its classes"):
         initial.kept_rows(nameless, classes, config(tmp_path, six))
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_is_killed_at_its_first_evaluation_tells_it_once(tiny_run, si
     run = tiny_run(task="finetune", model=str(six), keep_head=True, resolution=None, steps=2)
 
     def die(event) -> None:
-        if event["event"] == "evaluation":
+        if event.kind == "evaluation":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -43,7 +43,7 @@ def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
     counted = []
     events = []
     train(once, on_event=events.append)
-    assert any("computed once" in event.get("text", "") for event in events)
+    assert any("computing the features" in getattr(event, "text", "") for event in events)
     monkeypatch.setattr(inputs, "has_fixed_features", lambda run: counted.append(run))
     train(always)
     assert counted
@@ -80,15 +80,15 @@ def test_only_the_head_moves(probe):
 def test_features_that_change_are_not_remembered(probe, fields):
     events = []
     train(probe("run", steps=1, **fields), on_event=events.append)
-    assert not any("computed once" in event.get("text", "") for event in events)
+    assert not any("computing the features" in getattr(event, "text", "") for event in events)
 
 
 def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
     computed, compute = [], inputs.Features._compute
 
-    def count(self, source, advance):
+    def count(self, source):
         computed.append(len(source))
-        return compute(self, source, advance)
+        return compute(self, source)
 
     monkeypatch.setattr(inputs.Features, "_compute", count)
     alone = probe("alone", lr=0.1)
@@ -109,7 +109,7 @@ def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypa
     monkeypatch.setattr(inputs, "free_memory", lambda device: 1e3)
     events = []
     train(probe("run", steps=1), on_event=events.append)
-    assert not any("computed once" in event.get("text", "") for event in events)
+    assert not any("computing the features" in getattr(event, "text", "") for event in events)
 
 
 def test_features_that_are_no_numbers(probe):
@@ -135,7 +135,7 @@ def test_a_long_pass_tells_how_far_it_is(probe, monkeypatch):
     for name, fields, totals in (("once", {}, once), ("always", {"freeze": 1}, always)):
         events = []
         train(probe(name, steps=1, batch_size=8, **fields), on_event=events.append)
-        told = [event for event in events if event["event"] == "progress"]
+        told = [event for event in events if event.kind == "progress"]
         what, total = next(iter(totals.items()))
-        assert told[0] == {"event": "progress", "what": what, "done": 8, "total": total}
-        assert {event["what"]: event["done"] for event in told} == totals
+        assert (told[0].what, told[0].done, told[0].total) == (what, 8, total)
+        assert {event.what: event.done for event in told} == totals

@@ -10,8 +10,7 @@ from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
-from vitcli.train.layers import Layers, freeze, set_training
-from vitcli.train.optim import build_optimizer
+from vitcli.train.optim import Layers, build_optimizer, freeze, set_training
 from vitcli.train_config import TrainConfig
 
 SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}

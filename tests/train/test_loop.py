@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.evaluate import evaluate
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
-from vitcli.train import inputs, lock, loop, report, setup
+from vitcli.train import inputs, loop, report, setup
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 
@@ -41,7 +42,7 @@ def interrupt_at(step: int):
     """An on_event that sends this process SIGTERM once a step is reported."""
 
     def on_event(event) -> None:
-        if event["event"] == "train" and event["step"] == step:
+        if event.kind == "train" and event.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return on_event
@@ -52,15 +53,15 @@ def test_a_run_learns_and_writes_its_folder(tiny_run):
     events = []
     outcome = train(run, on_event=events.append)
     folder = Path(run.output)
-    assert outcome.stopped_by is None and outcome.figures["val_top1"] == 1.0
+    assert outcome.stopped_by is None and outcome.metrics["val_top1"] == 1.0
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "README.md", "config.json", "confusion.png", "curves.png", "metrics.jsonl",
         "model.safetensors", "reliability.png", "split.json",
     }  # fmt: skip
-    plan = next(event for event in events if event["event"] == "plan")
-    assert plan["tokens"] == 5 and plan["steps"] == 60 and plan["estimated_seconds"] > 0
-    losses = [event["loss"] for event in events if event["event"] == "train"]
+    plan = next(event for event in events if event.kind == "plan")
+    assert plan.tokens == 5 and plan.steps == 60 and plan.estimated_seconds > 0
+    losses = [event.loss for event in events if event.kind == "train"]
     assert losses[-1] < 0.2 < losses[0]
     model = load(folder)
     assert [label.name for label in model.classes] == ["blue", "green", "red"]
@@ -110,7 +111,7 @@ def test_an_averaged_run_resumes_to_the_bit(tiny_run, tmp_path):
     ]
     assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 3
     both = [max(line["val_top1"], line["ema_val_top1"]) for line in evaluations[0]]
-    assert outcome.figures["val_top1"] == max(both)
+    assert outcome.metrics["val_top1"] == max(both)
 
 
 def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, tmp_path, monkeypatch):
@@ -120,7 +121,7 @@ def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, tmp_path,
     def evaluate(self, model):
         averages.append(model.norm.weight.detach().clone())
         accuracy = 1.0 if model is self.run.averaged.module else 0.5
-        return SimpleNamespace(loss=0.0, figures=lambda name: {f"{name}top1": accuracy})
+        return SimpleNamespace(loss=0.0, metrics=lambda name: {f"{name}top1": accuracy})
 
     monkeypatch.setattr(inputs.Images, "evaluate", evaluate)
     monkeypatch.setattr(loop, "set_training", lambda model, what: seen.append(model))
@@ -142,7 +143,7 @@ def test_patience_ends_a_run_as_if_it_were_finished(tiny_run, monkeypatch):
     outcome = train(run)
     assert outcome.stopped_by is None and outcome.step == 8 and outcome.stored_step == 2
     assert not (Path(run.output) / "state.safetensors").exists()
-    assert outcome.figures["val_top1"] == load(run.output).info.provenance["metrics"]["val_top1"]
+    assert outcome.metrics["val_top1"] == load(run.output).info.provenance["metrics"]["val_top1"]
 
 
 def test_a_run_without_patience_that_is_killed_at_its_end_does_not_go_on(tiny_run, monkeypatch):
@@ -166,30 +167,30 @@ def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, 
     outcome = train(config)
     predictor = Predictor(config.output, "cpu", precision)
     found = evaluate(predictor, DataConfig(config.data.path)).evaluation
-    assert found.metrics("val_") == outcome.figures
-    lines = [json.loads(line) for line in outcome.folder.metrics.read_text().splitlines()]
+    assert found.metrics("val_") == outcome.metrics
+    lines = [json.loads(line) for line in outcome.directory.metrics.read_text().splitlines()]
     (best,) = [
         line for line in lines if line.get("step") == outcome.stored_step and "val_top1" in line
     ]
-    assert {name: best[name] for name in outcome.figures} == outcome.figures
+    assert {name: best[name] for name in outcome.metrics} == outcome.metrics
     assert best["val_loss"] == found.loss
 
 
 def test_patience_needs_a_validation_part(tiny_run, colours):
     data = DataConfig(str(colours), val_fraction=0.0)
-    with pytest.raises(RunError, match="there is no validation part"):
+    with pytest.raises(RunError, match="needs a validation split"):
         train(tiny_run(data=data, patience=2))
 
 
 def test_without_a_validation_part_the_average_is_stored(tiny_run, colours):
     outcome = train(tiny_run(data=DataConfig(str(colours), val_fraction=0.0), ema=0.5))
-    assert outcome.stored_averaged and outcome.stored_step == 12 and outcome.figures == {}
+    assert outcome.stored_averaged and outcome.stored_step == 12 and outcome.metrics == {}
 
 
 def test_a_long_average_of_a_short_run_is_warned_of(tiny_run):
     events = []
     train(tiny_run(steps=1, ema=0.9999), on_event=events.append)
-    (warning,) = [event["text"] for event in events if event["event"] == "warning"]
+    (warning,) = [event.text for event in events if event.kind == "warning"]
     assert "an average over 10,000 steps stays near its start in a run of 1" in warning
 
 
@@ -206,8 +207,8 @@ def test_a_batch_that_does_not_fit_is_split(tiny_run, tmp_path, monkeypatch):
     events = []
     run = tiny_run(output=str(tmp_path / "split"), steps=3, accumulate=1)
     train(run, on_event=events.append)
-    said = [event["text"] for event in events if event["event"] == "warning"]
-    assert said == [f"memory ran out: going on with batches in {k} parts" for k in (2, 4)]
+    said = [event.text for event in events if event.kind == "warning"]
+    assert said == [f"out of memory: continuing with {k} micro-batches" for k in (2, 4)]
     monkeypatch.undo()
     whole = tiny_run(output=str(tmp_path / "whole"), steps=3, accumulate=1)
     train(whole)
@@ -220,7 +221,7 @@ def test_a_image_that_does_not_fit_ends_the_run(tiny_run, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(ViT, "forward", full)
-    with pytest.raises(RunError, match="memory runs out with one image at a time"):
+    with pytest.raises(RunError, match="out of memory with one image"):
         train(tiny_run())
 
 
@@ -239,7 +240,7 @@ def test_the_first_step_is_told_at_once(tiny_run):
 
     train(run, on_event=until(10))
     train(run, resume=True, on_event=until(20))
-    told = [event["step"] for event in events if event["event"] == "train"]
+    told = [event.step for event in events if event.kind == "train"]
     assert told == [1, 10, 11, 20]
     lines = (Path(run.output) / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 10, 20]
@@ -248,9 +249,11 @@ def test_the_first_step_is_told_at_once(tiny_run):
 def test_a_run_in_a_folder_that_another_process_uses(tiny_run, monkeypatch):
     run = tiny_run()
     train(run, on_event=interrupt_at(3))
-    monkeypatch.setattr(lock, "_lock", lambda file: False)
     for fields in ({"resume": True}, {"force": True}):
-        with pytest.raises(RunError, match="another process .* is running in this folder"):
+        with (
+            RunDirectory(run.output).locked(),
+            pytest.raises(RunError, match="another process is running in this directory"),
+        ):
             train(run, **fields)
     assert (Path(run.output) / "state.safetensors").exists()
 
@@ -277,7 +280,7 @@ def kill_at(step: int):
     """An on_event that ends the run once a step is reported, as kill -9 would."""
 
     def on_event(event) -> None:
-        if event["event"] == "train" and event["step"] == step:
+        if event.kind == "train" and event.step == step:
             raise Killed
 
     return on_event
@@ -289,7 +292,7 @@ def test_the_best_model_is_in_the_past_of_the_state(tiny_run):
     with pytest.raises(Killed):
         train(run, on_event=kill_at(6))
     train(run, resume=True, on_event=events.append)
-    assert [e["from_step"] for e in events if e["event"] == "plan"] == [4]
+    assert [e.from_step for e in events if e.kind == "plan"] == [4]
 
 
 EVERYTHING = {"ema": 0.8, "layer_decay": 0.7, "dropout": 0.1, "drop_path": 0.1, "patience": 3}
@@ -389,7 +392,7 @@ def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, tmp_pat
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number, said
     assert "continue with: vit pretrain --resume" in said and "Traceback" not in said
-    assert f"{loop.STOPPING}\n" in said
+    assert f"{loop.STOPPING.text}\n" in said
     assert (Path(run.output) / "state.safetensors").exists()
 
 
@@ -404,16 +407,16 @@ def test_a_signal_is_answered_before_the_step_ends(tiny_run, monkeypatch):
     monkeypatch.setattr(loop, "mix", stop)
     outcome = train(tiny_run(), on_event=events.append)
     assert outcome.stopped_by == signal.SIGTERM and outcome.step == 1
-    assert told == [{"event": "note", "text": loop.STOPPING}] and events.count(told[0]) == 1
+    assert told == [loop.STOPPING] and events.count(told[0]) == 1
 
 
 def test_a_signal_is_answered_after_the_event_that_is_being_told(tiny_run):
     told = []
 
     def on_event(event) -> None:
-        told.append(("begun", event["event"]))
+        told.append(("begun", event.kind))
         interrupt_at(2)(event)
-        told.append(("ended", event["event"]))
+        told.append(("ended", event.kind))
 
     assert train(tiny_run(), on_event=on_event).step == 2
     assert told[-4:] == [(w, e) for e in ("train", "note") for w in ("begun", "ended")]
@@ -478,7 +481,7 @@ def test_patches_are_spread_for_larger_images(tiny_run, tmp_path, colours):
     run = tiny_run(
         steps=20, save_patch_size=32, save_dtype="float16", preprocess={"interpolation": "box"}
     )
-    figures = train(run).figures
+    figures = train(run).metrics
     model = load(run.output)
     assert model.config.patch_size == (32, 32) and model.preprocess.size == (64, 64)
     assert figures["val_top1"] > 0.9  # of the stored file: the same function of a small image
@@ -538,7 +541,7 @@ def test_a_stop_keeps_no_state_that_is_lost(tiny_run, monkeypatch):
     monkeypatch.undo()
     events = []
     train(run, resume=True, on_event=lambda e: (events.append(e), interrupt_at(11)(e)))
-    told = {event["step"]: event["loss"] for event in events if event["event"] == "train"}
+    told = {event.step: event.loss for event in events if event.kind == "train"}
     assert 0 < told[11] < 2
 
 
@@ -552,7 +555,7 @@ def test_the_rate_is_of_training_alone(tiny_run, monkeypatch):
 
     def evaluate(self, model):
         clock[0] += 3600
-        return SimpleNamespace(loss=0.0, figures=lambda name: {f"{name}top1": 0.5})
+        return SimpleNamespace(loss=0.0, metrics=lambda name: {f"{name}top1": 0.5})
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(loop, "mix", mix)
@@ -560,7 +563,7 @@ def test_the_rate_is_of_training_alone(tiny_run, monkeypatch):
     events, stop = [], interrupt_at(20)
     run = tiny_run(steps=1000, batch_size=4, eval_every=15)
     train(run, on_event=lambda event: (events.append(event), stop(event)))
-    rates = {e["step"]: e["images_per_second"] for e in events if e["event"] == "train"}
+    rates = {e.step: e.images_per_second for e in events if e.kind == "train"}
     assert rates == {1: 4, 10: 4, 20: 4}
 
 
@@ -572,9 +575,9 @@ def test_states_that_take_long_to_write_are_written_less_often(tiny_run, colours
         clock[0] += 10
         return mixed(*arguments)
 
-    def save_state(path, run, optimizer, progress):
+    def save_state(run):
         clock[0] += 30
-        saved.append(progress.step)
+        saved.append(run.progress.step)
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(loop, "mix", mix)
@@ -589,8 +592,8 @@ def test_another_precision_is_told_when_a_run_is_resumed(tiny_run, monkeypatch):
     train(run, on_event=interrupt_at(1))
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.bfloat16)
     train(run, resume=True, on_event=events.append)
-    (told,) = [event["text"] for event in events if event["event"] == "warning"]
-    assert told.startswith("the run goes on in bfloat16, and was begun in float32")
+    (told,) = [event.text for event in events if event.kind == "warning"]
+    assert told.startswith("resumed in bfloat16, but started in float32")
 
 
 def test_a_disk_that_is_full_at_the_start_leaves_nothing(tiny_run, monkeypatch):
@@ -609,7 +612,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(tiny_run, monkeypatch):
 
 def test_a_run_in_the_datas_folder(tiny_run, colours):
     before = sorted(colours.iterdir())
-    with pytest.raises(RunError, match="is the data's folder"):
+    with pytest.raises(RunError, match="directory of the data"):
         train(tiny_run(output=str(colours)))
     assert sorted(colours.iterdir()) == before
 
@@ -622,7 +625,7 @@ def test_names_that_are_no_text_are_written_down(tiny_run):
 
 
 def test_resolution_between_patches_fails_before_anything_is_written(tiny_run):
-    run = tiny_run(resolution=(17, 17), data=DataConfig("no such folder"))
+    run = tiny_run(resolution=(17, 17))
     with pytest.raises(ConfigError, match="height 17 is not a multiple of the patch size 8"):
         train(run)
     assert not Path(run.output).exists()
@@ -639,6 +642,24 @@ def test_files_that_are_not_a_runs_are_kept(tiny_run):
 
 def test_an_output_that_is_a_file(tiny_run, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="cannot be used as a run's folder"):
+    with pytest.raises(OutputError, match="cannot be used as a run's directory"):
         train(tiny_run(output=str(tmp_path / "file" / "run")))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [("softmax", math.log(3)), ("sigmoid", 3 * math.log(2))]
+)
+def test_the_validation_loss_is_the_runs_own(tiny_run, loss, expected):
+    """A head of zeros has logits of zero."""
+    events = []
+    train(tiny_run(loss=loss, lr=1e-9, steps=1, eval_every=1), on_event=events.append)
+    (found,) = [event.metrics["val_loss"] for event in events if event.kind == "evaluation"]
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_one_step_trains(tiny_run):
+    """The decay ends after the last step."""
+    events = []
+    train(tiny_run(steps=1, warmup=0, optimizer="sgd"), on_event=events.append)
+    assert [event.lr for event in events if event.kind == "train"] == [3e-3]

@@ -5,7 +5,7 @@ import torch
 
 from vitcli.config import DataConfig, model_config
 from vitcli.train import plan
-from vitcli.train.plan import make_plan
+from vitcli.train.plan import fill_gaps
 from vitcli.train_config import TrainConfig
 
 MODEL = model_config("Ti/16", num_classes=5)
@@ -19,7 +19,7 @@ def plenty_of_memory(monkeypatch):
 
 def planned(n: int, device: torch.device = GPU, **fields) -> TrainConfig:
     config = TrainConfig(data=DataConfig("x"), output="y", **fields)
-    return make_plan(config, MODEL, n, device).config
+    return fill_gaps(config, MODEL, n, device)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_hybrid_is_pretrained_and_finetuned_at_another_resolution(tiny_run, tm
         output=str(tmp_path / "second"),
     )
     outcome = train(second)
-    assert outcome.figures["val_top1"] == 1.0
+    assert outcome.metrics["val_top1"] == 1.0
     model = load(second.output)
     assert model.config.grid == (4, 4) and model.config.stem == parent.config.stem
     assert model.info.provenance["posemb_resize"]["from"] == [2, 2]
@@ -56,9 +56,9 @@ def test_a_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
     )
     events = []
     outcome = train(run, on_event=events.append)
-    assert outcome.figures["val_top1"] == 1.0
-    plan = next(event for event in events if event["event"] == "plan")
-    assert plan["resolution"] == [32, 32] and plan["tokens"] == 16
+    assert outcome.metrics["val_top1"] == 1.0
+    plan = next(event for event in events if event.kind == "plan")
+    assert plan.resolution == (32, 32) and plan.tokens == 16
     model = load(run.output)
     assert isinstance(model, LoadedBiT)
     assert [label.name for label in model.classes] == ["blue", "green", "red"]

@@ -57,7 +57,7 @@ def test_a_resumed_run_shows_each_step_once(tiny_run):
     run = tiny_run(tensorboard=True, save_every=4)
 
     def kill(event) -> None:
-        if event["event"] == "train" and event["step"] == 7:  # behind the state of step 4
+        if event.kind == "train" and event.step == 7:  # behind the state of step 4
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -67,7 +67,7 @@ def test_a_resumed_run_shows_each_step_once(tiny_run):
     ] == 7
 
     def stop(event) -> None:
-        if event["event"] == "train" and event["step"] == 9:
+        if event.kind == "train" and event.step == 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert train(run, resume=True, on_event=stop).stopped_by == signal.SIGTERM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,13 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.cli import options, output
-from vitcli.cli.training_display import (
-    event_text,
-    preset_event,
-    preset_text,
-    show_sweep,
-    stored_text,
-)
+from vitcli.cli.training_display import preset_event, preset_text, show_event, stored_text
 from vitcli.config import TASK_DEFAULTS
 from vitcli.presets import PRESETS, PresetName
 from vitcli.train_config import RECIPE, RUN, TrainConfig
@@ -173,57 +168,40 @@ def _run(
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with output.TrainingDisplay(quiet) as display, _resume_told(config.task, config.output):
-
-        def show(event: dict[str, Any]) -> None:
-            if event["event"] == "progress":
-                display.count(event["what"], event["done"], event["total"])
-                return
-            if json:
-                output.json_line(event)
-            if event["event"] == "train":
-                display(event)
-            elif event["event"] == "warning":
-                output.warning(event["text"])
-            elif event["event"] == "trial":
-                display.close()  # the bar of the run before is full
-                display.note(str(event_text(event)))
-            elif event["event"] == "choice" and not json:
-                display.close()
-                show_sweep(event, quiet)
-            elif text := event_text(event):
-                display.note(text)
-
+    with output.TrainingDisplay(quiet) as display, _resume_hint(config):
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=resume,
             force=force,
             offline=offline,
             allow_pickle=allow_pickle,
-            on_event=show,
+            on_event=functools.partial(show_event, display=display, json=json, quiet=quiet),
         )
-    where = shlex.quote(str(outcome.folder.path))
+    where = shlex.quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:
-        resumed = f"vit {config.task} --resume {where}"
-        output.note(f"stopped at step {outcome.step}; continue with: {resumed}")
+        output.note(f"stopped at step {outcome.step}; continue with: {_resume_command(config)}")
         raise typer.Exit(128 + outcome.stopped_by)
     if json:
-        stored = {"stored_step": outcome.stored_step, "stored_average": outcome.stored_averaged}
-        result = {"event": "result", "folder": str(outcome.folder.path), "steps": outcome.step}
-        output.json_line({**result, **stored, **outcome.figures})
+        output.json_line(outcome.to_json())
         return
-    for part in ("val", "test"):
-        if told := output.metrics(outcome.figures, f"{part}_"):
-            output.line(f"{part}: {', '.join(told)}")
-    output.line(f"model: {outcome.folder.path}")
+    for split in ("val", "test"):
+        if metrics := output.metrics(outcome.metrics, f"{split}_"):
+            output.line(f"{split}: {', '.join(metrics)}")
+    output.line(f"model: {outcome.directory.path}")
+    if outcome.skipped:
+        output.warning(f"skipped {outcome.skipped:,} images that cannot be read")
     output.note(stored_text(outcome))
     output.note(f"next: vit predict IMAGE --model {where}")
 
 
+def _resume_command(config: TrainConfig) -> str:
+    return f"vit {config.task} --resume {shlex.quote(config.output)}"
+
+
 @contextlib.contextmanager
-def _resume_told(task: str, folder: str) -> Iterator[None]:
-    """Says how to go on where Ctrl-C or SIGTERM came while no step could be ended first, after a
-    image that cannot be read, and once the disk is full."""
+def _resume_hint(config: TrainConfig) -> Iterator[None]:
+    """Adds how to continue if there is a state: after a Ctrl-C or SIGTERM outside the steps, an
+    unreadable image, or a full disk."""
     from vitcli.errors import ImageError, OutputError, RunError, VitError
     from vitcli.train.directory import RunDirectory
 
@@ -231,8 +209,8 @@ def _resume_told(task: str, folder: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, ImageError, OutputError) as end:
         with contextlib.suppress(RunError):
-            RunDirectory(folder).check_resumable()
-            told = f"stopped; continue with: vit {task} --resume {shlex.quote(folder)}"
-            # Of an error, the boundary says first what it is.
-            end.add_note(told) if isinstance(end, VitError) else output.note(told)
+            RunDirectory(config.output).check_resumable()
+            text = f"stopped; continue with: {_resume_command(config)}"
+            # After an error the boundary prints the error first.
+            end.add_note(text) if isinstance(end, VitError) else output.note(text)
         raise

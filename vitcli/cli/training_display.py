@@ -3,64 +3,78 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
 from vitcli.train_config import TrainConfig
 
 if TYPE_CHECKING:
+    from vitcli.train.events import Choice, Event, Plan, Trial, Validation
     from vitcli.train.loop import Outcome
 
 
-def event_text(event: Mapping[str, Any]) -> str | None:
-    """What a user reads of an event; None where that is nothing."""
-    kind = event["event"]
-    if kind == "note":
-        return str(event["text"])
-    if kind == "plan":
-        return plan_text(event)
-    if kind == "evaluation":
-        return evaluation_text(event)
-    if kind == "trial":
-        return f"learning rate {event['lr']:g}, {event['number']} of {event['of']}"
-    if kind == "trial_result":
-        return f"learning rate {event['lr']:g}: {event['failure'] or _trial_text(event)}"
-    return None
+def show_event(event: Event, display: output.TrainingDisplay, json: bool, quiet: bool) -> None:
+    """Shows an event on stderr, and prints it as JSON if that is wanted."""
+    from vitcli.train import events
+
+    if json and not isinstance(event, events.Advance):
+        output.json_line(event.to_json())
+    match event:
+        case events.Advance():
+            display.count(event.what, event.done, event.total)
+        case events.Step():
+            display(event.to_json())
+        case events.Caution():
+            output.warning(event.text)
+        case events.Note():
+            display.note(event.text)
+        case events.Plan():
+            display.note(plan_text(event))
+        case events.Validation():
+            display.note(validation_text(event))
+        case events.TrialStart():
+            display.close()  # the bar of the run before is full
+            display.note(f"learning rate {event.lr:g}, {event.number} of {event.of}")
+        case events.Trial():
+            display.note(f"learning rate {event.lr:g}: {event.failure or _trial_text(event)}")
+        case events.Choice() if not json:
+            display.close()
+            show_sweep(event, quiet)
 
 
-def _trial_text(event: Mapping[str, Any]) -> str:
-    return f"validation accuracy {event['val_top1']:.2%} at step {event['best_step']:,}"
+def _trial_text(trial: Trial) -> str:
+    return f"validation accuracy {trial.val_top1:.2%} at step {trial.best_step:,}"
 
 
-def evaluation_text(event: Mapping[str, Any]) -> str:
+def validation_text(event: Validation) -> str:
     """An evaluation in one line."""
-    step = event["step"]
-    when = f"step {step:,}" if step else "before step 1"
-    average = f", of the average {event['ema_val_top1']:.2%}" if "ema_val_top1" in event else ""
-    return f"{when}: validation accuracy {event['val_top1']:.2%}{average}"
+    when = f"step {event.step:,}" if event.step else "before step 1"
+    text = f"{when}: validation accuracy {event.metrics['val_top1']:.2%}"
+    average = event.metrics.get("ema_val_top1")
+    return text if average is None else f"{text}, of the average {average:.2%}"
 
 
-def plan_text(event: Mapping[str, Any]) -> str:
+def plan_text(plan: Plan) -> str:
     """The plan in a few lines."""
-    size, patch = event["resolution"], event["patch_size"]
-    trained = event["trained_parameters"]
-    some = f" ({trained:,} trained)" if trained < event["parameters"] else ""
-    parts = f" in {event['accumulate']} parts" if event["accumulate"] > 1 else ""
-    rate, runs = f"learning rate {event['lr'] or 0:g}", ""
-    if event.get("sweep"):
-        rate = f"learning rates {numbers(event['sweep'])}"
-        then = ", then the best on everything" if event["retrain"] else ""
-        runs = f" for {len(event['sweep'])} runs{then}"
+    trained = plan.trained_parameters
+    some = f" ({trained:,} trained)" if trained < plan.parameters else ""
+    parts = f" in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
+    rate, runs = f"learning rate {plan.lr or 0:g}", ""
+    if plan.sweep:
+        rate = f"learning rates {numbers(plan.sweep)}"
+        then = ", then the best on all images" if plan.retrain else ""
+        runs = f" for {len(plan.sweep)} runs{then}"
     lines = {
-        "model": f"{event['model']}, {event['parameters']:,} parameters{some}, {size[0]} x "
-        f"{size[1]} px in patches of {patch[0]}: {event['tokens']:,} tokens an image",
-        "data": f"{event['train_images']:,} images to train on, {event['val_images']:,} to "
-        f"validate, {event['classes']:,} classes",
-        "plan": f"{event['steps']:,} steps of {event['batch_size']}{parts} ({event['epochs']:.3g} "
-        f"epochs), {event['optimizer']}, {rate}, warm-up {event['warmup']} steps",
-        "machine": f"{event['device']}, {event['precision']}; about "
-        f"{output.duration(event['estimated_seconds'])}{runs}",
+        "model": f"{plan.model}, {plan.parameters:,} parameters{some}, {plan.resolution[0]} x "
+        f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: {plan.tokens:,} tokens per "
+        "image",
+        "data": f"{plan.train_images:,} training images, {plan.val_images:,} validation images, "
+        f"{plan.classes:,} classes",
+        "plan": f"{plan.steps:,} steps of {plan.batch_size}{parts} ({plan.epochs:.3g} epochs), "
+        f"{plan.optimizer}, {rate}, warm-up {plan.warmup} steps",
+        "machine": f"{plan.device}, {plan.precision}; about "
+        f"{output.duration(plan.estimated_seconds)}{runs}",
     }
     return "\n".join(_line(name, text) for name, text in lines.items())
 
@@ -70,13 +84,13 @@ def _line(name: str, text: str) -> str:
 
 
 def stored_text(outcome: Outcome) -> str:
-    """Which weights a run left in its folder."""
+    """Which weights a run stored."""
     what = "the averaged weights" if outcome.stored_averaged else "the weights"
     text = f"stored: {what} of step {outcome.stored_step:,}"
-    if "val_top1" in outcome.figures:
+    if "val_top1" in outcome.metrics:
         text += ", the best on validation"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
-        text += f"; {outcome.config.patience} evaluations without a better one ended the run"
+        text += f"; stopped after {outcome.config.patience} evaluations without a better one"
     return text
 
 
@@ -118,26 +132,21 @@ def preset_text(event: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def show_sweep(event: Mapping[str, Any], quiet: bool) -> None:
-    """The table of a sweep, on stdout; what comes next, on stderr."""
+def show_sweep(choice: Choice, quiet: bool) -> None:
+    """The table of a sweep on stdout, and what comes next on stderr."""
     rows = []
-    for trial in event["trials"]:
-        mark = "best" if trial["lr"] == event["lr"] else ""
-        figures = [trial["failure"] or "", "", ""]
-        if trial["val_top1"] is not None:
-            figures = [f"{trial['val_top1']:.2%}", _loss(trial["val_loss"])]
-            figures.append(f"{trial['best_step']:,}")
-        rows.append([f"{trial['lr']:g}", *figures, mark])
+    for trial in choice.trials:
+        cells = [trial.failure or "", "", ""]
+        if trial.val_top1 is not None:
+            loss = "-" if trial.val_loss is None else f"{trial.val_loss:.4f}"
+            cells = [f"{trial.val_top1:.2%}", loss, f"{trial.best_step:,}"]
+        rows.append([f"{trial.lr:g}", *cells, "best" if trial.lr == choice.lr else ""])
     output.table(["learning rate", "val top1", "val loss", "best step", ""], rows, (0, 1, 2, 3))
-    if event["retrain"]:
-        output.note(f"learning rate {event['lr']:g}, on everything", quiet)
+    if choice.retrain:
+        output.note(f"training on all images with learning rate {choice.lr:g}", quiet)
 
 
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def numbers(values: list[float]) -> str:
+def numbers(values: Sequence[float]) -> str:
     """0.003, 0.01 and 0.03"""
     words = [f"{value:g}" for value in values]
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]

@@ -1,27 +1,30 @@
-"""A run's folder: what is in it, and when it may be used.
+"""A run's directory: what is in it, and when it may be used.
 
-model.safetensors   the best weights on validation if there is one, else the last
+model.safetensors   the best weights on validation, or the last without a validation split
 config.json         timm's layout, our description, and the run's whole configuration
 state.safetensors   what --resume needs, from step 0 on; gone when the run is finished
-split.json          which files are held out, where the data does not say
-metrics.jsonl       one line an event: training, evaluation
+split.json          which images are held out, if the data does not say
+metrics.jsonl       one line per event: training, evaluation
 curves.png  confusion.png  reliability.png  README.md
-tensorboard/   the same figures, where they are asked for
+tensorboard/        the same metrics, with --tensorboard
 sweep.json  sweep.png  sweep/   of a sweep over learning rates (train/sweep.py)
 .lock               while a process runs there
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from vitcli.atomic import whole_file
 from vitcli.errors import ConfigError, OutputError, RunError
-from vitcli.train.lock import RunLock
 from vitcli.train_config import TrainConfig
 from vitcli.typed_json import from_json
 
@@ -41,64 +44,116 @@ class RunDirectory:
         self.reliability = self.path / "reliability.png"
         self.card = self.path / "README.md"
         self.sweep = self.path / "sweep.json"
-        self.sweep_image = self.path / "sweep.png"
+        self.sweep_plot = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
-        self.lock = RunLock(self.path / ".lock")
+        self._lock = FileLock(self.path / ".lock", timeout=0)
         self.files = (
             *(self.model, self.config, self.state, self.split, self.metrics),
             *(self.curves, self.confusion, self.reliability, self.card),
-            *(self.sweep, self.sweep_image),
+            *(self.sweep, self.sweep_plot),
         )
 
     @property
     def name(self) -> str:
-        """What the run is called; a run of a sweep is called as the sweep is."""
+        """The run's name; the runs of a sweep have the sweep's."""
         path = self.path.absolute()
         if path.parent.name == "sweep" and (path.parents[1] / self.sweep.name).exists():
             return path.parents[1].name
         return path.name
 
     def trial(self, name: str) -> RunDirectory:
-        """The folder of one run of a sweep."""
+        """The directory of one run of a sweep."""
         return RunDirectory(self.path / "sweep" / name)
 
     def is_finished(self) -> bool:
-        """Whether a run, or a sweep and what follows it, came to its end here."""
+        """Whether a run, or a sweep and its last run, is complete."""
         return self.model.exists() and not self.state.exists()
 
+    def _holds_a_sweep(self) -> bool:
+        """Whether there is a sweep that is not complete."""
+        return self.sweep.exists() and not self.model.exists()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes out: from now on if the directory exists, else from `start` on.
+        The system releases the lock when the process ends, however it ends.
+
+        Raises:
+            RunError: another process is using the directory.
+            OutputError: it cannot be written to.
+        """
+        try:
+            if self.path.is_dir():
+                self._acquire()
+            yield
+        finally:
+            if self._lock.is_locked:
+                with contextlib.suppress(OSError):  # Windows does not remove open files
+                    (self.path / ".lock").unlink()
+                self._lock.release()
+
+    def _acquire(self) -> None:
+        if self._lock.is_locked:
+            return
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise RunError(
+                "another process is running in this directory",
+                where=self.path,
+                hint="wait for it, stop it, or choose another --output",
+            ) from error
+        except OSError as error:
+            raise OutputError(f"cannot be written: {error.strerror}", where=self.path) from error
+
     def check_free(self, force: bool, data: str) -> None:
-        """Raises RunError where the folder is that of the data, or holds a run and `force` is not
+        """Raises RunError if this is the directory of the data, or holds a run and `force` is not
         set."""
         if self.path.resolve() == Path(data).resolve():
-            raise RunError("is the data's folder", where=self.path, hint="choose another --output")
-        if (self.state.exists() or self._holds_a_sweep()) and not force:
+            raise RunError(
+                "this is the directory of the data", where=self.path, hint="choose another --output"
+            )
+        if force:
+            return
+        if self.state.exists() or self._holds_a_sweep():
             raise RunError(
                 "holds an unfinished run",
                 where=self.path,
-                hint=f"go on with --resume {self.path}, or start anew with --force",
+                hint=f"continue it with --resume {self.path}, or replace it with --force",
             )
-        taken = [file.name for file in self.files if file.exists()]
-        if taken and not force:
+        if taken := [file.name for file in self.files if file.exists()]:
             raise RunError(
                 "holds a finished run" if self.model.exists() else f"already holds {taken[0]}",
                 where=self.path,
                 hint="choose another --output, or replace it with --force",
             )
 
+    def check_resumable(self) -> None:
+        """Raises RunError if there is nothing to resume."""
+        if self.state.exists() or self._holds_a_sweep():
+            return
+        if self.model.exists():
+            raise RunError("holds a finished run; there is nothing to resume", where=self.path)
+        raise RunError(
+            "holds no state to resume",
+            where=self.path,
+            hint="give the directory of an interrupted run",
+        )
+
     def start(self) -> None:
-        """Makes the folder, or clears a former run out of it, and locks it.
+        """Makes and locks the directory, or clears a former run out of it.
 
         Raises:
-            RunError: another process has it.
+            RunError: another process is using it.
             OutputError: it cannot be made or cleared.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock.take()
+            self._acquire()
             self.clear()
         except OSError as error:
             raise OutputError(
-                f"cannot be used as a run's folder: {error.strerror}", where=self.path
+                f"cannot be used as a run's directory: {error.strerror}", where=self.path
             ) from error
 
     def clear(self) -> None:
@@ -108,28 +163,12 @@ class RunDirectory:
         for file in (*self.files, *self.tensorboard.glob("events.out.tfevents.*")):
             file.unlink(missing_ok=True)
 
-    def check_resumable(self) -> None:
-        """Raises RunError where there is nothing to go on with."""
-        if self.state.exists() or self._holds_a_sweep():
-            return
-        if self.model.exists():
-            raise RunError("holds a finished run; there is nothing to resume", where=self.path)
-        raise RunError(
-            "holds no state to resume",
-            where=self.path,
-            hint="give the folder that an interrupted run wrote to",
-        )
-
-    def _holds_a_sweep(self) -> bool:
-        """Whether a sweep was begun here and did not come to its end."""
-        return self.sweep.exists() and not self.model.exists()
-
     def read_split(self) -> dict[str, Any] | None:
-        """split.json, or None where there is none."""
+        """split.json, or None if there is none."""
         return json.loads(self.split.read_text(encoding="utf-8")) if self.split.exists() else None
 
     def write_json(self, path: Path, content: Any) -> None:
-        """Writes JSON, whole or not at all; in ASCII, as a file's name may be no text."""
+        """Writes JSON, whole or not at all; in ASCII, as a file's name may not be valid text."""
         with whole_file(path) as file:
             file.write((json.dumps(content, indent=2) + "\n").encode())
 
@@ -142,15 +181,12 @@ class RunDirectory:
             raise OutputError(f"cannot be written: {error.strerror}", where=self.metrics) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a line that a kill cut short is left out."""
-        if not self.metrics.exists():
-            return []
+        """The lines of metrics.jsonl, without one that a kill cut short."""
         lines = []
-        for text in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                continue
+        if self.metrics.exists():
+            for text in self.metrics.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError):
+                    lines.append(json.loads(text))
         return lines
 
     def rewind_metrics(self, step: int) -> None:
@@ -166,16 +202,16 @@ def config_to_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
-    """The run's configuration from a config.json that a run wrote, or from its folder; of a sweep
-    that is not finished, or a sweep.json, the sweep's.
+    """The configuration in a run's directory or its config.json; of an unfinished sweep or a
+    sweep.json, the sweep's.
 
     Raises:
-        RunError: there is none, or it does not hold one.
+        RunError: there is none.
     """
     path = Path(path)
     if path.is_dir():
-        folder = RunDirectory(path)
-        path = folder.sweep if folder._holds_a_sweep() else folder.config
+        directory = RunDirectory(path)
+        path = directory.sweep if directory._holds_a_sweep() else directory.config
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         config: TrainConfig = from_json(kind, data["vit"]["train"])
@@ -184,7 +220,7 @@ def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -
         raise RunError(
             f"cannot be read: {error.strerror}",
             where=path,
-            hint="give the folder that a run wrote to, or its config.json",
+            hint="give the directory of a run, or its config.json",
         ) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise RunError(f"holds no configuration of a run ({error})", where=path) from error

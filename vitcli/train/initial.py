@@ -1,5 +1,5 @@
-"""Where a run's weights start: random ones, a checkpoint's with a new head, or one that keeps the
-rows of the classes it knows. Nothing is initialised that a checkpoint then overwrites."""
+"""The weights that a run starts with: random ones, or a checkpoint's with a head that is new or
+keeps the rows of known classes. Nothing is initialised that a checkpoint then overwrites."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.train.inputs import Report
+from vitcli.train.events import Caution, OnEvent
 from vitcli.train_config import TrainConfig
 
 BEST_MODEL = "vit-b16-i21k"
-"""What `vit finetune` starts from where it can."""
+"""What `vit finetune` starts from."""
 SHIPPED_MODEL = "default-pretrained"
-"""What it starts from where it cannot: a registry alias of the model inside the package."""
+"""What it starts from offline: a registry alias of the model inside the package."""
 
 HEAD = ("head.", "head_dist.")
-"""Parameters with a row for each class begin so."""
+"""Prefixes of the parameters with a row per class."""
 
 
-def choose_model(offline: bool, report: Report) -> str:
-    """The best released model where it is cached or the Hub has it within 3 s, else ours."""
+def choose_model(offline: bool, on_event: OnEvent) -> str:
+    """The best released model if it is cached or the Hub answers within 3 s, else our own."""
     entry = registry.entries()[BEST_MODEL]
     if hub.cached(entry.repo, entry.revision):
         return BEST_MODEL
@@ -40,10 +40,10 @@ def choose_model(offline: bool, report: Report) -> str:
         return BEST_MODEL
     ours = registry.aliases()[SHIPPED_MODEL]
     text = (
-        f"the Hub cannot be reached: starting from {ours}, the small model inside the package; "
-        f"where the Hub can be reached, the same command starts from the much better {BEST_MODEL}"
+        f"cannot reach the Hub: starting from {ours}, the small model inside the package; online, "
+        f"the same command starts from {BEST_MODEL}, which is much better"
     )
-    report({"event": "warning", "text": text})
+    on_event(Caution(text))
     return SHIPPED_MODEL
 
 
@@ -74,9 +74,9 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         return np.full(len(classes), -1)
     if not start.classes:
         raise ConfigError(
-            "does not name its classes, so no row of its head can be kept",
+            "--keep-head needs a checkpoint that names its classes",
             where=config.model,
-            hint="leave --keep-head out, or name them: vit convert --labels FILE",
+            hint="leave out --keep-head, or name them with vit convert --classes FILE",
         )
     index = ClassIndex(start.classes)
     known = [i for i, label in enumerate(classes) if index.find(label)]
@@ -84,7 +84,7 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         raise ConfigError(
             f"knows none of {listed(label.name for label in classes)}",
             where=config.model,
-            hint=f"leave --keep-head out; its {len(start.classes):,} classes are "
+            hint=f"leave out --keep-head; its {len(start.classes):,} classes are "
             f"{listed((label.name for label in start.classes), 8)}",
         )
     rows = np.full(len(classes), -1)

@@ -2,69 +2,70 @@
 
 With a frozen backbone and no augmentation an image's features are the same in every epoch. They
 are computed once, of images as evaluation sees them, and the run trains the head on them: the
-same function of the weights at a small part of the cost.
+same function of the weights at a fraction of the cost.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitcli.data.loader import train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
-from vitcli.data.transforms import EvalTransform, to_float
+from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
-from vitcli.errors import NOT_FINITE, CheckpointError
+from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
 from vitcli.evaluate import evaluate_source
 from vitcli.inference import Inference, features_of
 from vitcli.metrics import Evaluation, Tally
+from vitcli.train.events import Advance, Caution, Note, OnEvent
+from vitcli.train.run import Run
 
-if TYPE_CHECKING:
-    from vitcli.train.run import Run
-
-Report = Callable[[dict[str, Any]], None]
-Computed = dict[tuple[str, str], Tensor]
-"""Features (N, D) of a part ("train", "val") of images, by their fingerprint: what the runs of a
-sweep, which start from one model, have from each other."""
+Computed = dict[tuple[str, str], tuple[Source, Tensor]]
+"""Features (N, D) of a split ("train", "val") by the fingerprint of its images, and those of its
+images that they are of: the runs of a sweep, which start from one model, share them."""
 
 EVALUATED_AT_ONCE = 8192
 """Rows of features."""
 
+NAMED_SKIPS = 20
+"""Unreadable images that are named; the others are only counted."""
+
 
 class Inputs(Protocol):
-    """The training and the validation part, as a model takes them."""
+    """The training and the validation split, as a model takes them."""
 
     @property
-    def parts(self) -> int:
+    def micro_batches(self) -> int:
         """How many parts a batch goes through the model in."""
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         """(inputs (B, ...), labels int64 (B,)) of the steps first + 1 to last, on the device."""
 
-    def logits(self, inputs: Tensor) -> Tensor:
-        """The model's answers (B, K)."""
+    def trained(self, model: Any) -> nn.Module:
+        """The part of the model that takes these inputs and gives logits."""
 
     def evaluate(self, model: Any) -> Evaluation:
-        """A model, or its average, on the validation part; leaves it in evaluation mode."""
+        """A model, or its average, on the validation split; leaves it in evaluation mode."""
 
 
-def make_inputs(run: Run, report: Report, computed: Computed) -> Inputs:
-    """Images, or their features where they are fixed and fit into memory: those that are
-    `computed` already, else they are added there."""
+def make_inputs(run: Run, on_event: OnEvent, computed: Computed) -> Inputs:
+    """Images, or their features where these are fixed and fit into memory; features that are not
+    in `computed` yet are added there."""
     if not has_fixed_features(run):
-        return Images(run, report)
-    count = len(run.train) + (len(run.val) if run.val is not None else 0)
-    text = f"the features of {count:,} images are computed once: nothing changes them"
-    report({"event": "note", "text": text})
-    return Features(run, counting("features", count, report), computed)
+        return Images(run, on_event)
+    count = _num_images(run)
+    on_event(Note(f"computing the features of {count:,} images once: they stay the same"))
+    return Features(run, counting("features", count, on_event), on_event, computed)
 
 
-def counting(what: str, total: int, report: Report) -> Callable[[int], None]:
+def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
     """Called with the images of a batch, reports how many of all are done, after a second."""
     done, started = 0, time.monotonic()
 
@@ -72,16 +73,31 @@ def counting(what: str, total: int, report: Report) -> Callable[[int], None]:
         nonlocal done
         done += count
         if time.monotonic() - started > 1.0:
-            report({"event": "progress", "what": what, "done": done, "total": total})
+            on_event(Advance(what, done, total))
 
     return advance
 
 
+def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
+    """Called with each unreadable image, counts it once and names the first ones."""
+
+    def report(error: ImageError) -> None:
+        if error.where not in run.skipped:
+            run.skipped.add(error.where)
+            if len(run.skipped) <= NAMED_SKIPS:
+                on_event(Caution(f"skipped {error.where}: {error.what}"))
+
+    return report
+
+
 def has_fixed_features(run: Run) -> bool:
-    """Whether `Features` can stand for `Images`: they are fixed, and fit into memory."""
-    images = len(run.train) + (len(run.val) if run.val is not None else 0)
-    needed = 4 * images * run.info.model.feature_dim
+    """Whether `Features` can replace `Images`: they are fixed, and fit into memory."""
+    needed = 4 * _num_images(run) * run.info.model.feature_dim
     return _are_features_fixed(run) and needed < free_memory(run.device) / 4
+
+
+def _num_images(run: Run) -> int:
+    return len(run.splits.train) + len(run.splits.val or ())
 
 
 def _are_features_fixed(run: Run) -> bool:
@@ -96,40 +112,50 @@ def _are_features_fixed(run: Run) -> bool:
 class Images:
     """Decoded and augmented for every step."""
 
-    def __init__(self, run: Run, report: Report) -> None:
-        self.run, self.report = run, report
+    def __init__(self, run: Run, on_event: OnEvent) -> None:
+        self.run, self.on_event, self.skip = run, on_event, skipping(run, on_event)
 
     @property
-    def parts(self) -> int:
-        return self.run.config.accumulate or 1
+    def micro_batches(self) -> int:
+        return self.run.micro_batches
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         run, config = self.run, self.run.config
-        # The pixels that `Features` sees: how much memory is free decides nothing but the time.
-        still = EvalTransform(run.preprocess) if _are_features_fixed(run) else None
+        transform: EvalTransform | TrainTransform = EvalTransform(run.preprocess)
+        # Fixed features see the same pixels here: free memory changes the time and nothing else.
+        if not _are_features_fixed(run):
+            # Crops are enlarged as well as shrunk; a box filter would show pixels as squares.
+            filter = run.preprocess.interpolation
+            filter = "bicubic" if filter == "box" else filter
+            transform = TrainTransform(run.info.model.image_size, filter, config.augment)
         for pixels, labels, _ in train_batches(
-            run.train,
-            still or run.train_transform,
-            batch_size=config.batch_size or 1,
+            run.splits.train,
+            transform,
+            batch_size=run.batch_size,
             seed=config.seed,
             start_step=first,
             steps=last,
-            workers=config.workers or 0,
+            workers=run.workers,
             balanced=config.balanced_sampling,
+            on_unreadable=self.skip,
         ):
             images = to_float(to_device(pixels, run.device), run.preprocess)
             yield images, to_device(labels, run.device)
 
-    def logits(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.run.model(inputs)
-        return logits
+    def trained(self, model: Any) -> nn.Module:
+        module: nn.Module = model
+        return module
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        run = self.run
-        assert run.val is not None
-        advance = counting("validation", len(run.val), self.report)
-        inference = inference_of(run, model)
-        return evaluate_source(inference, run.val, None, run.config.workers, advance)
+        run, val = self.run, self.run.splits.val
+        assert val is not None
+        return evaluate_source(
+            inference_of(run, model),
+            val,
+            workers=run.workers,
+            on_progress=counting("validation", len(val), self.on_event),
+            on_unreadable=self.skip,
+        )
 
 
 def inference_of(run: Run, model: nn.Module) -> Inference:
@@ -140,53 +166,70 @@ def inference_of(run: Run, model: nn.Module) -> Inference:
 class Features:
     """Features (N, D) in float32, on the device."""
 
-    parts = 1
+    @property
+    def micro_batches(self) -> int:
+        return 1
 
-    def __init__(self, run: Run, advance: Callable[[int], None], computed: Computed) -> None:
-        self.run = run
+    def __init__(
+        self, run: Run, advance: Callable[[int], None], on_event: OnEvent, computed: Computed
+    ) -> None:
+        self.run, self.advance, self.skip = run, advance, skipping(run, on_event)
 
-        def features(part: str, source: Source) -> Tensor:
-            key = part, source.fingerprint()
+        def features(split: str, source: Source) -> tuple[Source, Tensor]:
+            key = split, source.fingerprint()
             if key not in computed:
-                computed[key] = self._compute(source, advance)
+                computed[key] = self._compute(source)
             return computed[key]
 
-        self.train = features("train", run.train)
-        self.val = features("val", run.val) if run.val is not None else None
+        self.train = features("train", run.splits.train)
+        self.val = features("val", run.splits.val) if run.splits.val is not None else None
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
-        run, config = self.run, self.run.config
-        labels = torch.from_numpy(run.train.labels)
+        config, device, (source, features) = self.run.config, self.run.device, self.train
+        labels = torch.from_numpy(source.labels)
         for indices, _ in batch_orders(
-            run.train, config.batch_size or 1, config.seed, first, last, config.balanced_sampling
+            source, self.run.batch_size, config.seed, first, last, config.balanced_sampling
         ):
             rows = torch.from_numpy(indices)
-            yield self.train[to_device(rows, run.device)], to_device(labels[rows], run.device)
+            yield features[to_device(rows, device)], to_device(labels[rows], device)
 
-    def logits(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.run.model.head(inputs)
-        return logits
+    def trained(self, model: Any) -> nn.Module:
+        head: nn.Module = model.head
+        return head
 
     def evaluate(self, model: Any) -> Evaluation:
-        run = self.run
-        assert run.val is not None and self.val is not None
-        tally = Tally(len(run.val.classes), run.config.loss)
+        assert self.val is not None
+        source, features = self.val
+        tally = Tally(len(source.classes), self.run.config.loss)
+        model.eval()
         with torch.inference_mode():
-            for start in range(0, len(self.val), EVALUATED_AT_ONCE):
-                part = slice(start, start + EVALUATED_AT_ONCE)
-                logits = model.head(self.val[part])  # in float32, as `Inference` has it
-                tally.add(logits.float().cpu(), run.val.labels[part])
+            for start in range(0, len(features), EVALUATED_AT_ONCE):
+                rows = slice(start, start + EVALUATED_AT_ONCE)
+                logits = model.head(features[rows])  # in float32, as `Inference` has it
+                tally.add(logits.float().cpu(), source.labels[rows])
         return tally.result()
 
-    def _compute(self, source: Source, advance: Callable[[int], None]) -> Tensor:
-        """Raises CheckpointError where a feature is not finite."""
-        run = self.run
+    def _compute(self, source: Source) -> tuple[Source, Tensor]:
+        """The features of all images that can be read, and the source of these images.
+
+        Raises:
+            CheckpointError: a feature is not finite.
+        """
+        run, unreadable = self.run, set[str | None]()
+
+        def skip(error: ImageError) -> None:
+            unreadable.add(error.where)
+            self.skip(error)
+
         inference = inference_of(run, run.model)
-        features = features_of(inference, source, run.config.workers, advance).to(run.device)
+        features = features_of(inference, source, run.workers, self.advance, skip).to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
                 "the model's features are not finite numbers",
                 where=run.config.model,
                 hint=NOT_FINITE,
             )
-        return features
+        if unreadable:
+            kept = [i for i in range(len(source)) if source.where(i) not in unreadable]
+            source = source.select(np.array(kept, np.int64))
+        return source, features

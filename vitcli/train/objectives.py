@@ -1,16 +1,33 @@
-"""Objectives: from a model and a batch to a loss."""
+"""Objectives: functions of a model and a batch that give a loss to minimise."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitcli.train_config import TrainConfig
 
+Objective = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(model, inputs (B, ...), targets (B, K)) -> (mean loss, number of correct answers)."""
+
+
+def classification(config: TrainConfig, class_weights: Tensor | None = None) -> Objective:
+    """The objective of labelled images."""
+
+    def classify(model: nn.Module, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = model(x)
+        with torch.autocast(x.device.type, enabled=False):
+            loss = classification_loss(logits, targets, config, class_weights)
+        return loss, count_correct(logits.detach(), targets)
+
+    return classify
+
 
 def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:
-    """Labels (B,) as rows (B, K) that give each class its part, smoothed.
+    """Labels (B,) as rows (B, K) with the weight of each class, smoothed.
 
     With softmax a row sums to 1; with sigmoid the label is 1 and smoothing lowers it to 1 - s
     and raises the others to s / K.
@@ -23,7 +40,7 @@ def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tenso
 def classification_loss(
     logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
 ) -> Tensor:
-    """Mean loss of logits (B, K) against rows of targets (B, K), in float32. With weights (K,) a
+    """Mean loss of logits (B, K) against rows of targets (B, K), in float32. With weights (K,) an
     image counts as its label does; the mean is over images, not over their weights, so that it
     does not depend on how a batch is split.
 

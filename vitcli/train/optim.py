@@ -1,25 +1,96 @@
-"""Optimizers and learning rates."""
+"""Optimizers, learning rates, and which layers learn how fast or not at all.
+
+Layer 0 is the stem: patch embedding, tokens, position embeddings. Layers 1 to n are the blocks,
+layer n + 1 is the head and everything after the final norm. The final norm counts with the last
+block, as in timm (`timm/optim/_param_groups.py`).
+"""
 
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import nn
 
-from vitcli.train.layers import Layers
+from vitcli.errors import ConfigError
 from vitcli.train_config import TrainConfig
+
+_BLOCK = re.compile(r"(?:stages\.\d+\.)?blocks\.\d+\.")
+_HEAD = {"head", "head_dist", "drop"}
+_AFTER_NORM = {"attn_pool", "fc_norm", "pre_logits"}
+
+
+class Layers:
+    """The layers of a ViT, a hybrid or a BiT ResNet, by parameter names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        blocks = (_BLOCK.match(name) for name, _ in model.named_parameters())
+        self.blocks = list(dict.fromkeys(match[0] for match in blocks if match))
+
+    def __call__(self, name: str) -> int:
+        """The layer of a parameter or of a module without children, by its full name."""
+        block = _BLOCK.match(name)
+        if block:
+            return self.blocks.index(block[0]) + 1
+        top = name.partition(".")[0]
+        if top == "norm":
+            return len(self.blocks)
+        return len(self.blocks) + 1 if top in _HEAD | _AFTER_NORM else 0
+
+    def scale(self, name: str, decay: float) -> float:
+        """The factor on the learning rate of layer l of n + 1: decay^(n + 1 - l), so 1 for the
+        head (BEiT, arXiv 2106.08254; `LayerDecayValueAssigner` of its optim_factory.py)."""
+        return decay ** (len(self.blocks) + 1 - self(name))
+
+    def is_frozen(self, name: str, what: int | str) -> bool:
+        """Whether `TrainConfig.freeze` stops the training of a parameter or module."""
+        top = name.partition(".")[0]
+        if what == "backbone":
+            return top not in _HEAD
+        return self(name) <= int(what) and top != "norm"
+
+
+def freeze(model: nn.Module, what: int | str | None) -> None:
+    """Stops the training of a model's lower part. Nothing below the lowest trained parameter is
+    differentiated.
+
+    Args:
+        what: "backbone": all but the head; N: the stem and the first N blocks; None: nothing.
+
+    Raises:
+        ConfigError: the model has fewer blocks.
+    """
+    if what is None:
+        return
+    layers = Layers(model)
+    if isinstance(what, int) and what > len(layers.blocks):
+        raise ConfigError(f"cannot freeze {what} blocks: the model has {len(layers.blocks)}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not layers.is_frozen(name, what))
+
+
+def set_training(model: nn.Module, what: int | str | None) -> None:
+    """Training mode, except for what is frozen: its dropout would only be noise."""
+    model.train()
+    if what is None:
+        return
+    layers = Layers(model)
+    for name, module in model.named_modules():
+        if not any(module.children()) and layers.is_frozen(name, what):
+            module.eval()
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of what a run trains. Weight decay acts on matrices and kernels alone: biases,
-    norms, tokens and position embeddings are left out (as in big_vision's `.*/kernel` masks). Each
-    group has an "lr_scale", below 1 in lower layers where `layer_decay` says so."""
+    """The optimizer of the trained parameters. Weight decay applies to matrices and kernels only,
+    not to biases, norms, tokens and position embeddings (as big_vision's `.*/kernel` masks). Each
+    group has an "lr_scale", below 1 in lower layers if `layer_decay` is set."""
     layers, decay = Layers(model), config.layer_decay
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            weight_decay = config.weight_decay if is_decayed(name, parameter) else 0.0
+            is_matrix = parameter.ndim >= 2 and name.endswith("weight")
+            weight_decay = config.weight_decay if is_matrix else 0.0
             scale = layers.scale(name, decay) if decay is not None else 1.0
             groups.setdefault((weight_decay, scale), []).append(parameter)
     built = [
@@ -33,17 +104,12 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     return kind(built, lr=lr, betas=config.betas, fused=True)
 
 
-def is_decayed(name: str, parameter: nn.Parameter) -> bool:
-    """Whether weight decay acts on a parameter."""
-    leaf = name.rsplit(".", 1)[-1]
-    return parameter.ndim >= 2 and leaf == "weight"
-
-
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The rate of step 1, 2, ..., `config.steps`: a linear warm-up times a decay to 0 that is
-    counted after the warm-up (vit_jax/utils.py `create_learning_rate_schedule`)."""
+    """The rate of step 1, 2, ..., `config.steps`: a linear warm-up times a decay that is counted
+    after the warm-up and reaches 0 after the last step, so that every step trains (vit_jax counts
+    from step 0: vit_jax/utils.py `create_learning_rate_schedule`)."""
     base, steps, warmup = config.lr or 0.0, config.steps or 1, config.warmup or 0
-    progress = min(max(step - warmup, 0) / max(steps - warmup, 1), 1.0)
+    progress = max(step - 1 - warmup, 0) / max(steps - warmup, 1)
     decay = {
         "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
         "linear": 1 - progress,

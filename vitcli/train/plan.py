@@ -1,45 +1,35 @@
-"""The auto rule: what a run takes where its configuration says None, and what it will cost."""
+"""The auto rule: what a run uses where its configuration says None, and what it will cost."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import time
 
 import torch
 
 from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size
-from vitcli.devices import free_memory
+from vitcli.devices import free_memory, ran_out_of_memory
 from vitcli.machine import cpu_cores
+from vitcli.train.events import Plan
+from vitcli.train.inputs import has_fixed_features
+from vitcli.train.objectives import classification_loss, soft_targets
+from vitcli.train.optim import set_training
+from vitcli.train.run import Run, out_of_memory
 from vitcli.train_config import TrainConfig
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A configuration without gaps, and what the user should know before step 1."""
-
-    config: TrainConfig
-    train_size: int
-    tokens: int
-    parameters: int
-
-    @property
-    def epochs(self) -> float:
-        """Passes over the training part."""
-        return (self.config.steps or 0) * (self.config.batch_size or 0) / self.train_size
-
-
-def make_plan(
+def fill_gaps(
     config: TrainConfig, model: Architecture, train_size: int, device: torch.device
-) -> Plan:
-    """Fills in what the configuration leaves open, from the number of training images n.
+) -> TrainConfig:
+    """Decides what the configuration leaves open, from the number of training images n.
 
-    - batch: the largest power of two up to n / 16, between 8 and 512 (pretrain: 1,024).
+    - batch size: the largest power of two up to n / 16, between 8 and 512 (pretrain: 1,024).
     - steps, finetune: the paper's for data of such a size (Table 4, as BiT-HyperRule, arXiv
       1912.11370, generalises it): 500 below 20,000 images, 10,000 below 500,000, else 20,000;
       on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
     - lr: sgd 0.01, adam and adamw 1e-3 (finetune: 1e-4).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
-    - evaluation: 20 times a run, at least 10 steps apart.
+    - evaluation: 20 times per run, at least 10 steps apart; metrics 100 times or more.
     - micro-batches: as large as half of the free memory holds, at most 128 images.
     """
     pretrain = config.task == "pretrain"
@@ -49,22 +39,20 @@ def make_plan(
         steps = max(1, round(config.epochs * train_size / batch))
     if steps is None:
         steps = _auto_steps(pretrain, train_size, batch, device.type == "cpu")
-    warmup = config.warmup
-    if warmup is None:
-        warmup = min(steps // 10, 10_000) if pretrain else min(steps // 5, 500)
-    accumulate = config.accumulate or _micro_batches(batch, model, device)
-    filled = dataclasses.replace(
+    warmup = min(steps // 10, 10_000) if pretrain else min(steps // 5, 500)
+    workers = 1 if device.type == "cpu" else min(cpu_cores(), 16)
+    return dataclasses.replace(
         config,
         batch_size=batch,
         steps=steps,
-        warmup=warmup,
-        accumulate=accumulate,
-        lr=config.lr or _auto_lr(config),
+        warmup=warmup if config.warmup is None else config.warmup,
+        accumulate=config.accumulate or _micro_batches(batch, model, device),
+        lr=config.lr or (0.01 if config.optimizer == "sgd" else 1e-3 if pretrain else 1e-4),
         eval_every=config.eval_every or max(10, -(-steps // 20)),
+        log_every=config.log_every or max(1, min(50, steps // 100)),
         resolution=model.image_size,
-        workers=_auto_workers(device) if config.workers is None else config.workers,
+        workers=workers if config.workers is None else config.workers,
     )
-    return Plan(filled, train_size, model.num_tokens, model.num_params())
 
 
 def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> int:
@@ -74,23 +62,13 @@ def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> in
     return min(steps, max(100, 10 * train_size // batch)) if on_cpu else steps
 
 
-def _auto_lr(config: TrainConfig) -> float:
-    if config.optimizer == "sgd":
-        return 0.01
-    return 1e-3 if config.task == "pretrain" else 1e-4
-
-
-def _auto_workers(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else min(cpu_cores(), 16)
-
-
 def _power_of_two(n: int, low: int, high: int) -> int:
     return min(max(1 << max(n, 1).bit_length() - 1, low), high)
 
 
 def _micro_batches(batch: int, model: Architecture, device: torch.device) -> int:
-    """The smallest divisor of the batch whose parts fit. What a block keeps for its backward
-    pass is about 16 vectors of D and 3 of mlp_dim a token, at most 4 bytes a value."""
+    """The smallest divisor of the batch whose parts fit. A block keeps about 16 vectors of D and
+    3 of mlp_dim per token for its backward pass, at most 4 bytes a value."""
     if isinstance(model, BiTConfig):
         per_image = _resnet_bytes(model.resnet, model.image_size)
     else:
@@ -102,6 +80,78 @@ def _micro_batches(batch: int, model: Architecture, device: torch.device) -> int
 
 
 def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:
-    """What a ResNet keeps for its backward pass: a feature map before and behind every norm and
-    ReLU, so about 3 for a convolution."""
+    """What a ResNet keeps for its backward pass: a feature map before and after every norm and
+    ReLU, so about 3 per convolution."""
     return sum(3 * 4 * layer.outputs for layer in resnet.layers(image_size))
+
+
+def plan_of(run: Run) -> Plan:
+    """What a run is about to do, with an estimate of the time it takes."""
+    config, model, splits = run.config, run.info.model, run.splits
+    parameters = model.num_params()
+    frozen = sum(p.numel() for p in run.model.parameters() if not p.requires_grad)
+    val_images = len(splits.val) if splits.val is not None else 0
+    images, micro_batches = (run.steps - run.progress.step) * run.batch_size, run.micro_batches
+    if has_fixed_features(run):
+        images, micro_batches = len(splits.train) + val_images, 1
+    return Plan(
+        model=str(run.info.provenance.get("parent") or config.variant),
+        parameters=parameters,
+        trained_parameters=parameters - frozen,
+        resolution=model.image_size,
+        patch_size=model.patch_size,
+        tokens=model.num_tokens,
+        train_images=len(splits.train),
+        val_images=val_images,
+        classes=model.num_classes,
+        steps=run.steps,
+        from_step=run.progress.step,
+        epochs=run.steps * run.batch_size / len(splits.train),
+        batch_size=run.batch_size,
+        accumulate=micro_batches,
+        optimizer=config.optimizer,
+        lr=config.lr,
+        warmup=config.warmup or 0,
+        device=str(run.device),
+        precision=run.precision,
+        estimated_seconds=images * seconds_per_image(run),
+    )
+
+
+def seconds_per_image(run: Run) -> float:
+    """Times micro-batches of zeros, forward and backward; changes no weight, and leaves the random
+    generators as they were.
+
+    Raises:
+        RunError: one image needs more memory than there is.
+    """
+    count = max(1, min(32, run.micro_batch_size))
+    with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+        set_training(run.model, run.config.freeze)
+        while True:
+            try:
+                return min(_times(run, count)) / count
+            except RuntimeError as error:
+                if not ran_out_of_memory(error):
+                    raise
+            if count == 1:
+                raise out_of_memory()
+            count //= 2
+
+
+def _times(run: Run, count: int) -> list[float]:
+    """Seconds of passes over `count` images: two at least, and more within two seconds."""
+    model, config = run.model, run.info.model
+    images = torch.zeros((count, 3, *config.image_size), device=run.device)
+    labels = torch.zeros(count, dtype=torch.int64, device=run.device)
+    targets = soft_targets(labels, config.num_classes, run.config)
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < 8 and sum(times) < 2.0):  # the first one warms up
+        begin = time.perf_counter()
+        with run.autocast():
+            logits = model(images)
+        classification_loss(logits, targets, run.config).backward()
+        logits.sum().item()  # waits for the device
+        times.append(time.perf_counter() - begin)
+        model.zero_grad(set_to_none=True)
+    return times

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vitcli import plots
 from vitcli.atomic import write_text
 from vitcli.checkpoints.save import rewrite_info
@@ -11,25 +9,24 @@ from vitcli.evaluate import evaluate_source
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
-from vitcli.train.directory import RunDirectory, config_to_json
-from vitcli.train.inputs import Report, counting
-from vitcli.train.state import Progress
-
-if TYPE_CHECKING:
-    from vitcli.train.run import Run
+from vitcli.train.directory import config_to_json
+from vitcli.train.events import OnEvent
+from vitcli.train.inputs import counting, skipping
+from vitcli.train.run import Run
 
 
-def finish(run: Run, folder: RunDirectory, progress: Progress, report: Report) -> dict[str, float]:
+def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
     """Evaluates the stored model on the held-out splits, as `vit evaluate` does, and writes plots
     and the card.
 
     Returns:
         The metrics of each split, as val_top1 and test_top1.
     """
-    metrics, shown = _evaluate(run, folder, report)
-    info = run.stored_info(progress, metrics)
+    folder = run.directory
+    metrics, shown = _evaluate(run, on_event)
+    info = run.stored_info(metrics)
     rewrite_info(folder.path, info, train=config_to_json(run.config))
-    plots.training_curves(folder.read_metrics(), folder.curves, progress.best_step)
+    plots.training_curves(folder.read_metrics(), folder.curves, run.progress.best_step)
     images = {"Loss, accuracy and learning rate": folder.curves.name}
     if shown is not None:
         names = [info.classes[i].name for i in shown.seen]
@@ -45,19 +42,21 @@ def finish(run: Run, folder: RunDirectory, progress: Progress, report: Report) -
     return metrics
 
 
-def _evaluate(
-    run: Run, folder: RunDirectory, report: Report
-) -> tuple[dict[str, float], Evaluation | None]:
+def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation | None]:
     """The metrics of every held-out split, and the evaluation of the last. The model is dropped
     here: its file is mapped into memory, and Windows would not replace it."""
     metrics: dict[str, float] = {}
     found: Evaluation | None = None
-    predictor = Predictor(folder.path, str(run.device), run.config.precision)
-    for name, what, split in (("val", "validation", run.val), ("test", "test", run.test)):
+    predictor = Predictor(run.directory.path, str(run.device), run.config.precision)
+    splits = run.splits
+    for name, what, split in (("val", "validation", splits.val), ("test", "test", splits.test)):
         if split is not None:
-            advance = counting(what, len(split), report)
             found = evaluate_source(
-                predictor.load(), split, workers=run.config.workers, on_progress=advance
+                predictor.load(),
+                split,
+                workers=run.workers,
+                on_progress=counting(what, len(split), on_event),
+                on_unreadable=skipping(run, on_event),
             )
             metrics |= found.metrics(f"{name}_")
     return metrics, found

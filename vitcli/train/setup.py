@@ -1,4 +1,4 @@
-"""What stands before step 1: data, initial weights, the plan, and what they cost."""
+"""Everything before step 1: data, initial weights, the configuration without gaps, the model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitcli
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
-from vitcli.checkpoints.load import Weights
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import listed
-from vitcli.data.dataset import open_data
+from vitcli.data.dataset import Splits, open_data, unreadable_images
 from vitcli.data.source import Ints, Source
-from vitcli.data.transforms import TrainTransform
 from vitcli.devices import choose_device, choose_precision
-from vitcli.errors import ConfigError, RunError
+from vitcli.errors import ConfigError, DataError, RunError
 from vitcli.inference import LONG_SEQUENCE, check_memory
 from vitcli.train import initial
 from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
-from vitcli.train.inputs import Report
-from vitcli.train.layers import freeze
-from vitcli.train.plan import make_plan
+from vitcli.train.events import Caution, Note, OnEvent
+from vitcli.train.inputs import counting
+from vitcli.train.optim import build_optimizer, freeze
+from vitcli.train.plan import fill_gaps
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
 from vitcli.train.tensorboard import require_tensorboard
@@ -34,85 +33,91 @@ from vitcli.train_config import TrainConfig
 
 def prepare(
     config: TrainConfig,
-    folder: RunDirectory,
-    resume: bool,
-    offline: bool,
-    report: Report,
+    directory: RunDirectory,
+    on_event: OnEvent,
+    resume: bool = False,
+    offline: bool = False,
     allow_pickle: bool = False,
 ) -> Run:
-    """Opens the data, reads the initial weights, plans the run and builds its model."""
+    """Opens the data, reads the initial weights (with `resume`, only what the state is of), and
+    builds the run; the data comes first, as weights may have to be downloaded."""
     if config.tensorboard:
         require_tensorboard()
     device = choose_device(config.device)
     dtype = choose_precision(config.precision, device)
-    start: Weights | None = None
-    if not resume:
-        if config.task == "finetune" and config.model is None:
-            config = dataclasses.replace(config, model=initial.choose_model(offline, report))
-        start = initial.read_weights(config, offline, allow_pickle)
-        # Impossible sizes fail before data is read.
-        check_memory(_trained_shape(start.info.model, config), config.device)
-    splits = open_data(
-        config.data,
-        record=folder.read_split() if resume else None,
-        report=lambda text: report({"event": "note", "text": text}),
-    )
-    for warning in splits.warnings:
-        report({"event": "warning", "text": warning})
-    report({"event": "note", "text": splits.split_note})
-    if len(splits.classes) < 2:
-        raise RunError(
-            f"has {len(splits.classes)} class; a classifier needs at least two",
-            where=config.data.path,
-        )
+    splits = _open_data(config, directory.read_split() if resume else None, on_event)
     torch.manual_seed(config.seed)
-    if start is not None:
+    if resume:
+        info = read_state_info(directory.state)
+        if info.classes != splits.classes:
+            raise RunError("the classes of the data have changed", where=config.data.path)
+        model = initial.build_empty(info.model, config).to_empty(device="cpu")
+    else:
+        if config.task == "finetune" and config.model is None:
+            config = dataclasses.replace(config, model=initial.choose_model(offline, on_event))
+        start = initial.read_weights(config, offline, allow_pickle)
         info = _describe(config, start.info, splits.train)
+        check_memory(info.model, config.device)
         rows = initial.kept_rows(start.info, info.classes, config)
         if config.keep_head:
-            report({"event": "note", "text": _kept_words(rows, info.classes)})
+            on_event(Note(_kept_text(rows, info.classes)))
         model = initial.build_model(start, info, rows, config)
-    else:
-        info = read_state_info(folder.state)
-        if info.classes != splits.classes:
-            raise RunError("the data has other classes than the run", where=config.data.path)
-        model = initial.build_empty(info.model, config).to_empty(device="cpu")
     model = model.to(device)
     freeze(model, config.freeze)
-    target, preprocess = info.model, info.preprocess
-    plan = make_plan(config, target, len(splits.train), device)
-    config = plan.config
-    if isinstance(target, ModelConfig) and target.num_tokens > LONG_SEQUENCE:
-        report({"event": "warning", "text": _long_sequence(target)})
+    config = fill_gaps(config, info.model, len(splits.train), device)
+    _warn(config, info.model, on_event)
     weights = class_weights(config.class_weights, splits.train) if config.class_weights else None
-    if config.patience and splits.val is None:
-        raise RunError(
-            "there is no validation part, so nothing to lose patience with",
-            where=config.data.path,
-            hint="leave --patience out, or hold images out with --val-fraction",
-        )
-    if config.ema and (config.steps or 0) * (1 - config.ema) < 1:
-        report({"event": "warning", "text": _slow_average(config)})
-    # Crops are enlarged as well as shrunk, and a box filter would show their pixels as squares.
-    interpolation = "bicubic" if preprocess.interpolation == "box" else preprocess.interpolation
     return Run(
         config=config,
-        plan=plan,
+        directory=directory,
         model=model,
         averaged=AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
         if config.ema
         else None,
+        optimizer=build_optimizer(model, config),
+        scaler=torch.amp.GradScaler(device.type, enabled=dtype is torch.float16),
         info=info,
-        train=splits.train,
-        val=splits.val,
-        test=splits.test,
-        split=splits.record,
-        train_transform=TrainTransform(target.image_size, interpolation, config.augment),
+        splits=splits,
         device=device,
         dtype=dtype,
         class_weights=None if weights is None else torch.from_numpy(weights).to(device),
-        scaler=torch.amp.GradScaler(device.type, enabled=dtype is torch.float16),
     )
+
+
+def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:
+    splits = open_data(config.data, record=record, report=lambda text: on_event(Note(text)))
+    for text in splits.warnings:
+        on_event(Caution(text))
+    on_event(Note(splits.split_note))
+    if len(splits.classes) < 2:
+        raise RunError(
+            f"the data has {len(splits.classes)} class; a classifier needs at least two",
+            where=config.data.path,
+        )
+    if config.patience and splits.val is None:
+        raise RunError(
+            "--patience needs a validation split",
+            where=config.data.path,
+            hint="leave out --patience, or hold out images with --val-fraction",
+        )
+    if config.strict and record is None:
+        for source in (splits.train, splits.val, splits.test):
+            if source is not None:
+                _require_readable(source, on_event)
+    return splits
+
+
+def _require_readable(source: Source, on_event: OnEvent) -> None:
+    """Raises DataError if an image cannot be read; a warning names each."""
+    errors = unreadable_images(source, counting("checking images", len(source), on_event))
+    for error in errors:
+        on_event(Caution(f"{error.where}: {error.what}"))
+    if errors:
+        raise DataError(
+            f"{len(errors):,} of {len(source):,} images cannot be read",
+            where=source.root,
+            hint="repair or remove them; without --strict they are skipped",
+        )
 
 
 def _describe(config: TrainConfig, start: CheckpointInfo, train: Source) -> CheckpointInfo:
@@ -134,18 +139,18 @@ def _trained_shape(model: Architecture, config: TrainConfig) -> Architecture:
 
 def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Preprocess:
     """The checkpoint's at the run's size; fine-tuning squashes and does not crop, as the paper's
-    authors do (vit_jax/input_pipeline.py), unless it goes on from a head that is kept."""
+    authors do (vit_jax/input_pipeline.py), unless it keeps the head."""
     anew = config.task == "finetune" and not config.keep_head
-    whole: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if anew else {}
-    fields = whole | config.preprocess
+    fields: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if anew else {}
+    fields |= {"size": size, **config.preprocess}
     unknown = set(fields) - {field.name for field in dataclasses.fields(Preprocess)}
     if unknown:
-        raise ConfigError(f"pre-processing has no field {', '.join(sorted(unknown))}")
-    return dataclasses.replace(start.preprocess, size=size, **fields)
+        raise ConfigError(f"preprocessing has no field {', '.join(sorted(unknown))}")
+    return dataclasses.replace(start.preprocess, **fields)
 
 
 def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> dict[str, Any]:
-    """Where the model comes from; data by its name alone, never by its path."""
+    """Where the model comes from; data by its name, never by its path."""
     provenance: dict[str, Any] = {
         "made_by": f"vit {config.task} (vitcli {vitcli.__version__}, torch {torch.__version__})",
         "data": Path(config.data.path).name,
@@ -162,23 +167,27 @@ def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> di
     return provenance
 
 
-def _long_sequence(model: ModelConfig) -> str:
-    return (
-        f"{model.num_tokens:,} tokens an image: attention's time and memory grow with the square; "
-        f"a lower --resolution or a larger patch makes this much faster"
-    )
+def _warn(config: TrainConfig, model: Architecture, on_event: OnEvent) -> None:
+    """Warns of what makes a run slow, or an average useless."""
+    if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
+        on_event(
+            Caution(
+                f"{model.num_tokens:,} tokens per image: time and memory of attention grow with "
+                "the square; a lower --resolution or a larger patch is much faster"
+            )
+        )
+    steps = config.steps or 0
+    if config.ema and steps * (1 - config.ema) < 1:  # it averages over about 1 / (1 - ema) steps
+        shorter = 1 - 1 / max(2, steps // 10)
+        on_event(
+            Caution(
+                f"an average over {round(1 / (1 - config.ema)):,} steps stays near its start in a "
+                f"run of {steps:,}: --ema {shorter:.4g} averages over a tenth of the run"
+            )
+        )
 
 
-def _kept_words(rows: Ints, classes: tuple[ClassLabel, ...]) -> str:
+def _kept_text(rows: Ints, classes: tuple[ClassLabel, ...]) -> str:
     new = [label.name for label, row in zip(classes, rows, strict=True) if row < 0]
-    kept = f"head: the rows of {len(rows) - len(new):,} of {len(rows):,} classes are kept"
+    kept = f"head: weights kept for {len(rows) - len(new):,} of {len(rows):,} classes"
     return f"{kept}; new: {listed(new)}" if new else kept
-
-
-def _slow_average(config: TrainConfig) -> str:
-    """For the average's horizon is about 1 / (1 - ema) steps."""
-    steps, horizon = config.steps or 0, round(1 / (1 - (config.ema or 0)))
-    return (
-        f"an average over {horizon:,} steps stays near its start in a run of {steps:,}: "
-        f"--ema {1 - 1 / max(2, steps // 10):.4g} would average over a tenth of it"
-    )

@@ -1,16 +1,15 @@
 """A sweep: a run at each of several peak learning rates, and what becomes of the best.
 
-The paper's protocol (section B.1.1): choose the rate on a held-out part of the training images,
-then train with it on all of them. A test part chooses nothing.
+The paper's protocol (section B.1.1): choose the rate on held-out training images, then train with
+it on all of them. A test split chooses nothing.
 
-RUN/sweep.json        the configuration without gaps, and the figures of the runs that are done
-RUN/sweep/lr-0.01/    a run for each rate; its weights go once its figures are written down
-RUN/sweep/retrain/    the run on everything, until it is finished
+RUN/sweep.json        the configuration without gaps, and the metrics of the finished runs
+RUN/sweep/lr-0.01/    a run per rate; its weights are deleted once its metrics are recorded
+RUN/sweep/retrain/    the last run, on all images, until it is finished
 RUN/sweep.png         accuracy against learning rate
 
-At the end the files of the last run (of the best one, where nothing is trained again) move up into
-RUN. What is there says what is done, so a sweep goes on wherever it was stopped, and ends as it
-would have ended.
+At the end the files of the last run (of the best one with --no-retrain) move up into RUN. A sweep
+continues from its files wherever it was stopped, and ends as it would have ended.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import dataclasses
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from vitcli import plots
@@ -28,29 +27,28 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, config_to_json, read_train_config
+from vitcli.train.events import (
+    Choice,
+    Event,
+    Note,
+    OnEvent,
+    Plan,
+    Trial,
+    TrialStart,
+    trial_fields,
+)
 from vitcli.train.inputs import Computed, has_fixed_features
-from vitcli.train.loop import Event, OnEvent, Outcome, train
+from vitcli.train.loop import Outcome, train
+from vitcli.train.plan import plan_of
+from vitcli.train.run import Run
 from vitcli.train_config import TrainConfig
 
-
-@dataclass(frozen=True)
-class Trial:
-    """A run of the sweep that is done."""
-
-    lr: float
-    """Its peak learning rate."""
-    val_top1: float | None = None
-    """Of its stored model, in [0, 1]; None where the loss diverged."""
-    val_loss: float | None = None
-    best_step: int | None = None
-    """The step of the stored model."""
-    seconds: int | None = None
-    failure: str | None = None
-    """What is known of a loss that diverged."""
+Train = Callable[[TrainConfig, OnEvent], Outcome]
+"""One run of the sweep, from wherever a former call was stopped."""
 
 
 def choose(trials: list[Trial]) -> Trial:
-    """The trial of the highest validation accuracy; among equals, of the lowest loss.
+    """The trial with the highest validation accuracy; among equals, the lowest loss.
 
     Raises:
         RunError: the loss diverged in all of them.
@@ -58,7 +56,8 @@ def choose(trials: list[Trial]) -> Trial:
     sound = [trial for trial in trials if trial.val_top1 is not None]
     if not sound:
         raise RunError(
-            f"no learning rate will do: {trials[0].failure} with {trials[0].lr:g}",
+            f"the loss diverged with every learning rate: {trials[0].failure} with "
+            f"{trials[0].lr:g}",
             hint="try lower ones, a longer --warmup, or --precision fp32",
         )
     return max(sound, key=lambda trial: (trial.val_top1, -(trial.val_loss or 0.0)))
@@ -77,190 +76,196 @@ def run_sweep(
 
     Args:
         config: the run; what it leaves open is planned once and holds for all of its runs.
-        resume: go on with the sweep in the folder; `config` is then the one that it wrote.
-        force: replace what the folder holds.
-        offline, allow_pickle: as `train`.
-        on_event: told what `train` tells, with the rate as "trial"; and {"event": "trial" |
-            "trial_result" | "choice"}.
+        resume: continue the sweep in the directory; `config` is then the one that it wrote.
+        force, offline, allow_pickle: as `train`.
+        on_event: called with the events of all runs, marked with the rate as `trial`, and with
+            those of the sweep.
 
     Raises:
         RunError: nothing is held out to choose by, or the loss diverges at every rate.
         VitError: as `train`.
     """
-    folder, tell = RunDirectory(config.output), _without_repeats(on_event)
-    with folder.lock:
-        if resume:
-            folder.check_resumable()
-            trials = _read_trials(folder)
-            text = f"{len(trials)} of {len(config.sweep)} learning rates are done"
-            tell({"event": "note", "text": text})
-        else:
-            folder.check_free(force, config.data.path)
-            config, trials = _plan(config, folder, offline, allow_pickle, tell), []
-            folder.start()
-            _write_record(folder, config, trials)
-        return _go_on(config, folder, trials, offline, allow_pickle, tell)
-
-
-def _plan(
-    config: TrainConfig, folder: RunDirectory, offline: bool, allow_pickle: bool, tell: OnEvent
-) -> TrainConfig:
-    """The configuration without gaps. All that can be wrong is found before a file is written."""
-    prepared = setup.prepare(config, folder, False, offline, tell, allow_pickle)
-    if prepared.val is None:
-        raise RunError(
-            "nothing is held out that could choose a learning rate",
-            where=config.data.path,
-            hint="leave --val-fraction 0 out, or give one learning rate",
-        )
-    plan = prepared.plan_event(0)
-    rates = 1 if has_fixed_features(prepared) else len(config.sweep)
-    plan["estimated_seconds"] *= rates + config.retrain
-    tell(plan | {"lr": None, "sweep": list(config.sweep), "retrain": config.retrain})
-    return dataclasses.replace(prepared.config, lr=None)
-
-
-def _go_on(
-    config: TrainConfig,
-    folder: RunDirectory,
-    trials: list[Trial],
-    offline: bool,
-    allow_pickle: bool,
-    tell: OnEvent,
-) -> Outcome:
-    """What is still to do of a sweep."""
+    directory, tell = RunDirectory(config.output), _without_repeats(on_event)
     computed: Computed = {}
-    rates = ", ".join(f"{rate:g}" for rate in config.sweep)
-    note = f"the best on validation of the learning rates {rates}"
-    done = {trial.lr for trial in trials}
-    for number, lr in enumerate(config.sweep, start=1):
-        if lr in done:
-            continue
-        place = folder.trial(f"lr-{lr!r}")
-        trial_config = _part(config, place, lr=lr, note=note)
-        tell({"event": "trial", "lr": lr, "number": number, "of": len(config.sweep)})
-        try:
-            outcome = _train(trial_config, offline, allow_pickle, _of_trial(lr, tell), computed)
-        except DivergedError as error:
-            trials.append(Trial(lr, failure=error.what))
-        else:
-            if outcome.stopped_by is not None:
-                return dataclasses.replace(outcome, folder=folder)
-            trials.append(_result(place, lr))
-        _write_record(folder, config, trials)
-        _drop_weights(config, folder, trials)
-        tell({"event": "trial_result", **dataclasses.asdict(trials[-1])})
-    _drop_weights(config, folder, trials)
-    best = choose(trials)
-    figures = [(trial.lr, trial.val_top1) for trial in trials]
-    plots.accuracy_by_rate(figures, best.lr, folder.sweep_image)
-    listed = [dataclasses.asdict(trial) for trial in trials]
-    tell({"event": "choice", "lr": best.lr, "retrain": config.retrain, "trials": listed})
-    place = folder.trial(f"lr-{best.lr!r}")
-    if config.retrain:
-        place = folder.trial("retrain")
-        note = (
-            f"the learning rate {best.lr:g} was the best of {rates}, with {best.val_top1:.1%} on "
-        )
-        note += "validation; then all images were trained on, and the last step was kept"
-        fields = {"data": dataclasses.replace(config.data, merge_val=True), "patience": None}
-        computed.clear()  # of other parts
-        last = _part(config, place, lr=best.lr, note=note, **fields)
-        outcome = _train(last, offline, allow_pickle, tell, computed)
-        if outcome.stopped_by is not None:
-            return dataclasses.replace(outcome, folder=folder)
-    provenance = _provenance(place)
-    _move_up(place, folder)
-    stored = (provenance["steps"], "ema" in provenance)
-    return Outcome(config, folder, config.steps or 0, None, *stored, provenance["metrics"])
 
-
-def _part(config: TrainConfig, place: RunDirectory, **fields: Any) -> TrainConfig:
-    """One run of the sweep."""
-    return dataclasses.replace(config, output=str(place.path), sweep=(), **fields)
-
-
-def _train(
-    config: TrainConfig, offline: bool, allow_pickle: bool, tell: OnEvent, computed: Computed
-) -> Outcome:
-    """Trains, from wherever a former call was stopped."""
-    folder = RunDirectory(config.output)
-    if folder.is_finished():
-        return Outcome(config, folder, config.steps or 0)
-    if not folder.state.exists():
+    def run(part: TrainConfig, tell: OnEvent) -> Outcome:
+        place = RunDirectory(part.output)
+        if place.is_finished():
+            return Outcome(part, place, part.steps or 0)
+        started = place.state.exists()
+        if started:
+            written = read_train_config(place.path, type(part))
+            part = dataclasses.replace(
+                written, output=part.output, device=part.device, workers=part.workers
+            )
         return train(
-            config,
+            part,
+            resume=started,
             force=True,
             offline=offline,
             allow_pickle=allow_pickle,
             on_event=tell,
             computed=computed,
         )
-    written = read_train_config(folder.path)
-    config = dataclasses.replace(
-        written, output=config.output, device=config.device, workers=config.workers
+
+    with directory.locked():
+        if resume:
+            directory.check_resumable()
+            trials = _read_trials(directory)
+            tell(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
+        else:
+            directory.check_free(force, config.data.path)
+            prepared = setup.prepare(config, directory, tell, False, offline, allow_pickle)
+            config, trials = _plan(prepared, tell), []
+            directory.start()
+            _write_record(directory, config, trials)
+        outcome = _try_rates(config, directory, trials, run, tell)
+        return outcome or _finish(config, directory, choose(trials), run, tell)
+
+
+def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
+    """The configuration without gaps. Whatever can be wrong is found before a file is written."""
+    config: TrainConfig = prepared.config
+    if prepared.splits.val is None:
+        raise RunError(
+            "choosing a learning rate needs held-out images",
+            where=config.data.path,
+            hint="leave out --val-fraction 0, or give one learning rate",
+        )
+    plan: Plan = plan_of(prepared)
+    runs = (1 if has_fixed_features(prepared) else len(config.sweep)) + config.retrain
+    tell(
+        dataclasses.replace(
+            plan,
+            lr=None,
+            sweep=config.sweep,
+            retrain=config.retrain,
+            estimated_seconds=plan.estimated_seconds * runs,
+        )
     )
-    return train(config, resume=True, offline=offline, on_event=tell, computed=computed)
+    return dataclasses.replace(config, lr=None)
+
+
+def _try_rates(
+    config: TrainConfig, directory: RunDirectory, trials: list[Trial], run: Train, tell: OnEvent
+) -> Outcome | None:
+    """Adds the trials that are missing; gives the outcome of a run that a signal stopped."""
+    note = f"the best on validation of the learning rates {_listed(config.sweep)}"
+    done = {trial.lr for trial in trials}
+    for number, lr in enumerate(config.sweep, start=1):
+        if lr in done:
+            continue
+        place = directory.trial(f"lr-{lr!r}")
+        tell(TrialStart(lr, number, len(config.sweep)))
+        try:
+            outcome = run(_part(config, place, lr=lr, note=note), _of_trial(lr, tell))
+        except DivergedError as error:
+            trials.append(Trial(lr, failure=error.what))
+        else:
+            if outcome.stopped_by is not None:
+                return dataclasses.replace(outcome, directory=directory)
+            trials.append(_result(place, lr))
+        _write_record(directory, config, trials)
+        _drop_weights(config, directory, trials)
+        tell(trials[-1])
+    _drop_weights(config, directory, trials)
+    metrics = [(trial.lr, trial.val_top1) for trial in trials]
+    best = choose(trials)
+    plots.accuracy_by_rate(metrics, best.lr, directory.sweep_plot)
+    tell(Choice(best.lr, config.retrain, tuple(trials)))
+    return None
+
+
+def _finish(
+    config: TrainConfig, directory: RunDirectory, best: Trial, run: Train, tell: OnEvent
+) -> Outcome:
+    """Trains on all images if that is wanted, and moves the result up."""
+    place = directory.trial(f"lr-{best.lr!r}")
+    if config.retrain:
+        place = directory.trial("retrain")
+        note = (
+            f"the learning rate {best.lr:g} was the best of {_listed(config.sweep)}, with "
+            f"{best.val_top1:.1%} on validation; then all images were trained on, and the last "
+            "step was kept"
+        )
+        data = dataclasses.replace(config.data, merge_val=True)
+        last = _part(config, place, lr=best.lr, note=note, data=data, patience=None)
+        outcome = run(last, tell)
+        if outcome.stopped_by is not None:
+            return dataclasses.replace(outcome, directory=directory)
+    provenance = _provenance(place)
+    _move_up(place, directory)
+    stored = (provenance["steps"], "ema" in provenance)
+    return Outcome(config, directory, config.steps or 0, None, *stored, provenance["metrics"])
+
+
+def _listed(rates: tuple[float, ...]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
+def _part(config: TrainConfig, place: RunDirectory, **fields: Any) -> TrainConfig:
+    """One run of the sweep; `strict` was seen to once for all."""
+    return dataclasses.replace(config, output=str(place.path), sweep=(), strict=False, **fields)
 
 
 def _result(place: RunDirectory, lr: float) -> Trial:
-    """The figures of a finished run, from its folder."""
-    said = _provenance(place)
-    step, accuracy = said["steps"], said["metrics"]["val_top1"]
-    name = "ema_val_loss" if "ema" in said else "val_loss"
+    """The metrics of a finished run, from its directory."""
+    provenance = _provenance(place)
+    step, accuracy = provenance["steps"], provenance["metrics"]["val_top1"]
+    name = "ema_val_loss" if "ema" in provenance else "val_loss"
     losses = {line["step"]: line[name] for line in place.read_metrics() if name in line}
-    return Trial(lr, accuracy, losses.get(step), step, said["seconds"])
+    return Trial(lr, accuracy, losses.get(step), step, provenance["seconds"])
 
 
 def _provenance(place: RunDirectory) -> dict[str, Any]:
     header = tensor_file.read_header(place.model)
     info = CheckpointInfo.from_metadata(header.metadata, where=place.model)
     if info is None:
-        raise RunError("does not say which run it is of", where=place.model)
+        raise RunError("has no description of its run", where=place.model)
     return info.provenance
 
 
-def _read_trials(folder: RunDirectory) -> list[Trial]:
+def _read_trials(directory: RunDirectory) -> list[Trial]:
     try:
-        record = json.loads(folder.sweep.read_text(encoding="utf-8"))
+        record = json.loads(directory.sweep.read_text(encoding="utf-8"))
         return [Trial(**trial) for trial in record["trials"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             "the record of the sweep is damaged",
-            where=folder.sweep,
+            where=directory.sweep,
             hint="start the sweep anew with --force",
         ) from error
 
 
-def _write_record(folder: RunDirectory, config: TrainConfig, trials: list[Trial]) -> None:
+def _write_record(directory: RunDirectory, config: TrainConfig, trials: list[Trial]) -> None:
     """sweep.json: `--config RUN/sweep.json` sweeps again."""
-    listed = [dataclasses.asdict(trial) for trial in trials]
+    listed = [trial_fields(trial) for trial in trials]
     record = {"vit": {"train": config_to_json(config)}, "trials": listed}
-    folder.write_json(folder.sweep, record)
+    directory.write_json(directory.sweep, record)
 
 
-def _drop_weights(config: TrainConfig, folder: RunDirectory, trials: list[Trial]) -> None:
-    """Of all trials; where none is trained again, of all but the best so far."""
+def _drop_weights(config: TrainConfig, directory: RunDirectory, trials: list[Trial]) -> None:
+    """Deletes the weights of all trials, or with --no-retrain of all but the best so far."""
     kept = None
     if not config.retrain and any(trial.val_top1 is not None for trial in trials):
         kept = choose(trials).lr
     for trial in trials:
         if trial.lr != kept:
-            place = folder.trial(f"lr-{trial.lr!r}")
+            place = directory.trial(f"lr-{trial.lr!r}")
             for file in (place.model, place.card, place.state):
                 file.unlink(missing_ok=True)
 
 
-def _move_up(place: RunDirectory, folder: RunDirectory) -> None:
-    """Makes a finished run the result of the sweep. The model comes last: it says that all is
-    done; stopped before, this is done once more."""
+def _move_up(place: RunDirectory, directory: RunDirectory) -> None:
+    """Makes a finished run the result of the sweep. The model comes last, as the sign that all is
+    done; interrupted before, this is done once more."""
     if place.config.exists():
         config = json.loads(place.config.read_text(encoding="utf-8"))
-        config["vit"]["train"]["output"] = str(folder.path)
+        config["vit"]["train"]["output"] = str(directory.path)
         place.write_json(place.config, config)
-    place.lock.path.unlink(missing_ok=True)  # of a run that was killed
+    (place.path / ".lock").unlink(missing_ok=True)  # of a run that was killed
     for file in sorted(place.path.iterdir(), key=lambda file: file == place.model):
-        target = folder.path / file.name
+        target = directory.path / file.name
         if target.is_dir():
             shutil.rmtree(target)
         os.replace(file, target)
@@ -268,23 +273,24 @@ def _move_up(place: RunDirectory, folder: RunDirectory) -> None:
 
 
 def _of_trial(lr: float, tell: OnEvent) -> OnEvent:
-    """Events of a trial, with its rate; its plan is the sweep's."""
+    """Marks events with the rate of their run, whose plan is the sweep's."""
 
     def on_event(event: Event) -> None:
-        if event["event"] != "plan":
-            tell(event | {"trial": lr})
+        if not isinstance(event, Plan):
+            tell(dataclasses.replace(event, trial=lr))
 
     return on_event
 
 
 def _without_repeats(on_event: OnEvent) -> OnEvent:
-    """Every run of a sweep has the same to say of the data and the model: said once."""
-    said: set[str] = set()
+    """Passes each note on once: the runs of a sweep have the same data and model."""
+    seen: set[str] = set()
 
     def tell(event: Event) -> None:
-        text = event.get("text")
-        if text is None or text not in said:
-            said.add(text or "")
-            on_event(event)
+        if isinstance(event, Note):
+            if event.text in seen:
+                return
+            seen.add(event.text)
+        on_event(event)
 
     return tell
