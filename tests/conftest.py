@@ -83,7 +83,7 @@ def timm_logits() -> np.ndarray:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     """An empty Hub on loopback. This process and those it starts are logged in there as "me", with
     an empty cache; the real client does not sleep between two tries."""
-    with loopback_hub(tmp_path / "hub") as running:
+    with loopback_hub() as running:
         use_hub(monkeypatch, running.environment, tmp_path / "home")
         yield running
 
@@ -91,8 +91,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub
 def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: Path) -> None:
     """Points the client to a Hub, and to a folder of its own for its cache and token. It read its
     environment when it was imported: what it remembers is changed with it."""
-    from huggingface_hub import constants, file_download
+    from huggingface_hub import constants
     from huggingface_hub.utils import _http
+
+    from vitcli.hub import retry
 
     for name in (
         "HF_HUB_OFFLINE",
@@ -115,6 +117,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     }
     for name, value in remembered.items():
         monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(retry, "PAUSE", 0.01)
+    monkeypatch.setattr(retry, "TIMEOUT", 0.5)
     impatient = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
-    for module in (file_download, _http):  # they sleep between two tries
-        monkeypatch.setattr(module, "time", impatient)
+    monkeypatch.setattr(_http, "time", impatient)  # it sleeps between two tries of an upload

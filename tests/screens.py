@@ -162,7 +162,7 @@ def screens() -> Iterator[str]:
     from vitcli.cli.main import COMMANDS, app
 
     models = Path("tiny/model.safetensors").read_bytes()
-    with loopback_hub("hub") as hub:
+    with loopback_hub() as hub:
         hub.add("me/tiny", {"model.safetensors": models})
         hub.add("me/pickle", {"pytorch_model.bin": b"pickle"})
         hub.add("me/nothing", {"README.md": b"# Nothing"})

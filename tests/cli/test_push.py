@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from conftest import use_hub
-from hub_faults import Fault
+from hub_server import Fault
 
 REPO = "me/colours"
 
@@ -72,16 +73,16 @@ def test_pushed_and_fetched_it_answers_the_same(
 
 def test_json_and_dry_run(vit, hub, tiny_checkpoint):
     dry = json.loads(vit("push", tiny_checkpoint, REPO, "--dry-run", "--json").stdout)
-    assert dry["dry_run"] and not hub.store.exists(REPO)
+    assert dry["dry_run"] and REPO not in hub.repos
     told = json.loads(vit("push", tiny_checkpoint, REPO, "--json", "--quiet").stdout)
     fields = {"repo", "revision", "uploaded", "unchanged", "removed", "license", "base_model"}
     assert set(told) == fields | {"commit", "url", "created", "pull_request"}
     assert set(dry) == fields | {"dry_run"} and dry["uploaded"] == told["uploaded"]
     assert set(told["uploaded"]) == {"model.safetensors", "config.json", "README.md"}
     table = vit("push", tiny_checkpoint, REPO, "--dry-run").stdout
-    assert table.count("is there already") == 3
+    assert table.count("unchanged") == 3
     again = vit("push", tiny_checkpoint, REPO)
-    assert f"nothing to push: {REPO} has it all" in again.stderr
+    assert "nothing to push" in again.stderr
     assert again.stdout == f"{hub.url}/{REPO}\n"
 
 
@@ -103,21 +104,23 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
     for name in ("model.safetensors", "config.json"):
         (tmp_path / name).write_bytes(hub.files(REPO)[name])
     assert read_info(tmp_path)[0].model == read_info(source)[0].model
-    assert "warning: the card names no licence" in result.stderr
+    assert "warning: the card names no license" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("repo", "options", "variables", "said"),
     [
-        ("other/x", (), {}, "other/x: the token may not write there (403)"),
-        ("flowers", (), {}, "flowers: is not a name of a repo"),
-        ("me/a b", (), {}, "me/a b: is not a name of a repo"),
-        (REPO, (), {"HF_TOKEN": "hf_wrong"}, f"{REPO}: the Hub does not accept the token (401)"),
-        (REPO, (), {"HF_TOKEN": ""}, "to push needs a token, and there is none"),
+        ("other/x", (), {}, "(403)"),
+        ("flowers", (), {}, "is not the name of a Hub repo"),
+        ("me/a b", (), {}, "is not the name of a Hub repo"),
+        (REPO, (), {"HF_TOKEN": "hf_wrong"}, "does not accept the token (401)"),
+        (REPO, ("--token", "hf_wrong"), {}, "does not accept the token (401)"),
+        (REPO, (), {"HF_TOKEN": "hf_ключ"}, "the token holds characters"),
+        (REPO, (), {"HF_TOKEN": ""}, "needs a token"),
         (REPO, (), {"HF_HUB_OFFLINE": "1"}, "the network is forbidden"),
-        ("me/public", ("--private",), {}, "me/public: is there already, and public"),
-        ("me/new", ("--create-pr",), {}, "me/new: is not there: a pull request needs a repo"),
-        ("other/hidden", (), {}, "other/hidden: the token may not write there (403)"),
+        ("me/public", ("--private",), {}, "is public"),
+        ("me/new", ("--create-pr",), {}, "a pull request needs a repo"),
+        ("other/hidden", (), {}, "(403)"),
     ],
 )
 def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables, said):
@@ -128,7 +131,33 @@ def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variabl
     result = vit("push", tiny_checkpoint, repo, *options)
     assert result.exit_code == 1 and result.stdout == ""
     errors = result.stderr.partition("error: ")[2]
-    assert said in errors and errors.count("\n") <= 2, result.stderr
+    assert f"{repo}: " in errors and said in errors and errors.count("\n") <= 3, result.stderr
+
+
+def test_a_token_and_a_message_of_ones_own(vit, hub, tiny_checkpoint, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "")
+    options = ("--token", "hf_other", "--commit-message", "First flowers")
+    assert vit("push", tiny_checkpoint, "other/flowers", *options).exit_code == 0
+    assert hub.repos["other/flowers"].commits[hub.head("other/flowers")].title == "First flowers"
+
+
+def test_a_full_temporary_directory(vit, hub, tiny_checkpoint, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    result = vit("push", tiny_checkpoint, REPO)
+    assert result.exit_code == 1 and "TMPDIR" in result.stderr and REPO not in hub.repos
+
+
+def test_a_dry_run_shows_how_the_card_changes(vit, hub, tiny_checkpoint):
+    assert vit("push", tiny_checkpoint, REPO).exit_code == 0
+    edited = hub.files(REPO)["README.md"].replace(b"## Use\n", b"## Use\n\nBy hand.\n")
+    hub.add(REPO, {"README.md": edited})
+    options = ("--license", "mit", "--dry-run")
+    shown = vit("push", tiny_checkpoint, REPO, *options).stdout
+    assert "+license: mit" in shown and "By hand" not in shown
+    shown = vit("push", tiny_checkpoint, REPO, *options, "--overwrite-card").stdout
+    assert "-By hand." in shown and hub.files(REPO)["README.md"] == edited
+    assert "--overwrite-card" not in vit("push", tiny_checkpoint, REPO, "--license", "mit").stderr
+    assert b"By hand." in hub.files(REPO)["README.md"]
 
 
 def test_what_is_no_checkpoint(vit, hub, tmp_path):
@@ -136,9 +165,7 @@ def test_what_is_no_checkpoint(vit, hub, tmp_path):
     (tmp_path / "run").mkdir()
     shutil.copy(__file__, tmp_path / "run" / "state.safetensors")
     result = vit("push", tmp_path / "run", REPO)
-    assert result.exit_code == 1 and not hub.store.exists(REPO)
-    assert result.stderr.endswith(
-        "a run that has kept no model yet: train it further with --resume\n"
-    )
+    assert result.exit_code == 1 and REPO not in hub.repos
+    assert "--resume" in result.stderr
     assert vit("push", tmp_path, REPO, "--create-pr", "--revision", "next").exit_code == 2
     assert vit("push", tmp_path, REPO, "--revision", "a b").exit_code == 2

@@ -1,37 +1,168 @@
-"""A Hugging Face Hub on loopback: real HTTP, for the real client (huggingface_hub 1.33 to 2.4).
+"""A Hugging Face Hub on loopback, in memory: real HTTP for the real client, with ordered faults.
 
-    python tests/hub/hub_server.py --root DIR
+    python tests/hub/hub_server.py --port 8080
 
-serves the repos of DIR until Ctrl-C and prints what to export. It speaks what pushing, fetching
-and listing need: creating repos, uploads (regular and LFS), commits, branches, pull requests,
-private and gated repos, downloads by Range, and a second origin for large files, which a token
-must not be sent to. It does not speak Xet. Standard library only.
+serves until Ctrl-C and prints what to export. It speaks what `vit`, timm and transformers need:
+repos, uploads (regular and LFS), commits, branches, pull requests, private and gated repos,
+downloads by Range, and a second origin for large files, which a token must not be sent to.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
+import hashlib
 import json
+import os
+import socket
+import struct
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from http.server import ThreadingHTTPServer
+from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from typing import Any, Literal
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from hub_faults import ON_UPLOAD, Fault, FaultyHandler
-from hub_store import MAIN, HubStore, Refusal, is_large
+MAIN, PIECE = "main", 16 << 10
+NOW = "2026-01-01T00:00:00.000Z"
+
+Kind = Literal["status", "truncate", "reset", "stall", "slow", "flip", "length", "hangup", "body"]
+ON_ARRIVAL, ON_UPLOAD = ("status", "body"), ("hangup", "slow")
+ON_ANSWER = ("truncate", "reset", "stall", "slow", "flip", "length")
+
+
+@dataclass
+class Fault:
+    """What happens to the nth request whose "METHOD /path" holds `where`, and to those after it.
+
+    status      the answer is `status`, with the Hub's X-Error-Code `code`, and nothing is done
+    body        the answer is `body`
+    truncate    the answer ends after `at` bytes
+    reset       the connection is reset after `at` bytes of the answer; 0: before the first word
+    stall       nothing comes for `seconds` after `at` bytes; 0: before the first word
+    slow        every piece of 16 KiB takes `seconds`, going or coming
+    flip        a bit of the byte `at` is flipped
+    length      the answer is `at` bytes long, and says so
+    hangup      the connection is reset after `at` bytes of what is uploaded
+
+    Answers that have no byte `at` are not counted.
+    """
+
+    kind: Kind
+    where: str = ""
+    at: int = 0
+    nth: int = 1
+    times: int = 1
+    """So many requests in a row, from the nth on."""
+    seconds: float = 30.0
+    status: int = 500
+    code: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    done: bool = False
+    """A status is the answer to what was done all the same."""
+    seen: int = 0
+    """Requests that it could have happened to."""
+    struck: int = 0
+    """Requests that it happened to."""
+
+    def strikes(self, request: str, length: int) -> bool:
+        """Whether this request is one of them; `length` bytes are to be sent."""
+        needs_a_byte = self.at > 0 or self.kind in ("truncate", "slow", "flip", "length", "hangup")
+        if self.where not in request or (needs_a_byte and self.at >= length):
+            return False
+        self.seen += 1
+        strikes = self.nth <= self.seen < self.nth + self.times
+        self.struck += strikes
+        return strikes
+
+
+class Refusal(Exception):
+    """An answer of no: an HTTP status, the Hub's X-Error-Code, and what to say."""
+
+    def __init__(self, status: int, message: str, code: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.status, self.code, self.fields, self.headers = status, code, fields, {}
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file of a commit."""
+
+    data: bytes
+
+    @cached_property
+    def large(self) -> bool:
+        """Whether the Hub keeps it beside git: binary files, and large ones."""
+        return b"\0" in self.data[:512] or len(self.data) > 10_000_000
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    @cached_property
+    def oid(self) -> str:
+        """git's name of it, or of the pointer that stands for it."""
+        pointer = f"version lfs\noid sha256:{self.sha256}\nsize {len(self.data)}\n".encode()
+        content = pointer if self.large else self.data
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+    def described(self) -> dict[str, Any]:
+        row: dict[str, Any] = {"blobId": self.oid, "oid": self.oid, "size": len(self.data)}
+        if self.large:
+            size = len(self.data)
+            row["lfs"] = {"sha256": self.sha256, "oid": self.sha256, "size": size}
+            row["lfs"]["pointerSize"] = 134
+        return row
+
+
+@dataclass
+class Commit:
+    """The files of a repo at a time."""
+
+    files: dict[str, Content]
+    title: str
+    parent: str | None = None
+
+    @property
+    def name(self) -> str:
+        files = sorted((name, file.oid) for name, file in self.files.items())
+        return hashlib.sha1(repr((self.parent, self.title, files)).encode()).hexdigest()
+
+
+@dataclass
+class Repo:
+    """Its branches, and every commit that there was."""
+
+    private: bool = False
+    gated: bool = False
+    refs: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, Commit] = field(default_factory=dict)
+
+    def put(self, branch: str, commit: Commit) -> str:
+        self.commits[commit.name] = commit
+        self.refs[branch] = commit.name
+        return commit.name
+
+    def find(self, revision: str) -> str:
+        """The commit of a branch or of (the beginning of) a commit's name."""
+        names = [name for name in self.commits if len(revision) >= 7 and name.startswith(revision)]
+        if not (found := self.refs.get(revision) or next(iter(names), None)):
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return found
 
 
 @dataclass
 class LoopbackHub:
     """A running Hub: what it has, what goes wrong, and what it was asked."""
 
-    store: HubStore
+    repos: dict[str, Repo] = field(default_factory=dict)
+    uploads: dict[str, bytes] = field(default_factory=dict)
+    """Large files by their sha256."""
     tokens: dict[str, str] = field(default_factory=lambda: {"hf_me": "me", "hf_other": "other"})
     """Who a token belongs to. A user writes to and sees the private repos of their own name."""
     may_read: set[str] = field(default_factory=lambda: {"me"})
@@ -41,17 +172,21 @@ class LoopbackHub:
     """Every request so far, "METHOD /path?query"; those to the second origin begin with /lfs/."""
     ranges: list[str] = field(default_factory=list)
     """The Range header of each."""
-    page_size: int = 50
-    """Files on one page of a tree."""
     url: str = ""
     storage_url: str = ""
     """The second origin, of the large files."""
     closing: threading.Event = field(default_factory=threading.Event)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def environment(self) -> dict[str, str]:
         """What makes a client talk to this Hub, as me."""
         return {"HF_ENDPOINT": self.url, "HF_TOKEN": "hf_me", "HF_HUB_DISABLE_XET": "1"}
+
+    def create(self, repo: str, private: bool = False, gated: bool = False) -> Repo:
+        self.repos[repo] = made = Repo(private, gated)
+        made.put(MAIN, Commit({}, "initial commit"))
+        return made
 
     def add(
         self,
@@ -60,21 +195,38 @@ class LoopbackHub:
         private: bool = False,
         gated: bool = False,
     ) -> str:
-        """Commits files to a repo, which is made if need be; returns the commit."""
-        if not self.store.exists(repo):
-            self.store.create(repo, private, gated)
-        return self.store.commit(repo, {n: self.store.keep(c) for n, c in files.items()})[0]
+        """Commits files to a repo, which is created if need be; returns the commit."""
+        made = self.repos.get(repo) or self.create(repo, private, gated)
+        new = {n: c.read_bytes() if isinstance(c, Path) else c for n, c in files.items()}
+        return self.commit(made, {name: Content(data) for name, data in new.items()})
+
+    def commit(
+        self,
+        repo: Repo,
+        files: Mapping[str, Content | None],
+        title: str = "upload",
+        branch: str = MAIN,
+        onto: str | None = None,
+    ) -> str:
+        head = onto or repo.refs[branch]
+        after = {**repo.commits[head].files, **files}
+        kept = {name: file for name, file in after.items() if file is not None}
+        self.uploads |= {file.sha256: file.data for file in kept.values() if file.large}
+        return repo.put(branch, Commit(kept, title, head))
+
+    def head(self, repo: str, revision: str = MAIN) -> str:
+        return self.repos[repo].find(revision)
 
     def files(self, repo: str, revision: str = MAIN) -> dict[str, bytes]:
         """What a repo holds."""
-        found = self.store.find(repo, revision)[1]["files"]
-        return {name: self.store.blob(file["sha256"]).read_bytes() for name, file in found.items()}
+        found = self.repos[repo].commits[self.head(repo, revision)].files
+        return {name: file.data for name, file in found.items()}
 
 
 @contextmanager
-def loopback_hub(root: str | Path, port: int = 0) -> Iterator[LoopbackHub]:
-    """Serves a folder of repos until the block ends; port 0 is any free one."""
-    hub = LoopbackHub(HubStore(root))
+def loopback_hub(port: int = 0) -> Iterator[LoopbackHub]:
+    """Serves until the block ends; port 0 is any free one."""
+    hub = LoopbackHub()
     handler = type("BoundHandler", (Handler,), {"hub": hub})
     servers = [ThreadingHTTPServer(("127.0.0.1", number), handler) for number in (port, 0)]
     hub.url, hub.storage_url = (  # by two names: huggingface_hub 1 tells origins by the host alone
@@ -93,37 +245,128 @@ def loopback_hub(root: str | Path, port: int = 0) -> Iterator[LoopbackHub]:
             server.server_close()
 
 
-PAGES = ("whoami-v2", "validate-yaml", "repos/create", "agent-harnesses")
-PAGES_OF_A_REPO = (
-    *("revision", "tree", "paths-info", "refs", "commits"),
-    *("branch", "preupload", "commit"),
-)
-
-
-class Handler(FaultyHandler):
+class Handler(BaseHTTPRequestHandler):
     """What each page answers: a method `on_...` answers a request or raises Refusal."""
 
+    protocol_version = "HTTP/1.1"
     hub: LoopbackHub
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def handle_request(self) -> None:
+        self.name = f"{self.command} {self.path}"
+        path, self.query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        self.parts = [unquote(part) for part in path.strip("/").split("/")]
+        if "agent-harnesses" not in path:  # asked once a day, by huggingface_hub 2
+            self.hub.asked.append(self.name)
+            self.hub.ranges.append(self.headers.get("Range", ""))
+        self.unread = int(self.headers.get("Content-Length") or 0)
+        self.refuse: Refusal | None = None
+        try:
+            if (fault := self.fault(ON_ARRIVAL)) is not None:
+                if fault.kind == "body":
+                    return self.answer(200, fault.body, fault.headers)
+                refusal = Refusal(fault.status, "ordered by a test", fault.code)
+                refusal.headers = dict(fault.headers)
+                if not fault.done:
+                    raise refusal
+                self.refuse = refusal
+            with self.hub.lock if self.command == "POST" else contextlib.nullcontext():
+                self.route()
+        except Refusal as no:
+            self.refuse = None
+            codes = {"X-Error-Code": no.code, "X-Error-Message": str(no)}
+            headers = {key: value for key, value in codes.items() if value} | no.headers
+            self.answer_json({"error": str(no), **no.fields}, no.status, headers)
+        except ConnectionError:  # the client has gone, or a fault made it go
+            self.close_connection, self.unread = True, 0
+        finally:
+            while self.unread and (piece := self.rfile.read(min(self.unread, 1 << 20))):
+                self.unread -= len(piece)  # it would be taken for the next request
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request
+
+    def fault(self, kinds: tuple[str, ...], length: int = 0) -> Fault | None:
+        """The fault of one of these kinds that was ordered for this request."""
+        faults = (fault for fault in self.hub.faults if fault.kind in kinds)
+        return next((fault for fault in faults if fault.strikes(self.name, length)), None)
+
+    def answer_json(
+        self, value: object, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.answer(status, json.dumps(value).encode(), headers)
+
+    def answer(
+        self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Sends an answer, by the Range that was asked for, and altered by a fault."""
+        if self.refuse is not None:
+            raise self.refuse
+        headers, size, asked = dict(headers or {}), len(body), self.headers.get("Range", "")
+        if status == 200 and asked.startswith("bytes="):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            begin, end = int(first), min(int(last) + 1, size) if last else size
+            headers["Content-Range"], status = f"bytes {begin}-{end - 1}/{size}", 206
+            body = body[begin:end]
+            if begin >= size:
+                headers["Content-Range"], status = f"bytes */{size}", 416
+        fault = self.fault(ON_ANSWER, 0 if self.command == "HEAD" else len(body))
+        if fault is not None and fault.kind == "length":
+            body = body[: fault.at]
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        if fault is not None and fault.kind in ("reset", "stall") and fault.at == 0:
+            return self.interrupt(fault)  # before a word was said
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault is not None and fault.kind == "flip":
+            body = body[: fault.at] + bytes([body[fault.at] ^ 1]) + body[fault.at + 1 :]
+        cut = fault if fault is not None and fault.kind in ("truncate", "reset", "stall") else None
+        for at in range(0, cut.at if cut else len(body), PIECE):
+            if fault is not None and fault.kind == "slow":
+                self.hub.closing.wait(fault.seconds)
+            self.wfile.write(body[at : min(at + PIECE, cut.at if cut else len(body))])
+        if cut is not None:
+            self.interrupt(cut)
+
+    def interrupt(self, fault: Fault) -> None:
+        """Ends the connection in the middle, at once or after a while, politely or not."""
+        self.close_connection = True
+        if fault.kind == "stall":
+            self.hub.closing.wait(fault.seconds)
+        if fault.kind in ("reset", "hangup"):
+            linger = struct.pack("ii", 1, 0)  # so that the other side hears "reset by peer"
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            os.close(self.connection.detach())  # close() would wait for rfile and wfile
+            raise ConnectionResetError
+
+    def read_body(self) -> bytes:
+        length, self.unread = self.unread, 0
+        return self.rfile.read(length)
+
+    def read_json(self) -> Any:
+        return json.loads(self.read_body() or b"{}")
 
     def route(self) -> None:
         """Finds who answers. Names of repos have two parts, owner and name."""
         parts = self.parts
         if self.headers.get("Host") == self.hub.storage_url.partition("//")[2]:
             return self.on_storage(parts[1])
-        if parts[0] != "api":
-            repo = "/".join(parts[:2])
-            if parts[2:3] == ["resolve"]:
-                return self.on_resolve(repo, parts[3], "/".join(parts[4:]))
-            if parts[2:4] == ["info", "lfs"]:
-                return self.on_lfs(repo.removesuffix(".git"), parts[4:])
-            return self.answer(200, b"A Hub on loopback.\n")
-        if parts[1] == "models" and len(parts) >= 4:
-            repo, what = "/".join(parts[2:4]), parts[4] if len(parts) > 4 else "revision"
-            if what in PAGES_OF_A_REPO:
-                on = getattr(self, f"on_{what.replace('-', '_')}")
-                return on(repo, parts[5] if len(parts) > 5 else MAIN)
-        if (name := "/".join(parts[1:])) in PAGES:
-            return getattr(self, "on_" + name.replace("-", "_").replace("/", "_"))()
+        repo = "/".join(parts[:2])
+        if parts[2:3] == ["resolve"]:
+            return self.on_resolve(repo, parts[3], "/".join(parts[4:]))
+        if parts[2:4] == ["info", "lfs"]:
+            return self.on_lfs(repo.removesuffix(".git"), parts[4:])
+        if parts[:2] == ["api", "models"] and len(parts) >= 4:
+            what = parts[4] if len(parts) > 4 else "revision"
+            if what in ("revision", "tree", "commits", "branch", "preupload", "commit"):
+                revision = parts[5] if len(parts) > 5 else MAIN
+                return getattr(self, f"on_{what}")("/".join(parts[2:4]), revision)
+        if self.path in ("/api/whoami-v2", "/api/validate-yaml", "/api/repos/create"):
+            return getattr(self, "on_" + parts[-1].replace("-", "_"))()
         raise Refusal(404, f"no such page: {self.path}")
 
     # Who may do what ----------------------------------------------------------------------------
@@ -134,259 +377,190 @@ class Handler(FaultyHandler):
             raise Refusal(401, "Invalid credentials in Authorization header")
         return self.hub.tokens.get(token)
 
-    def may_see(self, repo: str, content: bool = False) -> dict[str, Any]:
-        """A repo's state, if the user may see it (and read its files)."""
-        user, owner = self.user(), repo.partition("/")[0]
-        state = self.hub.store.read(repo) if self.hub.store.exists(repo) else None
-        if state is None or (state["private"] and user != owner):
-            if user is None:  # so that nobody can find out names of private repos
-                raise Refusal(401, "Invalid username or password.", "RepoNotFound")
-            raise Refusal(404, "Repository not found", "RepoNotFound")
-        if content and state["gated"] and user not in {owner, *self.hub.may_read}:
+    def seen(self, name: str, content: bool = False) -> Repo:
+        """A repo, if the user may see it (and read its files)."""
+        user, owner, repo = self.user(), name.partition("/")[0], self.hub.repos.get(name)
+        if repo is None or (repo.private and user != owner):
+            # The same where nobody is logged in, so that names of private repos stay unknown.
+            status = 401 if user is None else 404
+            raise Refusal(status, "Repository not found", "RepoNotFound")
+        if content and repo.gated and user not in {owner, *self.hub.may_read}:
             status = 401 if user is None else 403
-            raise Refusal(status, f"Access to model {repo} is restricted.", "GatedRepo")
-        return state
+            raise Refusal(status, f"Access to model {name} is restricted.", "GatedRepo")
+        return repo
 
-    def may_write(self, repo: str) -> None:
-        user = self.user()
-        if user is None:
+    def check_writer(self, name: str) -> None:
+        if (user := self.user()) is None:
             raise Refusal(401, "Invalid username or password.")
-        if user != repo.partition("/")[0]:
-            raise Refusal(403, f"You don't have the rights to write to {repo}.")
+        if user != name.partition("/")[0]:
+            raise Refusal(403, f"You don't have the rights to write to {name}.")
 
     # Pages about people and repos ---------------------------------------------------------------
 
     def on_whoami_v2(self) -> None:
-        user = self.user()
-        if user is None:
+        if (user := self.user()) is None:
             raise Refusal(401, "Invalid username or password.")
-        access = {"displayName": "loopback", "role": "write"}
-        auth = {"type": "access_token", "accessToken": access}
+        auth = {"type": "access_token", "accessToken": {"displayName": "x", "role": "write"}}
         self.answer_json({"type": "user", "name": user, "orgs": [], "auth": auth})
 
     def on_validate_yaml(self) -> None:
-        lines = self.read_json()["content"].splitlines()
-        if lines[:1] == ["---"] and "---" not in lines[1:]:
-            errors = [{"message": "the front matter has no end"}]
-            return self.answer_json({"errors": errors, "warnings": []}, 400)
+        self.read_body()
         self.answer_json({"errors": [], "warnings": []})
 
-    def on_agent_harnesses(self) -> None:
-        """What tells huggingface_hub 2 who runs it. It asks once a day, if it gets an answer."""
-        self.answer_json({"standardEnvVars": [], "harnesses": {}})
-
-    def on_repos_create(self) -> None:
+    def on_create(self) -> None:
         wanted = self.read_json()
-        repo = f"{wanted.get('organization') or self.user()}/{wanted['name']}"
-        self.may_write(repo)
-        url = f"{self.hub.url}/{repo}"
-        with self.hub.store.lock:
-            if self.hub.store.exists(repo):
-                raise Refusal(409, "You already created this model repo", url=url)
-            private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
-            self.hub.store.create(repo, private)
-        self.answer_json({"url": url, "name": repo, "id": repo})
+        name = f"{wanted.get('organization') or self.user()}/{wanted['name']}"
+        self.check_writer(name)
+        url = f"{self.hub.url}/{name}"
+        if name in self.hub.repos:
+            raise Refusal(409, "You already created this model repo", url=url)
+        self.hub.create(name, wanted.get("visibility") == "private" or bool(wanted.get("private")))
+        self.answer_json({"url": url, "name": name, "id": name})
 
-    def on_revision(self, repo: str, revision: str) -> None:
-        state = self.may_see(repo)
-        commit, content = self.hub.store.find(repo, revision)
-        siblings = [{"rfilename": path} for path in sorted(content["files"])]
-        if "blobs" in self.query:
-            files = content["files"]
-            siblings = [{"rfilename": path, **described(files[path])} for path in sorted(files)]
-            for sibling in siblings:
-                sibling["blobId"] = sibling.pop("oid")
-                if "lfs" in sibling:
-                    sibling["lfs"]["sha256"] = sibling["lfs"].pop("oid")
-        about = {"id": repo, "modelId": repo, "author": repo.partition("/")[0], "sha": commit}
-        about |= {"private": state["private"], "gated": "auto" if state["gated"] else False}
-        about |= {"lastModified": content["date"], "createdAt": content["date"]}
-        self.answer_json({**about, "tags": [], "downloads": 0, "likes": 0, "siblings": siblings})
+    def on_revision(self, name: str, revision: str) -> None:
+        repo = self.seen(name)
+        commit = repo.find(revision)
+        files = sorted(repo.commits[commit].files.items())
+        blobs = "blobs" in self.query
+        siblings = [{"rfilename": n, **(f.described() if blobs else {})} for n, f in files]
+        about = {"id": name, "modelId": name, "author": name.partition("/")[0], "sha": commit}
+        about |= {"private": repo.private, "gated": "auto" if repo.gated else False}
+        about |= {"lastModified": NOW, "createdAt": NOW, "tags": [], "downloads": 0, "likes": 0}
+        self.answer_json({**about, "siblings": siblings})
 
-    def on_tree(self, repo: str, revision: str) -> None:
-        """The files of a folder, a page at a time; the Link header has the address of the next."""
-        self.may_see(repo)
-        commit, content = self.hub.store.find(repo, revision)
-        prefix = "".join(f"{part}/" for part in self.parts[6:])
-        recursive = self.query.get("recursive", ["false"])[0].lower() in ("true", "1")
-        rows: dict[str, dict[str, Any]] = {}
-        for path, file in sorted(content["files"].items()):
-            if not path.startswith(prefix):
-                continue
-            *folders, _ = path.removeprefix(prefix).split("/")
-            for depth in range(1, len(folders) + 1 if recursive else min(len(folders), 1) + 1):
-                folder = prefix + "/".join(folders[:depth])
-                rows[folder] = {"type": "directory", "path": folder, "oid": commit}
-            if recursive or not folders:
-                rows[path] = {"type": "file", "path": path, **described(file)}
-        if prefix and not rows:
-            raise Refusal(404, f"{prefix} does not exist", "EntryNotFound")
-        begin = int(self.query.get("cursor", ["0"])[0])
-        end, headers = begin + self.hub.page_size, {}
-        if end < len(rows):
-            page = f"{self.hub.url}{urlsplit(self.path).path}?recursive={recursive}&cursor={end}"
-            headers["Link"] = f'<{page}>; rel="next"'
-        self.answer_json(list(rows.values())[begin:end], headers=headers)
+    def on_tree(self, name: str, revision: str) -> None:
+        repo = self.seen(name)
+        files = sorted(repo.commits[repo.find(revision)].files.items())
+        if self.parts[6:]:
+            raise Refusal(404, "no such directory", "EntryNotFound")
+        self.answer_json([{"type": "file", "path": n, **f.described()} for n, f in files])
 
-    def on_paths_info(self, repo: str, revision: str) -> None:
-        self.may_see(repo)
-        files = self.hub.store.find(repo, revision)[1]["files"]
-        wanted = parse_qs(self.read_body().decode()).get("paths", [])
-        rows = ({"type": "file", "path": p, **described(files[p])} for p in wanted if p in files)
-        self.answer_json(list(rows))
+    def on_commits(self, name: str, revision: str) -> None:
+        repo, rows = self.seen(name), []
+        commit: str | None = repo.find(revision)
+        while commit is not None:
+            found = repo.commits[commit]
+            rows.append({"id": commit, "title": found.title, "message": "", "date": NOW})
+            rows[-1]["authors"] = [{"user": "me"}]
+            commit = found.parent
+        self.answer_json(rows)
 
-    def on_refs(self, repo: str, _: str) -> None:
-        refs = self.may_see(repo)["refs"].items()
-        rows = [{"name": n, "ref": f"refs/heads/{n}", "targetCommit": commit} for n, commit in refs]
-        branches = [row for row in rows if not row["name"].startswith("refs/")]
-        requests = [{**row, "ref": row["name"]} for row in rows if row not in branches]
-        lists = {"branches": branches, "tags": [], "converts": [], "pullRequests": requests}
-        self.answer_json(lists)
-
-    def on_commits(self, repo: str, revision: str) -> None:
-        self.may_see(repo)
-        history = self.hub.store.history(repo, revision)
-        about = {"message": "", "authors": [{"user": repo.partition("/")[0]}]}
-        self.answer_json(
-            [{"id": c, "title": x["title"], "date": x["date"], **about} for c, x in history]
-        )
-
-    def on_branch(self, repo: str, name: str) -> None:
-        self.may_write(repo)
-        self.may_see(repo)
-        self.hub.store.branch(repo, name, self.read_json().get("startingPoint", MAIN))
+    def on_branch(self, name: str, branch: str) -> None:
+        self.check_writer(name)
+        repo = self.seen(name)
+        if branch in repo.refs:
+            raise Refusal(409, f"Reference already exists: {branch}")
+        repo.refs[branch] = repo.find(self.read_json().get("startingPoint", MAIN))
         self.answer_json({})
 
     # Downloads ----------------------------------------------------------------------------------
 
-    def on_resolve(self, repo: str, revision: str, path: str) -> None:
+    def on_resolve(self, name: str, revision: str, path: str) -> None:
         """A small file itself; of a large one, where it is and what its sha256 is."""
-        self.may_see(repo, content=True)
-        commit, content = self.hub.store.find(repo, revision)
+        repo = self.seen(name, content=True)
+        commit = repo.find(revision)
         headers = {"X-Repo-Commit": commit}
-        file = content["files"].get(path)
+        file = repo.commits[commit].files.get(path)
         if file is None:
             headers |= {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
             return self.answer(404, b"Entry not found", headers)
-        headers |= {"ETag": f'"{file["oid"]}"', "Accept-Ranges": "bytes"}
-        if not file["large"]:
-            return self.answer(200, self.hub.store.blob(file["sha256"]), headers)
-        headers |= {"X-Linked-Etag": f'"{file["sha256"]}"', "X-Linked-Size": str(file["size"])}
-        headers["Location"] = f"{self.hub.storage_url}/lfs/{file['sha256']}/{quote(path)}"
+        headers |= {"ETag": f'"{file.oid}"', "Accept-Ranges": "bytes"}
+        if not file.large:
+            return self.answer(200, file.data, headers)
+        headers |= {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data))}
+        headers["Location"] = f"{self.hub.storage_url}/lfs/{file.sha256}/{quote(path)}"
         self.answer(302, b"Found", headers)
 
     def on_storage(self, sha256: str) -> None:
         """The second origin: contents of large files, to be got and put without a token."""
         if "Authorization" in self.headers:
             raise Refusal(400, "a token was sent to where it does not belong")
-        blob = self.hub.store.blob(sha256)
         if self.command == "PUT":
             return self.on_put(sha256)
-        if not blob.is_file():
+        if sha256 not in self.hub.uploads:
             raise Refusal(404, "no such object")
-        self.answer(200, blob, {"ETag": f'"{sha256[:32]}"', "Accept-Ranges": "bytes"})
+        headers = {"ETag": f'"{sha256[:32]}"', "Accept-Ranges": "bytes"}
+        self.answer(200, self.hub.uploads[sha256], headers)
 
     # Uploads ------------------------------------------------------------------------------------
 
     def on_put(self, sha256: str) -> None:
-        read, fault = self.rfile.read, self.fault(ON_UPLOAD, self.body_length)
-        if fault is not None and fault.kind == "slow":
-            read = partial(self.read_slowly, seconds=fault.seconds)
-        elif fault is not None:
-            read(fault.at)
+        data, fault = b"", self.fault(ON_UPLOAD, self.unread)
+        if fault is not None and fault.kind == "hangup":
+            self.rfile.read(fault.at)
             self.interrupt(fault)
-        length, self.body_length = self.body_length, 0
-        self.hub.store.keep_stream(read, length, sha256)
+        while self.unread and (piece := self.rfile.read(min(self.unread, PIECE))):
+            self.hub.closing.wait(fault.seconds if fault is not None else 0)
+            data, self.unread = data + piece, self.unread - len(piece)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise Refusal(400, "the content is not what was announced")
+        self.hub.uploads[sha256] = data
         self.answer(200)
 
-    def on_preupload(self, repo: str, revision: str) -> None:
+    def on_preupload(self, name: str, revision: str) -> None:
         """Which files are large, and which the repo has already."""
-        self.may_write(repo)
-        self.may_see(repo)
-        has, rows = self.hub.store.find(repo, revision)[1]["files"], []
+        self.check_writer(name)
+        repo, rows = self.seen(name), []
+        has = repo.commits[repo.find(revision)].files
         for file in self.read_json()["files"]:
-            large = is_large(base64.b64decode(file["sample"]), file["size"])
+            large = b"\0" in base64.b64decode(file["sample"]) or file["size"] > 10_000_000
             row = {"path": file["path"], "uploadMode": "lfs" if large else "regular"}
             old = has.get(file["path"])
-            row["oid"] = None if old is None else old["sha256" if old["large"] else "oid"]
+            row["oid"] = None if old is None else old.sha256 if old.large else old.oid
             rows.append({**row, "shouldIgnore": False})
         self.answer_json({"files": rows})
 
-    def on_lfs(self, repo: str, parts: list[str]) -> None:
+    def on_lfs(self, name: str, parts: list[str]) -> None:
         """Git LFS: where large files are to be put, and whether they arrived."""
-        self.may_write(repo)
-        asked, store = self.read_json(), self.hub.store
+        self.check_writer(name)
+        asked = self.read_json()
         if parts == ["verify"]:
-            blob = store.blob(asked["oid"])
-            if not blob.is_file() or blob.stat().st_size != asked["size"]:
+            if len(self.hub.uploads.get(asked["oid"], b"")) != asked["size"]:
                 raise Refusal(404, "the object is not there")
             return self.answer_json({})
-        objects = [{"oid": o["oid"], "size": o["size"]} for o in asked["objects"]]
+        objects = [{"oid": wanted["oid"], "size": wanted["size"]} for wanted in asked["objects"]]
         for wanted in objects:
-            if not store.blob(wanted["oid"]).is_file():
-                verify = {"href": f"{self.hub.url}/{repo}.git/info/lfs/verify"}
+            if wanted["oid"] not in self.hub.uploads:
+                verify = {"href": f"{self.hub.url}/{name}.git/info/lfs/verify"}
                 upload = {"href": f"{self.hub.storage_url}/lfs/{wanted['oid']}"}
                 wanted["actions"] = {"upload": upload, "verify": verify}
         self.answer_json({"transfer": "basic", "objects": objects})
 
-    def on_commit(self, repo: str, revision: str) -> None:
+    def on_commit(self, name: str, revision: str) -> None:
         """All of a commit's lines, or none of them."""
-        self.may_write(repo)
-        self.may_see(repo)
-        store, header, files = self.hub.store, {}, {}
+        self.check_writer(name)
+        repo, header, files = self.seen(name), {}, {}
         for line in self.read_body().splitlines():
             row = json.loads(line)
             value = row["value"]
             if row["key"] == "header":
                 header = value
             elif row["key"] == "file":
-                files[value["path"]] = store.keep(base64.b64decode(value["content"]))
+                files[value["path"]] = Content(base64.b64decode(value["content"]))
             elif row["key"] == "lfsFile":
-                if not store.blob(value["oid"]).is_file():
+                if value["oid"] not in self.hub.uploads:
                     raise Refusal(400, f"the content of {value['path']} was not uploaded")
-                files[value["path"]] = store.describe(value["oid"])
-            elif row["key"] in ("deletedFile", "deletedFolder"):
-                path = value["path"].rstrip("/")
-                files[path + "/" * (row["key"] == "deletedFolder")] = None
-        pr = "create_pr" in self.query
-        parent = header.get("parentCommit")
-        commit, on = store.commit(repo, files, header["summary"], revision, parent, pr)
-        page = f"{self.hub.url}/{repo}"
+                files[value["path"]] = Content(self.hub.uploads[value["oid"]])
+            else:
+                files[value["path"]] = None
+        parent, wants_request = header.get("parentCommit"), "create_pr" in self.query
+        if parent not in (None, repo.find(revision)) and not wants_request:
+            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+        requests = sum(ref.startswith("refs/pr/") for ref in repo.refs)
+        branch = f"refs/pr/{requests + 1}" if wants_request else revision
+        commit = self.hub.commit(repo, files, header["summary"], branch, repo.find(revision))
+        page = f"{self.hub.url}/{name}"
         answer = {"success": True, "commitOid": commit, "commitUrl": f"{page}/commit/{commit}"}
-        if pr:
-            answer["pullRequestUrl"] = f"{page}/discussions/{on.rpartition('/')[2]}"
+        if wants_request:
+            answer["pullRequestUrl"] = f"{page}/discussions/{requests + 1}"
         self.answer_json(answer)
 
 
-def described(file: Mapping[str, Any]) -> dict[str, Any]:
-    """A file of a commit in the Hub's words."""
-    row = {"oid": file["oid"], "size": file["size"]}
-    if file["large"]:
-        row["lfs"] = {"oid": file["sha256"], "size": file["size"], "pointerSize": 134}
-    return row
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A Hugging Face Hub on loopback.")
-    parser.add_argument("--root", required=True, help="the folder that keeps what is pushed")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one")
-    options = parser.parse_args()
-    try:
-        serve(options.root, options.port)
-    except OSError as error:
-        parser.error(f"{options.root}, port {options.port}: {error.strerror}")
-
-
-def serve(root: str, port: int) -> None:
-    """Until Ctrl-C."""
-    with loopback_hub(root, port) as hub:
-        pairs = " ".join(f"{key}={value}" for key, value in hub.environment.items())
-        print(f"export {pairs}", flush=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print()
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="A Hugging Face Hub on loopback.")
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    with loopback_hub(parser.parse_args().port) as running:
+        pairs = " ".join(f"{key}={value}" for key, value in running.environment.items())
+        print(f"export {pairs}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()

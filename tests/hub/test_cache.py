@@ -12,6 +12,8 @@ from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 from hub.hub_cache import COMMIT, keep
 from vitcli.errors import HubError
 from vitcli.hub import cache
+from vitcli.hub.cache import RepoCache
+from vitcli.hub.fetch import cached
 
 VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
 FILES = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
@@ -50,20 +52,20 @@ def test_it_is_where_the_client_looks(
 
 
 def test_a_snapshot_is_the_clients(root: Path) -> None:
-    assert cache.snapshot("me/model") is None
+    assert cached("me/model") is None
     snapshot = keep(root, "me/model", FILES)
-    assert cache.snapshot("me/model") == cache.snapshot("me/model", COMMIT) == snapshot
+    assert cached("me/model") == cached("me/model", COMMIT) == snapshot
     theirs = try_to_load_from_cache("me/model", "model.safetensors", cache_dir=root)
     assert theirs == str(snapshot / "model.safetensors")
-    assert cache.snapshot("me/model", "other") is None
+    assert cached("me/model", "other") is None
 
 
 def test_without_weights_nothing_is_here(root: Path) -> None:
     keep(root, "me/words", {"config.json": b"{}"})
-    assert cache.snapshot("me/words") is None
+    assert cached("me/words") is None
     link = keep(root, "me/cut", FILES) / "model.safetensors"
     link.resolve().unlink()
-    assert cache.snapshot("me/cut") is None
+    assert cached("me/cut") is None
 
 
 def test_one_repo_is_removed_and_no_other(root: Path) -> None:
@@ -71,21 +73,21 @@ def test_one_repo_is_removed_and_no_other(root: Path) -> None:
         keep(root, repo, FILES)
     keep(root, "me/model", FILES, kind="datasets")
     expected = sum(map(len, FILES.values()))
-    assert cache.size("me/model") == expected
-    assert cache.remove("me/model") == expected
+    assert RepoCache("me/model").size() == expected
+    assert RepoCache("me/model").remove() == expected
     left = {(found.repo_type, found.repo_id) for found in scan_cache_dir(root).repos}
     assert left == {("model", "me/model2"), ("model", "you/model"), ("dataset", "me/model")}
-    assert cache.snapshot("me/model") is None and cache.snapshot("me/model2") is not None
+    assert cached("me/model") is None and cached("me/model2") is not None
     with pytest.raises(HubError, match="is not in the cache"):
-        cache.remove("me/model")
+        RepoCache("me/model").remove()
 
 
 def test_what_a_cut_download_left_is_removed_too(root: Path) -> None:
     blobs = root / "models--me--cut" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "abc.incomplete").write_bytes(b"1234")
-    assert cache.remove("me/cut") == 4
-    assert not cache.folder("me/cut").exists()
+    assert RepoCache("me/cut").remove() == 4
+    assert not RepoCache("me/cut").directory.exists()
 
 
 def test_a_file_that_two_repos_share_stays(root: Path) -> None:
@@ -104,8 +106,8 @@ def test_a_file_that_two_repos_share_stays(root: Path) -> None:
         blob.symlink_to(Path("..", "..", "blobs", "ab", name))
         references.append(blob.parent.resolve().joinpath(blob.name).relative_to(root.resolve()))
     store.with_name(f"{name}.refs").write_text("".join(f"{r.as_posix()}\n" for r in references))
-    cache.remove("me/one")
-    assert cache.snapshot("me/two") is not None
-    assert (cache.snapshot("me/two") / "model.safetensors").read_bytes() == b"weights"
-    cache.remove("me/two")
+    RepoCache("me/one").remove()
+    assert cached("me/two") is not None
+    assert (cached("me/two") / "model.safetensors").read_bytes() == b"weights"
+    RepoCache("me/two").remove()
     assert not store.exists()

@@ -52,9 +52,9 @@ def test_the_front_matter_is_the_hubs() -> None:
     results = card.data.eval_results
     assert results is not None
     assert [(r.metric_name, r.metric_value) for r in results] == [
-        ("top-1, validation part", 0.9375),
-        ("ECE, validation part", 0.03),
-        ("top-1, test part", 0.9),
+        ("top-1, validation split", 0.9375),
+        ("ECE, validation split", 0.03),
+        ("top-1, test split", 0.9),
     ]
     assert results[0].dataset_name == 'my "flowers": 5 kinds'
     assert results[0].task_type == "image-classification"
@@ -64,12 +64,12 @@ def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
     text = model_card(INFO, SHOWN, name="me/flowers", images={"Confusion": "confusion.png"})
     for line in (
         "# me/flowers",
-        "| top-1, validation part | 93.8% |",
-        "| ECE, validation part | 3.0% |",
+        "| top-1, validation split | 93.8% |",
+        "| ECE, validation split | 3.0% |",
         "| crane (n1) | 10 | 80.0% | 88.9% | 84.2% | crane (n2) |",
         "| crane (n2) | 10 | 80.0% | 80.0% | 80.0% | crane (n1) |",
         "| cat \\| dog | 10 | 100.0% | 90.9% | 95.2% | - |",
-        "Of 30 images:",
+        "On 30 images:",
         "![Confusion](confusion.png)",
         "vit finetune --data flowers --lr 0.003",
         "- Position embeddings resized: bilinear from 14 x 14",
@@ -98,7 +98,7 @@ def test_nothing_is_said_that_nobody_knows() -> None:
     card = ModelCard(text)
     assert card.data.eval_results is None and "license" not in card.data.to_dict()
     assert "base_model" not in card.data.to_dict()
-    for heading in ("## Figures", "## How it was made"):
+    for heading in ("## Metrics", "## How it was made"):
         assert heading not in text
     assert "None" not in text and 'local-dir:."' in text
 
@@ -123,13 +123,12 @@ def test_of_many_classes_the_hardest_are_listed() -> None:
 
 def test_a_resize_takes_the_figures_and_leaves_the_rest() -> None:
     ours = model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0")
-    assert "model-index" in ours and "## Figures" in ours and "93.8%" in ours
+    assert "model-index" in ours and "## Metrics" in ours and "93.8%" in ours
     once = resized(ours, (128, 128), (384, 384))
-    assert "0.9375" not in once and "93.8%" not in once and "## Figures" not in once
+    assert "0.9375" not in once and "93.8%" not in once and "\n## Metrics" not in once
     card = ModelCard(once)
     assert card.data.eval_results is None and card.data.license == "apache-2.0"
     assert card.text.strip().startswith("> Not the model that was measured: its position")
-    assert "128 x 128 pixels, and any figure, is of the model before" in card.text
     assert "## How it was made" in once and "## Use" in once
     again = resized(once, (384, 384), (64, 96))
     assert again.count("> Not the model") == 1 and "resized for images of 64 x 96" in again
@@ -145,5 +144,5 @@ def test_a_resize_takes_the_figures_and_leaves_the_rest() -> None:
 def test_a_model_that_timm_cannot_hold_says_so() -> None:
     info = CheckpointInfo(model_config("Ti/16", num_classes=2, pre_logits=192), Preprocess())
     text = model_card(info)
-    assert "timm cannot hold this model (pre_logits of size 192)." in text
+    assert "timm cannot express this model (pre_logits of size 192)." in text
     assert "create_model" not in text

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import (
@@ -16,26 +21,25 @@ from huggingface_hub import (
     snapshot_download,
     try_to_load_from_cache,
 )
-from huggingface_hub.utils import WeakFileLock
 
 from checkpoints.golden_cases import GOLDEN
 from conftest import use_hub
-from hub_faults import Fault
-from hub_server import LoopbackHub
+from hub_server import Fault, LoopbackHub
 from vitcli.checkpoints.read import read_info
 from vitcli.errors import HubError, VitWarning
-from vitcli.hub import fetch as hub_module
+from vitcli.hub.cache import RepoCache
 from vitcli.hub.fetch import cached, fetch, reachable
-from vitcli.hub.repo_cache import RepoCache
+from vitcli.hub.retry import Transfer
 
 CASE = GOLDEN / "timm_dinov2"
 FILES = {name: (CASE / name).read_bytes() for name in ("config.json", "model.safetensors")}
 WEIGHTS = FILES["model.safetensors"]
+LISTING = "GET /api/models/me/model/revision/main?blobs=true"
 
 
 @pytest.fixture
 def commit(hub: LoopbackHub) -> str:
-    """The commit of the repo "me/model", which is all that there is."""
+    """The commit of the repo "me/model", the only repo."""
     return hub.add("me/model", FILES)
 
 
@@ -44,8 +48,13 @@ def blob(name: str = "model.safetensors") -> Path:
     return Path(str(try_to_load_from_cache("me/model", name))).resolve()
 
 
+def part() -> Path:
+    """Where the weights are while they are downloaded."""
+    return next((RepoCache("me/model").directory / "blobs").glob("*.incomplete"))
+
+
 def refused(repo: str = "me/model", revision: str | None = None, **options: bool) -> HubError:
-    """The two lines that a person reads."""
+    """The error, which is two lines that begin with the repo."""
     with pytest.raises(HubError) as caught:
         fetch(repo, revision, **options)
     assert str(caught.value).count("\n") == 1 and str(caught.value).startswith(f"{repo}: ")
@@ -58,92 +67,75 @@ def refused(repo: str = "me/model", revision: str | None = None, **options: bool
 
 def test_a_repo_is_fetched_once(hub: LoopbackHub, commit: str) -> None:
     assert cached("me/model") is None
-    heard: list[tuple[str, int, int | None]] = []
-    file = fetch("me/model", on_progress=lambda *event: heard.append(event))
+    heard: list[Transfer] = []
+    file = fetch("me/model", on_progress=heard.append)
     for name, content in FILES.items():
         assert (file.parent / name).read_bytes() == content
-    assert heard[-1] == ("model.safetensors", len(WEIGHTS), len(WEIGHTS))
+    assert heard[-1] == ("model.safetensors", len(WEIGHTS), len(WEIGHTS), None)
     assert cached("me/model") == cached("me/model", commit) == file.parent
 
     hub.asked.clear()
     assert fetch("me/model") == file
-    assert hub.asked == ["GET /api/models/me/model/revision/main?blobs=true"]  # still the latest?
+    assert hub.asked == [LISTING]  # still the latest?
     hub.asked.clear()
     assert fetch("me/model", commit) == file and fetch("me/model", offline=True) == file
     assert hub.asked == []
     (file.parent / "config.json").unlink()  # without it, the model would be taken for another
-    assert refused(offline=True).what == "is not in the cache"
+    assert refused(offline=True).what == "is only partly in the cache: config.json is not"
 
 
 def test_a_verified_file_is_not_read_again(
     hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch("me/model")
-    monkeypatch.setattr("vitcli.hub.repo_cache._digest", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr("vitcli.hub.cache.digest_of", lambda *_: pytest.fail("was read"))
     fetch("me/model")
     fetch("me/model", offline=True)
 
 
 def test_the_latest_commit_is_fetched(hub: LoopbackHub, commit: str) -> None:
     old = fetch("me/model")
+    hub.repos["me/model"].refs["v1.0"] = commit
     newer = hub.add("me/model", {"config.json": b"{}"})
     file = fetch("me/model")
     assert file.parent.name == newer and (file.parent / "config.json").read_bytes() == b"{}"
-    assert fetch("me/model", commit) == old
+    assert fetch("me/model", commit) == fetch("me/model", "v1.0") == old
+    assert fetch("me/model", "v1.0", offline=True) == old
     assert sum(asked.startswith("GET /lfs/") for asked in hub.asked) == 1  # the same content
+    assert "in the cache at revision v2" in refused("me/model", "v2", offline=True).what
 
 
-def test_branches(hub: LoopbackHub, commit: str) -> None:
-    hub.store.branch("me/model", "v1.0", "main")
-    hub.add("me/model", {"config.json": b"{}"})
-    assert fetch("me/model", "v1.0").parent.name == commit
-    assert fetch("me/model", "v1.0", offline=True).parent.name == commit
-    assert refused(offline=True).what == "is not in the cache"
-    assert refused("me/model", "v2", offline=True).what == "v2 is not in the cache"
-
-
-def test_the_cache_is_the_ordinary_one(hub: LoopbackHub, commit: str) -> None:
-    """What others fetched is found by us, checked, and the other way round."""
+def test_the_cache_is_shared_with_the_client(hub: LoopbackHub, commit: str) -> None:
+    """What others fetched is found and checked, and they find what we fetch."""
     theirs = Path(snapshot_download("me/model"))
     assert cached("me/model") == theirs
     hub.asked.clear()
     assert fetch("me/model").parent == theirs and not [a for a in hub.asked if "/lfs/" in a]
-    path = hf_hub_download("me/model", "model.safetensors", local_files_only=True)
-    assert Path(path) == theirs / "model.safetensors"
-    assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
-
-
-def test_ours_is_found_by_others(hub: LoopbackHub, commit: str) -> None:
-    file = fetch("me/model")
+    hub.add("me/other", FILES)
+    ours = fetch("me/other")
     for name in FILES:
-        path = hf_hub_download("me/model", name, local_files_only=True)
-        assert Path(path) == file.parent / name
+        path = hf_hub_download("me/other", name, local_files_only=True)
+        assert Path(path) == ours.parent / name
     assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
 
 
-def test_a_cache_that_cannot_be_written(
-    hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written(hub: LoopbackHub, commit: str) -> None:
     file = fetch("me/model")
-    monkeypatch.setattr("vitcli.hub.repo_cache.write_text", _raise_read_only)
     hub.add("me/model", {"more": b"more"})
+    notes = file.parents[2] / ".vit"
+    notes.rename(notes.with_name("was"))
+    notes.write_text("not a directory")
     assert fetch("me/model").resolve() == file.resolve()
-
-
-def _raise_read_only(*_: object) -> None:
-    raise OSError(30, "Read-only file system")
 
 
 # ---------------------------------------------------------------------------------------------
 # What a repo may hold
 
 
-SHARDS = {"a.safetensors": ["x"], "b.safetensors": ["y"]}
+INDEX = json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).encode()
 SHARDED = {
     "config.json": b"{}",
-    "model.safetensors.index.json": json.dumps(
-        {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
-    ).encode(),
+    "model.safetensors.index.json": INDEX,
     "a.safetensors": b"\0a",
     "b.safetensors": b"\0b",
 }
@@ -164,8 +156,6 @@ def test_safetensors_come_first(hub: LoopbackHub, files: list[str], chosen: str)
     assert file.name == chosen and cached("me/model") == file.parent
     got = {asked.rpartition("/")[2] for asked in hub.asked if asked.startswith("GET /lfs/")}
     assert got == {chosen}  # and nothing else
-    hub.asked.clear()
-    assert fetch("me/model") == file and len(hub.asked) == 1
 
 
 def test_shards(hub: LoopbackHub) -> None:
@@ -176,70 +166,102 @@ def test_shards(hub: LoopbackHub) -> None:
     assert cached("me/model") == file.parent
     blob("b.safetensors").unlink()
     assert cached("me/model") is None
-    assert refused(offline=True).what == "is not in the cache"
+    assert "b.safetensors" in refused(offline=True).what
     assert fetch("me/model") == file and blob("b.safetensors").read_bytes() == b"\0b"
 
 
 def test_pickles_have_to_be_allowed(hub: LoopbackHub) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"\0pickle", "training_args.bin": b"\0"}
     hub.add("me/model", files)
-    error = refused()
-    assert "as a pickle only, pytorch_model.bin" in error.what
-    assert "--allow-pickle" in str(error.hint)
+    assert "--allow-pickle" in str(refused().hint)
     assert not [asked for asked in hub.asked if "pytorch_model" in asked]
     assert fetch("me/model", allow_pickle=True).name == "pytorch_model.bin"
     refused()
 
 
-def test_several_checkpoints_are_not_guessed_at(hub: LoopbackHub) -> None:
-    hub.add("me/model", {"a.npz": b"\0a", "b.npz": b"\0b"})
-    error = refused()
-    assert error.what == "holds several checkpoints: a.npz, b.npz"
-    assert error.hint == "fetch one (hf download me/model a.npz) and name its path"
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["a.npz", "b.npz"], "has several checkpoints: a.npz, b.npz"),
+        (["README.md"], "has no weights that vit reads, but README.md"),
+    ],
+)
+def test_repos_without_one_checkpoint(hub: LoopbackHub, files: list[str], said: str) -> None:
+    hub.add("me/model", {name: b"\0" + name.encode() for name in files})
+    assert refused().what == said
 
 
-def test_nothing_to_load(hub: LoopbackHub) -> None:
-    hub.add("me/model", {"README.md": b"# soon"})
-    assert refused().what == "holds no weights that we read, but README.md"
+# ---------------------------------------------------------------------------------------------
+# A Hub that is not to be trusted
 
 
-def test_a_config_that_is_not_listed_is_asked_for(
-    hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
+def test_a_hostile_etag_and_commit_are_not_followed(
+    hub: LoopbackHub, commit: str, tmp_path: Path
 ) -> None:
-    """Without its config a model would be taken for another one."""
-    ask = hub_module._ask
+    """The client itself writes to wherever an ETag says."""
+    target = tmp_path / ".bashrc"
+    target.write_text("mine")
+    hostile = {"ETag": f'"{target}"', "X-Repo-Commit": "../../evil"}
+    hub.faults.append(Fault("body", "config.json", body=b"evil", headers=hostile, times=9))
+    assert "arrived damaged" in refused().what
+    hub.faults.clear()
+    fetch("me/model")
+    assert target.read_text() == "mine" and not list(tmp_path.rglob("evil"))
 
-    def forget(cache: RepoCache, revision: str) -> object:
-        found = ask(cache, revision)
-        del found.listing["config.json"]
-        return found
 
-    monkeypatch.setattr(hub_module, "_ask", forget)
-    assert refused().what == "lists no config.json but has one"
+def test_a_link_out_of_the_cache_is_not_followed(
+    hub: LoopbackHub, commit: str, tmp_path: Path
+) -> None:
+    fetch("me/model")
+    outside = tmp_path / "precious"
+    outside.write_text("mine")
+    blob().unlink()
+    Path(str(RepoCache("me/model").snapshot(commit) / "model.safetensors")).unlink()
+    (RepoCache("me/model").snapshot(commit) / "model.safetensors").symlink_to(outside)
+    refused(offline=True)
+    assert fetch("me/model").read_bytes() == WEIGHTS and outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "names", [["../x.npz"], ["a\\b.npz"], ["a\nb.npz"], ["/etc/x.npz"], ["a//b.npz"], ["sha"]]
+)
+def test_impossible_answers_are_refused(
+    hub: LoopbackHub, commit: str, names: list[str], tmp_path: Path
+) -> None:
+    sha = "../../evil" if names == ["sha"] else commit
+    files = [{"rfilename": name, "blobId": "0" * 40, "size": 1} for name in names]
+    listing = {"id": "me/model", "sha": sha, "siblings": files, "private": False}
+    hub.faults.append(Fault("body", "/revision/", body=json.dumps(listing).encode()))
+    assert "cannot be trusted" in refused().what
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"null", b'{"siblings": 3}', b"<html>Please log in</html>", b'{"sha": {}}'],
+)
+def test_other_servers_are_recognised(hub: LoopbackHub, commit: str, body: bytes) -> None:
+    """Captive portals, proxies, and JSON that is not the Hub's."""
+    hub.faults.append(Fault("body", "/revision/", body=body))
+    assert refused().hint and fetch("me/model", commit[:7]).read_bytes() == WEIGHTS
 
 
 # ---------------------------------------------------------------------------------------------
 # Damage
 
 
-def test_a_damaged_download_is_fetched_again(hub: LoopbackHub, commit: str) -> None:
-    hub.faults.append(Fault("flip", "GET /lfs/", at=len(WEIGHTS) // 2))
-    assert fetch("me/model").read_bytes() == WEIGHTS
-    assert hub.faults[0].struck == 1
-
-
 @pytest.mark.parametrize(
-    ("name", "where"),
-    [("model.safetensors", "GET /lfs/"), ("config.json", "resolve/")],
+    ("name", "where"), [("model.safetensors", "GET /lfs/"), ("config.json", "config.json")]
 )
-def test_a_download_damaged_twice_is_removed_and_said(
-    hub: LoopbackHub, commit: str, name: str, where: str
-) -> None:
+def test_damaged_downloads(hub: LoopbackHub, commit: str, name: str, where: str) -> None:
+    """Once: fetched again. Twice: removed, and an error."""
     hub.faults.append(Fault("flip", where, times=2))
     assert refused().what == f"{name} arrived damaged, twice, and was removed"
     assert cached("me/model") is None
     refused(offline=True)
+    hub.faults[:] = [Fault("flip", where, at=len(FILES[name]) // 2)]
     assert fetch("me/model").read_bytes() == WEIGHTS
+    assert hub.faults[0].struck == 1
 
 
 def test_a_file_that_rots_in_the_cache_is_found(hub: LoopbackHub, commit: str) -> None:
@@ -247,8 +269,7 @@ def test_a_file_that_rots_in_the_cache_is_found(hub: LoopbackHub, commit: str) -
     content = bytearray(WEIGHTS)
     content[-1] ^= 1
     blob().write_bytes(content)
-    error = refused(offline=True)
-    assert error.what == "model.safetensors is damaged in the cache, and was removed"
+    assert "damaged" in refused(offline=True).what
     assert cached("me/model") is None
     assert fetch("me/model").read_bytes() == WEIGHTS
 
@@ -259,53 +280,95 @@ def test_what_others_left_damaged_is_found_offline(hub: LoopbackHub, commit: str
     assert "damaged" in refused(offline=True).what
 
 
+# ---------------------------------------------------------------------------------------------
+# One policy of retries, and downloads that are resumed
+
+
 @pytest.mark.parametrize("kind", ["truncate", "reset", "stall", "length"])
-def test_a_cut_download_goes_on_by_range(
+def test_a_cut_download_is_resumed(
     hub: LoopbackHub, commit: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut three times, each time further on; no byte is sent twice but those of one chunk."""
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
+    """Cut three times, each time further on: no byte is sent twice."""
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3, seconds=5))  # type: ignore[arg-type]
-    heard: list[int] = []
-    file = fetch("me/model", on_progress=lambda name, done, total: heard.append(done))
-    assert file.read_bytes() == WEIGHTS and max(heard) == len(WEIGHTS)
+    heard: list[Transfer] = []
+    file = fetch("me/model", on_progress=heard.append)
+    assert file.read_bytes() == WEIGHTS and max(event.done for event in heard) == len(WEIGHTS)
     ranges = [r for r, asked in zip(hub.ranges, hub.asked, strict=True) if "GET /lfs/" in asked]
     begins = [int(r.removeprefix("bytes=").partition("-")[0] or 0) for r in ranges]
-    assert len(begins) == 4 and all(b - a >= 45_904 for a, b in pairwise(begins)), ranges
+    assert len(begins) == 4 and all(b - a <= 50_000 for a, b in pairwise(begins)), ranges
+    if kind in ("truncate", "length"):  # after a reset the system may drop what has arrived
+        assert begins == [0, 50_000, 100_000, 150_000]
 
 
-def test_a_connection_that_is_always_reset(hub: LoopbackHub, commit: str) -> None:
-    hub.faults.append(Fault("reset", "GET /lfs/", at=50_000, times=99))
-    assert refused().what == "the connection broke in the middle"
-    assert hub.faults[0].struck == 3
-    assert list((RepoCache("me/model").folder / "blobs").glob("*.incomplete")) == []
+@pytest.mark.parametrize("where", ["/revision/", "config.json", "GET /lfs/"])
+@pytest.mark.parametrize("kind", ["reset", 503, 429])
+def test_passing_failures_are_retried(
+    hub: LoopbackHub, commit: str, where: str, kind: str | int
+) -> None:
+    fault = Fault("reset", where, times=2)
+    if isinstance(kind, int):
+        fault = Fault("status", where, status=kind, times=2)
+    hub.faults.append(fault)
+    heard: list[Transfer] = []
+    assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
+    assert fault.struck == 2 and sum(event.note is not None for event in heard) == 2
 
 
-def test_no_one_finds_a_damaged_file(
+def test_the_hub_says_how_long_to_wait(hub: LoopbackHub, commit: str) -> None:
+    limit = Fault("status", "/revision/", status=429, headers={"Retry-After": "1"})
+    hub.faults.append(limit)
+    begin = time.monotonic()
+    assert "asks to wait 1 s" in refused().what  # longer than the limit of the tests
+    assert time.monotonic() - begin < 0.5 and limit.struck == 1
+    limit.seen = 0
+    fetch("me/model", timeout=5)
+    assert time.monotonic() - begin >= 1
+
+
+def test_a_killed_download_is_resumed(hub: LoopbackHub, commit: str) -> None:
+    hub.faults.append(Fault("stall", "GET /lfs/", at=100_000, seconds=60))
+    command = [sys.executable, "-m", "vitcli", "pull", "me/model"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete")):
+            time.sleep(0.02)
+        while part().stat().st_size < 65_536:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    there, heard = part().stat().st_size, list[Transfer]()
+    assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
+    assert hub.ranges[-1] == f"bytes={there}-"
+    assert any("resumed" in str(event.note) for event in heard)
+
+
+def test_what_is_resumed_wrongly_is_fetched_anew(hub: LoopbackHub, commit: str) -> None:
+    hub.faults.append(Fault("status", "GET /lfs/", nth=2, times=99))
+    hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
+    refused()
+    with open(part(), "r+b") as file:
+        file.write(b"damaged")
+    hub.faults.clear()
+    assert fetch("me/model").read_bytes() == WEIGHTS
+
+
+def test_processes_that_want_one_repo_download_it_once(hub: LoopbackHub, commit: str) -> None:
+    hub.faults.append(Fault("slow", "GET /lfs/", seconds=0.1, times=9))
+    command = [sys.executable, "-m", "vitcli", "pull", "me/model"]
+    with ThreadPoolExecutor(4) as pool:
+        runs = list(
+            pool.map(lambda _: subprocess.run(command, capture_output=True, text=True), range(4))
+        )
+    assert [run.returncode for run in runs] == [0] * 4, [run.stderr for run in runs]
+    assert sum(asked.startswith("GET /lfs/") for asked in hub.asked) == 1
+    assert sum("waiting for another process" in run.stderr for run in runs) >= 1
+
+
+def test_a_disk_without_space_is_noticed_before(
     hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes its place in the cache after it was checked: whoever is killed meanwhile leaves
-    nothing that another tool would take for whole."""
-    seen: list[bool] = []
-
-    def look(path: Path, digest: str) -> str:
-        seen.append((RepoCache("me/model").blob(digest)).exists())
-        return digest
-
-    monkeypatch.setattr("vitcli.hub.repo_cache._digest", look)
-    fetch("me/model")
-    assert seen == [True, False]  # config.json, which the client put there; the weights
-
-
-def test_what_killed_downloads_left_is_cleared(hub: LoopbackHub, commit: str) -> None:
-    fetch("me/model")
-    blobs, locks = blob().parent, Path(constants.HF_HUB_CACHE) / ".locks" / "models--me--model"
-    for name in ("dead.incomplete", "dead.0123abcd.incomplete", "alive.4567.incomplete"):
-        (blobs / name).write_bytes(b"half")
-    with WeakFileLock(locks / "alive.lock"):  # as the client does while it downloads
-        fetch("me/model")
-    assert [path.name for path in blobs.glob("*.incomplete")] == ["alive.4567.incomplete"]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert "MB free" in refused().what
+    assert not [asked for asked in hub.asked if "GET /lfs/" in asked]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -317,66 +380,58 @@ def test_private_and_gated_repos(hub: LoopbackHub, monkeypatch: pytest.MonkeyPat
     hub.add("other/gated", FILES, gated=True)
     assert fetch("me/private").read_bytes() == WEIGHTS  # with the ordinary token
     hub.may_read.clear()
-    error = refused("other/gated")
-    assert error.what == "access has to be asked for"
-    assert error.hint == (
-        "ask on the repo's page, then log in with `hf auth login`, or set HF_TOKEN"
-    )
+    assert refused("other/gated").what == "access is restricted"
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    assert refused("me/private").what == "there is no such repo on the Hub, and no such folder here"
-    assert "for a private repo, log in" in str(refused("me/private").hint)
+    assert "no such repo on the Hub" in refused("me/private").what
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert refused("me/private").what == "the Hub does not know this token (401)"
+    assert refused("me/private").what == "the Hub does not accept the token (401)"
+    monkeypatch.setenv("HF_TOKEN", "hf_ключ")
+    assert "the token holds characters" in refused("me/private").what
 
 
 @pytest.mark.parametrize(
     ("repo", "revision", "said"),
     [
-        ("me/missing", None, "there is no such repo on the Hub, and no such folder here"),
+        ("me/missing", None, "no such repo on the Hub"),
         ("me/model", "v9", "has no revision 'v9'"),
-        ("me/model", "0" * 40, f"has no revision '{'0' * 40}'"),
-        ("me/..", None, "is not a name of a repo"),
+        ("me/model", "0" * 40, "has no revision"),
+        ("me/..", None, "is not the name of a Hub repo"),
     ],
 )
-def test_what_is_not_there(
+def test_what_does_not_exist(
     hub: LoopbackHub, commit: str, repo: str, revision: str | None, said: str
 ) -> None:
-    assert refused(repo, revision).what == said
+    assert said in refused(repo, revision).what
 
 
-def test_a_file_that_is_not_there(hub: LoopbackHub, commit: str) -> None:
-    hub.faults.append(
-        Fault("status", "/resolve/", status=404, code="EntryNotFound", nth=2, times=99)
-    )
-    assert refused().what == "has no config.json"
+def test_a_mistyped_path_is_guessed(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "flowers").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for offline in (False, True):
+        error = refused("runs/flowrs", offline=offline)
+        assert error.what.startswith("no such file or directory")
+        assert error.hint == "did you mean runs/flowers?"
 
 
-@pytest.mark.parametrize("where", ["/api/models/", "/resolve/", "GET /lfs/"])
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("where", "status", "said"),
     [
-        (401, "the Hub does not know this token (401)"),
-        (403, "access is refused (403)"),
-        (429, "the Hub asks for patience (429)"),
-        (500, "the Hub is in trouble (error 500)"),
-        (503, "the Hub is in trouble (error 503)"),
-        (418, "the Hub answered with error 418"),
+        ("/api/models/", 401, "(401)"),
+        ("/api/models/", 500, "error 500"),
+        ("config.json", 403, "no permission for this (403)"),
+        ("config.json", 418, "error 418"),
+        ("GET /lfs/", 403, "localhost refuses the download (403)"),
+        ("GET /lfs/", 503, "error 503"),
     ],
 )
 def test_refusals(hub: LoopbackHub, commit: str, where: str, status: int, said: str) -> None:
     hub.faults.append(Fault("status", where, status=status, times=99))
-    what = refused().what
-    assert what == said or (status == 401 and what.startswith("there is no such repo on the Hub"))
+    assert said in refused().what
     assert cached("me/model") is None
     hub.faults.clear()
     assert fetch("me/model").read_bytes() == WEIGHTS
-
-
-def test_answers_that_make_no_sense(hub: LoopbackHub, commit: str) -> None:
-    for cut in (0, 20):
-        hub.faults[:] = [Fault("length", "/api/models/", at=cut)]
-        assert refused().what == "the Hub's answer is not understood"
-    assert fetch("me/model", commit[:7]).read_bytes() == WEIGHTS
 
 
 # ---------------------------------------------------------------------------------------------
@@ -389,14 +444,14 @@ def test_no_network(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, tmp_path:
         port = closed.getsockname()[1]
     use_hub(monkeypatch, {"HF_ENDPOINT": f"http://127.0.0.1:{port}"}, tmp_path / "home")
     begin = time.monotonic()
-    assert refused().what == "the Hub cannot be reached"
-    assert not reachable()
+    assert "cannot reach 127.0.0.1" in refused().what
+    assert not reachable("me/model")
     assert time.monotonic() - begin < 10
 
 
-def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_endpoint_that_is_not_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_hub(monkeypatch, {"HF_ENDPOINT": "nonsense"}, tmp_path)
-    assert refused().what == "HF_ENDPOINT is no address"
+    assert refused().what == "HF_ENDPOINT is not a URL"
 
 
 @pytest.mark.parametrize(
@@ -416,46 +471,37 @@ def test_a_hub_in_trouble_leaves_the_cache(
     file = fetch("me/model")
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
     hub.faults.append(fault)
-    with pytest.warns(VitWarning, match=f"the cache has of it is used, commit {commit[:7]}"):
+    with pytest.warns(VitWarning, match=f"cached commit {commit[:7]}"):
         assert fetch("me/model") == file
     assert fault.struck == 1
     hub.faults[:] = [Fault("status", status=401)]
     refused()
 
 
-def test_a_hub_that_does_not_answer(
-    hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
-    hub.faults.append(Fault("stall", times=99))
-    assert refused().what == "the Hub did not answer in time"
-
-
 def test_offline_asks_no_one(
     hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert refused(offline=True).hint == "fetch it once without --offline"
+    assert "--offline" in str(refused(offline=True).hint)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert not reachable()
-    assert refused().what == "is not in the cache"
+    assert not reachable("me/model")
+    assert "no such repo in the cache" in refused().what
     assert hub.asked == []
 
 
 def test_reachable_is_decided_in_time(
     hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reachable(timeout=3.0)
+    assert reachable("me/model")
     hub.faults.append(Fault("status", status=500))
-    assert reachable(timeout=3.0)  # an error page is an answer
+    assert not reachable("me/model")
     with socket.socket() as silent:  # accepts and says nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{repo_id}}")
         begin = time.monotonic()
-        assert not reachable(timeout=0.3)
+        assert not reachable("me/model", timeout=0.3)
         assert time.monotonic() - begin < 2
-    monkeypatch.setenv("HF_ENDPOINT", "no address")
-    assert not reachable(timeout=0.3)
 
 
 def test_a_model_is_read_by_its_repo(hub: LoopbackHub, commit: str) -> None:

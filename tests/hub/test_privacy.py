@@ -1,56 +1,69 @@
-"""What leaves the machine names no folder, no home and no token."""
+"""What is published names no directory and no token, and leaves everything else alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from vitcli.hub.privacy import without_paths
+from vitcli.hub.privacy import publishable
 
 
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        ("vit finetune --data /home/jo/flowers -o runs/a", "vit finetune --data flowers -o runs/a"),
+        ("vit finetune --data /home/jo/flowers -o runs/a", "vit finetune --data flowers -o a"),
         ("vit finetune --data '/home/jo smith/my flowers'", "vit finetune --data 'my flowers'"),
         ("vit finetune --data=~/flowers/", "vit finetune --data=flowers"),
+        ("vit finetune --data jdoe-private/photos", "vit finetune --data photos"),
+        (
+            "vit finetune --classes 'Patient Data (2024)/clinic_xyz'",
+            "vit finetune --classes clinic_xyz",
+        ),
+        ("vit finetune --data '/home/jo/a, b/c'", "vit finetune --data a,c"),
         ("vit finetune --data ../jo/flowers", "vit finetune --data flowers"),
-        ("vit finetune --data jo/secret/flowers", "vit finetune --data flowers"),
         ("vit evaluate --data /a/jo/x,/b/jo/y", "vit evaluate --data x,y"),
         (r"vit finetune --data 'C:\Users\jo\flowers'", "vit finetune --data flowers"),
         (r"vit finetune --data '\\server\jo\flowers'", "vit finetune --data flowers"),
         ("vit finetune --data file:///home/jo/flowers", "vit finetune --data flowers"),
         ("vit finetune --data /", "vit finetune --data ."),
-        ("vit finetune --model timm/vit_base.x -o b", "vit finetune --model timm/vit_base.x -o b"),
+        ("vit finetune --model not/fetched", "vit finetune --model fetched"),
         ("vit finetune --model me/x@refs/pr/1", "vit finetune --model me/x@refs/pr/1"),
-        ("vit pretrain --variant R50+B/16 --lr 1e-3", "vit pretrain --variant R50+B/16 --lr 1e-3"),
-        ("vit predict https://x.org/a/b/c.jpg", "vit predict https://x.org/a/b/c.jpg"),
+        ("vit finetune -m timm/vit_base_patch16_224.dino", None),
+        ("vit pretrain --variant R50+B/16 --lr 1e-3", None),
         ("vit predict https://jo:pw@x.org/c.jpg", "vit predict https://x.org/c.jpg"),
-        ("vit finetune --data 'not closed /home/jo/x", "vit finetune --data 'not closed x"),
+        ("vit predict --token hf_abcdefghijkl", "vit predict --token hf_..."),
+        ('vit finetune --data "not closed /home/jo/x', """vit finetune --data '"not' closed x"""),
     ],
 )
-def test_commands(command: str, shown: str) -> None:
-    assert without_paths({"command": command}) == {"command": shown}
-    assert without_paths({"history": [{"command": command}]})["history"][0]["command"] == shown
+def test_commands(command: str, shown: str | None) -> None:
+    run = {"command": command, "parent": "me/x@refs/pr/1"}
+    assert publishable(run)["command"] == (shown or command)
+    assert publishable({"history": [run]})["history"][0]["command"] == (shown or command)
+
+
+def test_what_was_given_as_a_path_is_published_by_its_name() -> None:
+    run = {"data": "jdoe-private/photos", "output": "/a/b", "parent": "~/runs/a", "classes": "x/y"}
+    expected = {"data": "photos", "output": "b", "parent": "a", "classes": "y"}
+    assert publishable(run) == expected
+    assert publishable({"parent": "me/model@main"})["parent"] == "me/model@main"
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("/home/jo smith/flowers", "flowers"),
-        ("~/flowers", "flowers"),
-        ("trained on /mnt/jo/flowers, then pushed", "trained on flowers, then pushed"),
-        ("see `/mnt/jo/notes.txt` (or ../jo/x)", "see `notes.txt` (or x)"),
-        ("B/16 and R50+B/16, 3 images/s, and/or org/name", None),
-        ("https://github.com/jo/x and <b>bold</b>", None),
+        ("kept in /srv/jo/run, then pushed", "kept in run, then pushed"),
+        (f"see {Path.home()}/secret/notes.txt", "see notes.txt"),
+        (r"$\alpha/\beta$, a //b, \| and /16 of B/16", None),
         ("~10 epochs / 3 hours", None),
+        ("https://github.com/jo/x and <b>bold</b>", None),
         ("token hf_abcdefghijkl in it", "token hf_... in it"),
-        ("two\n/home/jo/lines\n", "two\nlines\n"),
     ],
 )
 def test_texts(text: str, shown: str | None) -> None:
-    assert without_paths(text) == (text if shown is None else shown)
+    assert publishable({"note": text}, [Path("/srv/jo")])["note"] == (shown or text)
 
 
 def test_other_values_stay() -> None:
     value = {"a": 1, "b": [0.5, None, True], "c": {"from": [14, 14]}, "d": "bilinear"}
-    assert without_paths(value) == value
+    assert publishable(value) == value

@@ -13,9 +13,8 @@ from vitcli.errors import OutputError
 from vitcli.hub import card
 from vitcli.layouts.catalogue import LAYOUTS, companions
 from vitcli.layouts.foreign_json import read_json
+from vitcli.weight_files import SUFFIXES
 
-WEIGHTS = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
-"""Suffixes of weights, which do not go along with resized ones."""
 CARD = "README.md"
 
 
@@ -27,7 +26,7 @@ def copy_companions(source: Path, folder: Path) -> None:
     """
     try:
         for path in sorted(source.iterdir()):
-            weights = path.suffix in WEIGHTS or path.name.endswith(".index.json")
+            weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
             if path.is_file() and not weights and path.name[0] != ".":
                 shutil.copyfile(path, folder / path.name)
     except OSError as error:

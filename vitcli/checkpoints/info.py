@@ -192,4 +192,4 @@ def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:
 
 def public_name(model: str) -> str:
     """A registry name or a Hub id as it is; of a path its last component."""
-    return Path(model).name if Path(model).exists() else model
+    return Path(model).name if Path(model).expanduser().exists() else model

@@ -19,6 +19,7 @@ from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
 from vitcli.layouts.reading import read_layout
 from vitcli.layouts.shapes import check_keys
+from vitcli.weight_files import weights_among
 
 
 class Located(NamedTuple):
@@ -35,6 +36,7 @@ def locate(
     offline: bool = False,
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
+    timeout: float | None = None,
 ) -> Located:
     """The file of a model: a path, a registry name, a Hub repo (fetched if need be).
 
@@ -48,7 +50,7 @@ def locate(
     if isinstance(found, RegistryEntry):
         found = HubRepo(found.repo, found.revision)
     if isinstance(found, HubRepo):
-        file = hub.fetch(found.id, found.revision, offline, on_progress, allow_pickle)
+        file = hub.fetch(found.id, found.revision, offline, on_progress, allow_pickle, timeout)
         return Located(file, entry)
     return Located(_weights_file(found), entry)
 
@@ -57,14 +59,13 @@ def _weights_file(path: Path) -> Path:
     """The file that a path means: a directory's standard one, or its only one of a kind."""
     if not path.is_dir():
         return path
-    for pattern in _STANDARD:
-        files = sorted(file for file in path.glob(pattern) if file.name != STATE)
-        if len(files) == 1:
-            return files[0]
-        if files:
-            found = ", ".join(file.name for file in files)
-            hint = "give the path of one of these files"
-            raise CheckpointError(f"holds several checkpoints: {found}", where=path, hint=hint)
+    names = weights_among(file.name for file in path.iterdir() if file.is_file())
+    if len(names) == 1:
+        return path / names[0]
+    if names:
+        hint = "give the path of one of these files"
+        found = ", ".join(names)
+        raise CheckpointError(f"holds several checkpoints: {found}", where=path, hint=hint)
     found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
     unfinished = "this run has not stored a model yet: continue it with --resume"
     raise CheckpointError(
@@ -76,19 +77,6 @@ def _weights_file(path: Path) -> Path:
 
 STATE = "state.safetensors"
 """What an unfinished run resumes from; not a model."""
-
-_STANDARD = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "*.safetensors",
-    "pytorch_model.bin",
-    "*.npz",
-    "*.bin",
-    "*.pt[h]",
-    "*.pth.tar",
-    "*.pt",
-)
-"""Names of a directory's weights, the preferred first."""
 
 
 def read_info(

@@ -1,9 +1,10 @@
-"""`vit models`: what there is to fetch, what is here already, and removing that."""
+"""`vit models`: the models that have a name, those that are cached, and removing them."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,12 @@ from typer.core import TyperGroup
 
 from vitcli.cli import options, output
 from vitcli.cli.main import PLAIN
-from vitcli.config import nearest
-from vitcli.errors import HubError, ModelNotFoundError
-from vitcli.hub import cache, registry
-from vitcli.hub.registry import RegistryEntry
+from vitcli.config import Architecture, ClassLabel, nearest
+from vitcli.errors import HubError, ModelNotFoundError, VitError
+from vitcli.hub import registry
+from vitcli.hub.cache import RepoCache, fetched
+from vitcli.hub.fetch import cached
+from vitcli.hub.registry import HubRepo, RegistryEntry
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -78,30 +81,32 @@ def list_models(
     if not rows:
         like = nearest(" ".join(words or ()), registry.names())
         raise ModelNotFoundError(
-            f"no model has all of the words: {' '.join(words or ())}",
-            hint=f"did you mean {' or '.join(like)}?" if like else "`vit models` lists them all",
+            f"no model matches '{' '.join(words or ())}'",
+            hint=f"did you mean {' or '.join(like)}?"
+            if like
+            else "`vit models` lists all, `vit pull NAME` downloads one",
         )
     if json:
         for row in rows:
             output.json_line(row)
         return
-    columns = ("model", "params", "classes", "size", "px", "licence", "here")
+    columns = ("model", "params", "classes", "size", "px", "license", "here")
     output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
     here = sum(row["here"] is not None for row in rows)
     count = f"{len(rows):,} model{'s' * (len(rows) != 1)}, {here:,} here"
-    output.note(f"{count}; `vit models show NAME` tells more, `vit pull NAME` fetches", quiet)
+    output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`", quiet)
 
 
 @app.command()
 def show(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
-    """Say what is known of one model, without fetching it."""
-    found = registry.known(name)
-    row = _shipped(found) if isinstance(found, Path) else _released(found)
-    told = _details(found)
+    """Describe one model, without downloading it."""
+    found = registry.find(name) or _cached(name) or registry.known(name)
+    row = _row(found)
+    details, classes = _details(found)
     if json:
-        output.json_line({**row, **told})
+        output.json_line({**row, **details})
         return
-    for what, text in _as_lines(row, told, found):
+    for what, text in _as_lines(row, details, classes):
         output.line(output.entry(what, text, 20, sys.stdout))
 
 
@@ -112,36 +117,52 @@ def remove(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Remove fetched models from the Hub's cache, and nothing else."""
-    repos = list(dict.fromkeys(map(_repo, names)))
-    missing = [repo for repo in repos if not cache.folder(repo).is_dir()]
-    if missing:
+    """Remove downloaded models from the Hub's cache, and nothing else."""
+    repos = [RepoCache(repo) for repo in dict.fromkeys(map(_repo, names))]
+    if missing := [cache.repo for cache in repos if not cache.directory.is_dir()]:
         raise HubError("is not in the cache", where=", ".join(missing))
     if not yes:
         if json:
-            raise typer.BadParameter("--json asks nothing: say --yes, too")
-        for repo in repos:
-            output.note(f"{repo}: {output.size(cache.size(repo))} in {cache.folder(repo)}")
+            raise typer.BadParameter("--json cannot ask: add --yes")
+        for cache in repos:
+            output.note(f"{cache.repo}: {output.size(cache.size())} in {cache.directory}")
         typer.confirm("Remove?", abort=True, err=True)
-    for repo in repos:
-        freed = cache.remove(repo)
+    for cache in repos:
+        freed = cache.remove()
         if json:
-            output.json_line({"repo": repo, "freed": freed})
+            output.json_line({"repo": cache.repo, "freed": freed})
         else:
-            output.line(f"removed {repo}: {output.size(freed)} freed")
+            output.line(f"removed {cache.repo}: {output.size(freed)} freed")
 
 
 # ---------------------------------------------------------------------------------------------
 
+Model = RegistryEntry | Path | HubRepo
+"""A released model, the directory of one that ships, or any other repo that was fetched."""
+
 
 def _rows() -> list[dict[str, Any]]:
-    """All that there is, what ships first."""
-    shipped = [_shipped(folder) for folder in registry.shipped().values()]
-    return shipped + [_released(entry) for entry in registry.entries().values()]
+    """All models, those that ship first."""
+    released = registry.entries().values()
+    known = {entry.repo for entry in released}
+    others = [HubRepo(repo) for repo in fetched() if repo not in known]
+    models: list[Model] = [*registry.shipped().values(), *released, *others]
+    return [_row(model) for model in models]
+
+
+def _cached(name: str) -> HubRepo | None:
+    """The fetched repo of that name, which the registry does not know."""
+    return HubRepo(name) if name in fetched() else None
+
+
+def _row(model: Model) -> dict[str, Any]:
+    if isinstance(model, Path):
+        return _shipped(model)
+    return _released(model) if isinstance(model, RegistryEntry) else _other(model)
 
 
 def _released(entry: RegistryEntry) -> dict[str, Any]:
-    here = cache.snapshot(entry.repo, entry.revision)
+    here = cached(entry.repo, entry.revision)
     return {
         "name": entry.name,
         "repo": entry.repo,
@@ -159,29 +180,58 @@ def _released(entry: RegistryEntry) -> dict[str, Any]:
     }
 
 
-def _shipped(folder: Path) -> dict[str, Any]:
-    model = _stored_info(folder).model
+def _other(repo: HubRepo) -> dict[str, Any]:
+    here, info = cached(repo.id), _stored_info(repo)
     return {
-        "name": folder.name,
-        "repo": None,
+        "name": repo.id,
+        "repo": repo.id,
         "revision": None,
-        "parameters": model.num_params(),
-        "classes": model.num_classes,
+        "parameters": info and info.model.num_params(),
+        "classes": info and info.model.num_classes,
         "labels": None,
-        "bytes": (folder / "model.safetensors").stat().st_size,
-        "resolution": list(model.image_size),
-        "gmacs": round((model.macs() + model.feature_dim * model.num_classes) / 1e9, 2),
+        "bytes": RepoCache(repo.id).size(),
+        "resolution": info and list(info.model.image_size),
+        "gmacs": info and _gmacs(info.model),
         "top1": None,
-        "license": registry.shipped_license(),
-        "here": "ships",
-        "path": str(folder),
+        "license": None,
+        "here": "cached" if here else "incomplete",
+        "path": str(here) if here else None,
     }
 
 
-def _stored_info(folder: Path) -> CheckpointInfo:
-    from vitcli.checkpoints.read import open_checkpoint
+def _shipped(directory: Path) -> dict[str, Any]:
+    info = _stored_info(directory)
+    assert info is not None
+    return {
+        "name": directory.name,
+        "repo": None,
+        "revision": None,
+        "parameters": info.model.num_params(),
+        "classes": info.model.num_classes,
+        "labels": None,
+        "bytes": (directory / "model.safetensors").stat().st_size,
+        "resolution": list(info.model.image_size),
+        "gmacs": _gmacs(info.model),
+        "top1": None,
+        "license": registry.shipped_license(),
+        "here": "ships",
+        "path": str(directory),
+    }
 
-    return open_checkpoint(folder / "model.safetensors").info
+
+def _gmacs(model: Architecture) -> float:
+    return round((model.macs() + model.feature_dim * model.num_classes) / 1e9, 2)
+
+
+def _stored_info(model: Path | HubRepo) -> CheckpointInfo | None:
+    """What a checkpoint that is here says of itself; None where it cannot be read."""
+    from vitcli.checkpoints.read import read_info
+
+    path = model if isinstance(model, Path) else cached(model.id)
+    try:
+        return read_info(path)[0] if path else None
+    except VitError:
+        return None
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -191,15 +241,15 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    height, width = row["resolution"]
+    height, width = row["resolution"] or (0, 0)
     count = row["parameters"]
     return (
         row["name"],
-        f"{count / 1e6:.1f}M" if count < 1e9 else f"{count / 1e9:.2f}B",
+        f"{count / 1e6:.1f}M" if (count or 0) < 1e9 else f"{count / 1e9:.2f}B",
         f"{row['classes']:,}" if row["classes"] else "-",
         output.size(row["bytes"]),
         str(width) if height == width else f"{height}x{width}",
-        row["license"],
+        row["license"] or "-",
         " as ".join([row["here"] or "", *_aliases(row["name"])]),
     )
 
@@ -208,12 +258,21 @@ def _aliases(name: str) -> list[str]:
     return [alias for alias, means in registry.aliases().items() if means == name]
 
 
-def _details(found: RegistryEntry | Path) -> dict[str, Any]:
+def _details(found: Model) -> tuple[dict[str, Any], Sequence[ClassLabel]]:
     """What `show` adds to a model's row."""
+    from vitcli.checkpoints.read import read_info
     from vitcli.cli.info import describe_model
 
-    source = _stored_info(found) if isinstance(found, Path) else found
     released = found if isinstance(found, RegistryEntry) else None
+    if isinstance(found, RegistryEntry):
+        source: RegistryEntry | CheckpointInfo = found
+        classes = registry.labels(found.labels) if found.labels else ()
+    else:
+        path = found if isinstance(found, Path) else cached(found.id)
+        if path is None:
+            raise HubError("is only partly in the cache", hint="`vit pull` fetches the rest")
+        source = read_info(path)[0]
+        classes = source.classes
     return {
         **describe_model(source.model),
         "preprocess": dataclasses.asdict(source.preprocess),
@@ -221,31 +280,27 @@ def _details(found: RegistryEntry | Path) -> dict[str, Any]:
         "transformers": released and released.transformers,
         "source": released and released.source,
         "note": released and released.note,
-    }
+    }, classes
 
 
 def _as_lines(
-    row: dict[str, Any], told: dict[str, Any], found: RegistryEntry | Path
+    row: dict[str, Any], details: dict[str, Any], classes: Sequence[ClassLabel]
 ) -> list[tuple[str, str]]:
     """The same for people."""
     from vitcli.cli.info import as_lines
 
-    if isinstance(found, Path):
-        classes = _stored_info(found).classes
-    else:
-        classes = registry.labels(found.labels) if found.labels else ()
     named = [label._asdict() for label in classes]
-    lines = list(as_lines({"model": row["name"], **told, "classes": named, "provenance": {}}))
-    fetch = f"not here: `vit pull {row['name']}` fetches {output.size(row['bytes'])}"
+    lines = list(as_lines({"model": row["name"], **details, "classes": named, "provenance": {}}))
+    fetch = f"not here: `vit pull {row['name']}` downloads {output.size(row['bytes'])}"
     more = {
-        "multiply-adds": f"{row['gmacs']:,.2f} billion an image, with the head",
+        "multiply-adds": f"{row['gmacs']:,.2f} billion per image, with the head",
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",
         "labels": row["labels"],
-        "licence": row["license"],
+        "license": row["license"],
         "repo": row["repo"] and f"{row['repo']}{'@' + row['revision'] if row['revision'] else ''}",
-        "for transformers": told["transformers"],
-        "source": told["source"],
-        "note": told["note"],
+        "for transformers": details["transformers"],
+        "source": details["source"],
+        "note": details["note"],
         "here": f"{_cells(row)[-1]}: {row['path']}" if row["here"] else fetch,
     }
     return lines + [(what, str(text)) for what, text in more.items() if text]
@@ -257,7 +312,7 @@ def _repo(name: str) -> str:
     if isinstance(found, RegistryEntry):
         return found.repo
     if isinstance(found, Path):
-        raise HubError("is no fetched model: it is at " + str(found), where=name)
+        raise HubError("ships with vit and is not in the cache", where=name)
     if found.revision is not None:
-        raise HubError("goes as a whole: leave out the revision", where=name)
+        raise HubError("is removed as a whole: leave out the revision", where=name)
     return found.id

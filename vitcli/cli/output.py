@@ -13,6 +13,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from vitcli.hub.retry import Transfer
+
 PLAIN_EVERY = 10.0
 """Seconds between two plain lines of progress."""
+SPEED_OF = 10.0
+"""Seconds that the speed of a download is averaged over."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -271,13 +276,32 @@ class Meter(_Display):
 
 
 class FetchDisplay(_Display):
-    """A download: called with a file's name, the bytes that are here, and those of the file."""
+    """A download: called with each of its transfers."""
 
-    def __call__(self, name: str, done: int, total: int | None) -> None:
-        rate = done / max(time.monotonic() - self.started, 0.1) / 1e6
-        count = f"{done / 1e6:,.0f}{f' of {total / 1e6:,.0f}' if total else ''} MB"
-        numbers = [count, *self.left(done, total), f"{rate:.3g} MB/s"]
-        self.show(f"fetching {name}", done, total, numbers)
+    shown = False
+    """Whether there was anything to download."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.recent: deque[tuple[float, str, int]] = deque()
+
+    def __call__(self, transfer: Transfer) -> None:
+        self.shown = True
+        if transfer.note:
+            self.close()
+            note(printable(transfer.note), self.quiet)
+            return
+        name, done, total = transfer.name, transfer.done, transfer.total
+        now = time.monotonic()
+        self.recent.append((now, name, done))
+        while self.recent[0][0] < now - SPEED_OF or self.recent[0][1] != name:
+            self.recent.popleft()
+        then, _, before = self.recent[0]
+        rate = (done - before) / max(now - then, 0.1)
+        numbers = [f"{done / 1e6:,.1f}{f' of {total / 1e6:,.1f}' if total else ''} MB"]
+        if total and done < total and rate:
+            numbers.append(f"{duration((total - done) / rate)} left")
+        self.show(f"fetching {name}", done, total, [*numbers, f"{rate / 1e6:.3g} MB/s"])
 
 
 class TrainingDisplay(_Display):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from vitcli.checkpoints.read import locate, open_checkpoint
@@ -9,32 +11,44 @@ from vitcli.cli import options, output
 from vitcli.cli.models import Names
 from vitcli.errors import VitError
 from vitcli.hub import registry
-from vitcli.hub.registry import HubRepo, RegistryEntry
+from vitcli.hub.fetch import with_shards
+from vitcli.hub.registry import HubRepo
+
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0,
+        metavar="SECONDS",
+        help="Give up when the Hub has sent nothing for so long, or asks to wait longer.  "
+        "[default: 60]",
+    ),
+]
 
 
 def pull(
     names: Names,
+    timeout: Timeout = None,
     json: options.Json = False,
     offline: options.Offline = False,
     allow_pickle: options.AllowPickle = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Fetch models from the Hub and check them, so that they are here when they are needed.
+    """Download models from the Hub and verify them.
 
-    Prints where each lies. One that cannot be had is reported and the others are fetched; the exit
-    code is then 1.
+    Prints the path of each. An interrupted download is resumed by the next one. If one model
+    fails, the others are downloaded all the same, and the exit code is 1.
     """
     failed = 0
     for name in names:
         try:
             found = registry.resolve(name)
-            with output.FetchDisplay(quiet) as fetching:
-                located = locate(name, offline, fetching, allow_pickle)
-            if isinstance(found, RegistryEntry):
-                open_checkpoint(located.file, found)  # warns where the registry is wrong
+            with output.FetchDisplay(quiet) as display:
+                file, entry = locate(name, offline, display, allow_pickle, timeout)
+            open_checkpoint(file, entry)  # warns where the registry is wrong
         except KeyboardInterrupt as stop:
-            stop.add_note(f"stopped; {name} was not fetched")
+            stop.add_note(f"stopped; the next `vit pull {name}` resumes the download")
             raise
         except VitError as error:
             if len(names) == 1 and not json:
@@ -46,11 +60,12 @@ def pull(
                 output.error(str(error))
             continue
         if json:
-            repo = found.repo if isinstance(found, RegistryEntry) else None
-            repo = found.id if isinstance(found, HubRepo) else repo
-            told = {"path": str(located.file), "bytes": located.file.stat().st_size}
-            output.json_line({"name": name, "repo": repo, **told})
+            repo = entry.repo if entry else found.id if isinstance(found, HubRepo) else None
+            size = sum(path.stat().st_size for path in with_shards(file))
+            output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
         else:
-            output.line(str(located.file))
+            if not display.shown:
+                output.note(f"{name} is already here", quiet)
+            output.line(str(file))
     if failed:
         raise typer.Exit(1)

@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from vitcli.cli import options, output
+from vitcli.cli.pull import Timeout
 from vitcli.errors import HubError
-from vitcli.hub.push import (
-    Changes,
-    Package,
-    check_login,
-    check_name,
-    compare,
-    pack,
-)
+from vitcli.hub.push import Changes, Package, compare, log_in, pack, workspace
 from vitcli.hub.push import push as push_package
+from vitcli.hub.retry import is_offline
 
 Checkpoint = Annotated[
     str,
     typer.Argument(
-        metavar="CKPT",
-        help="A run's folder, a checkpoint of any layout, or a model's name.",
+        metavar="CHECKPOINT",
+        help="Run directory, checkpoint of any layout, or model name.",
         show_default=False,
     ),
 ]
 Repo = Annotated[
-    str, typer.Argument(metavar="ORG/NAME", help="The repo on the Hub.", show_default=False)
+    str, typer.Argument(metavar="ORG/NAME", help="Repo on the Hub.", show_default=False)
 ]
-Private = Annotated[
-    bool, typer.Option("--private", help="Make the repo private, where it is not there yet.")
-]
+Private = Annotated[bool, typer.Option("--private", help="Create the repo as a private one.")]
 Revision = Annotated[
     str | None,
     typer.Option(
         "--revision",
         metavar="BRANCH",
-        help="A branch, made where it is not there.  [default: main]",
+        help="Branch; created if it does not exist.  [default: main]",
     ),
 ]
 Message = Annotated[
-    str | None, typer.Option("--message", metavar="TEXT", help="What the commit is called.")
+    str | None,
+    typer.Option("--commit-message", "--message", metavar="TEXT", help="Title of the commit."),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token", metavar="TOKEN", help="A token of the Hub.  [default: that of hf auth]"
+    ),
+]
+OverwriteCard = Annotated[
+    bool, typer.Option("--overwrite-card", help="Replace edits of the model card on the Hub.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show what would change, with a diff of the card; do nothing."),
 ]
 CreatePr = Annotated[
     bool, typer.Option("--create-pr", help="Open a pull request instead of changing the repo.")
@@ -54,8 +59,8 @@ License = Annotated[
     typer.Option(
         "--license",
         metavar="ID",
-        help="The licence that the card names, as in apache-2.0.  [default: that of the model it "
-        "was trained from, where known]",
+        help="License in the card, as in apache-2.0.  [default: that of the model it was trained "
+        "from, if known]",
     ),
 ]
 
@@ -68,33 +73,41 @@ def push(
     message: Message = None,
     create_pr: CreatePr = False,
     license: License = None,
-    dry_run: options.DryRun = False,
+    overwrite_card: OverwriteCard = False,
+    token: Token = None,
+    timeout: Timeout = None,
+    dry_run: DryRun = False,
     allow_pickle: options.AllowPickle = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Put a model on the Hub, so that vit, timm and transformers load it by its name.
+    """Upload a model to the Hub, where vit, timm and transformers load it by its name.
 
-    Weights, config.json, a model card and its images go there in one commit; only what changed
-    is uploaded. Folders, tokens and the state of a run stay here.
+    Weights, config.json, a model card and its images are uploaded in one commit; files that have
+    not changed are skipped. What was edited in the card on the Hub stays. Directory names, tokens
+    and the state of a run are never uploaded.
     """
     if create_pr and revision not in (None, "main"):
         raise typer.BadParameter("a pull request goes to main: leave out --revision")
-    if revision is not None and not re.fullmatch(r"[\w][\w./-]*", revision):
-        raise typer.BadParameter(f"'{revision}' is no name of a branch")
-    check_name(repo)
+    if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
+        raise typer.BadParameter(f"'{revision}' is not a branch name")
     if not dry_run:
-        check_login(repo)
-    with tempfile.TemporaryDirectory(prefix="vit-push-") as folder:
+        log_in(repo, token, timeout)
+    with workspace() as directory:
         with output.FetchDisplay(quiet) as fetching:
-            package = pack(checkpoint, Path(folder), repo, license, fetching, allow_pickle)
+            package = pack(checkpoint, directory, repo, license, fetching, allow_pickle)
         for text in package.warnings:
             output.warning(text)
+        compared = (package, revision, token, overwrite_card, license is not None)
         if dry_run:
-            _show(package, _compared(package, revision), revision, json)
+            _show(package, _compared(*compared), revision, json)
             return
-        changes = compare(package, revision)
+        changes = compare(*compared)
+        if changes.edited:
+            parts = ", ".join(part.strip("# :") or "introduction" for part in changes.edited)
+            text = f"{repo}: keeping what was edited in its README.md ({parts})"
+            output.warning(f"{text}; --overwrite-card replaces it")
         _announce(changes, shown=not quiet and not json)
         done = push_package(
             package,
@@ -103,30 +116,33 @@ def push(
             revision=revision,
             message=message,
             create_pr=create_pr,
+            token=token,
+            timeout=timeout,
         )
-    told = _told(package, done.changes, revision)
+    told = _told(package, changes, revision)
     told |= {"commit": done.commit, "url": done.url, "created": done.created}
     if json:
         output.json_line({**told, "pull_request": done.request})
         return
-    for name in done.changes.remove:
-        output.note(f"removed {name} from the repo: other libraries would have read it", quiet)
+    for name in changes.remove:
+        output.note(f"removed {name}: other libraries would have read it instead", quiet)
     if done.commit is None:
-        output.note(f"nothing to push: {repo} has it all", quiet)
+        output.note(f"nothing to push: {repo} is up to date", quiet)
     else:
-        same = len(done.changes.unchanged)
-        text = f"pushed {_amount(changes)}"
-        output.note(text + (f"; {same} had not changed" if same else ""), quiet)
+        same = len(changes.unchanged)
+        output.note(f"pushed {_amount(changes)}" + (f"; {same} unchanged" if same else ""), quiet)
     output.line(done.url)
     if done.request is None:
         at = f"@{revision}" if revision else ""
         output.note(f"next: vit predict IMAGE --model {repo}{at}", quiet)
 
 
-def _compared(package: Package, revision: str | None) -> Changes:
+def _compared(package: Package, *how: Any) -> Changes:
     """What is new, or all of it where the Hub does not say."""
     try:
-        return compare(package, revision)
+        if is_offline():
+            raise HubError("the network is forbidden", where=package.repo)
+        return compare(package, *how)
     except HubError as error:
         output.warning(f"not compared with the repo: {error.what}")
         return Changes({name: path.stat().st_size for name, path in package.files.items()})
@@ -151,15 +167,17 @@ def _show(package: Package, changes: Changes, revision: str | None, json: bool) 
         return
     rows = [
         *((name, f"{size:,}", "would be uploaded") for name, size in changes.upload.items()),
-        *((name, "", "is there already") for name in changes.unchanged),
+        *((name, "", "unchanged") for name in changes.unchanged),
         *((name, "", "would be removed") for name in changes.remove),
     ]
     output.table(("file", "bytes", package.repo), rows, numbers=(1,))
+    if changes.card_diff:
+        output.line("\n" + changes.card_diff.rstrip("\n"))
 
 
 def _announce(changes: Changes, shown: bool) -> None:
-    """The client draws its own bars: for a person at a terminal; elsewhere a line tells."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    """The client draws its own bars, for a person at a terminal; elsewhere, a line has to do."""
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     if not shown or not output.is_terminal():
         disable_progress_bars()

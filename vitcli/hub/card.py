@@ -1,40 +1,44 @@
-"""A checkpoint's model card: the README.md of its folder, from data to text."""
+"""A checkpoint's model card: the README.md beside it.
+
+A card is a dict of parts: keys of its front matter ("license:"), the introduction ("") and
+sections ("## Use"). Its last line, an HTML comment, holds a digest of each part as `vit` wrote it,
+so that a later card replaces what is still as it was, and leaves what a person has edited.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitcli import config
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.config import Architecture, BiTConfig, Size, variant_name
+from vitcli.hub import registry
+from vitcli.hub.privacy import is_repo, publishable
+from vitcli.hub.registry import RegistryEntry
 from vitcli.layouts.timm import not_in_timm
 
 if TYPE_CHECKING:
     from vitcli.metrics import Evaluation
 
-FIGURES = {
-    f"{part}_{key}": (kind, f"{name}, {words} part")
-    for part, words in (("val", "validation"), ("test", "test"))
+METRICS = {
+    f"{split}_{key}": (kind, f"{name}, {word} split")
+    for split, word in (("val", "validation"), ("test", "test"))
     for key, (kind, name) in config.METRICS.items()
 }
 """What may stand under `provenance["metrics"]`: the kind of metric, and what a reader calls it."""
 
-_SCORES = {
-    "softmax": "Scores are the softmax of the logits.",
-    "sigmoid": "Scores are the sigmoid of the logits.",
-    "none": "The outputs are the predicted values.",
-}
-
 TAGS = ("vit", "vitcli", "timm")
 """Beside the task; the second tells that a card is ours."""
-
+LICENSE, MEASURED = "license:", ("## Metrics", "## Figures")
+"""Parts that a merge treats apart; Figures is what Metrics was called."""
 MOST_CLASSES = 30
-"""More are counted and not listed one by one."""
+"""Of more classes, only the hardest are listed."""
 
 
 def model_card(
@@ -45,78 +49,96 @@ def model_card(
     license: str | None = None,
     base_model: str | None = None,
 ) -> str:
-    """The text of a README.md: front matter, what the model is, figures, how it was made, use.
+    """The text of a README.md: front matter, what the model is, metrics, how it was made, use.
 
     Args:
-        info: the checkpoint's description; `provenance` tells command, data, parent, figures.
-        shown: an evaluation, for a table by class.
+        shown: an evaluation, for a table of the classes.
         name: what the model is called; a Hub id ("org/name") once it has one.
         images: caption -> file beside the card.
-        license: an identifier of the Hub's; left out where nobody said.
-        base_model: the repo that it was trained from; the parent, where that is one.
+        license: an identifier of the Hub's; default: that of the model it was trained from.
+        base_model: the repo that it was trained from; default: its nearest ancestor on the Hub.
     """
-    sections = (
-        _front_matter(info, name, license, base_model or _repo(info.provenance.get("parent"))),
-        [f"# {name or variant_name(info.model) + ' image classifier'}", *_what_it_is(info)],
-        _figures(info, shown, images or {}),
-        _making(info),
-        _use(info, name),
-    )
-    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+    info = dataclasses.replace(info, provenance=publishable(info.provenance))
+    ancestor, inherited = lineage(info)
+    title = f"# {name or variant_name(info.model) + ' image classifier'}"
+    parts = _front_matter(info, name, license or inherited, base_model or ancestor)
+    parts |= {
+        "": "\n".join([title, *_introduction(info)]),
+        "## Metrics": "\n".join(_metrics(info, shown, images or {})),
+        "## How it was made": "\n".join(_history(info)),
+        "## Use": "\n".join(_use(info, name)),
+    }
+    parts = {key: text for key, text in parts.items() if text}
+    return str(Card(parts, {key: digest(text) for key, text in parts.items()}))
 
 
-def _repo(parent: object) -> str | None:
-    """The parent, if it is a repo on the Hub and no path."""
-    text = str(parent or "").partition("@")[0]
-    is_path = text.count("/") != 1 or PurePath(text).suffix or text.startswith((".", "/", "~"))
-    return None if is_path else text
+def lineage(
+    info: CheckpointInfo, entry: RegistryEntry | None = None
+) -> tuple[str | None, str | None]:
+    """The Hub repo that a model comes from, and that repo's licence; None where unknown.
+
+    It is the nearest ancestor with a name; runs in between have none. A repo that the registry
+    does not know may have any licence.
+    """
+    if entry is not None:
+        return entry.repo, entry.license
+    for run in (info.provenance, *reversed(info.provenance.get("history", []))):
+        parent = str(run.get("parent", "")).partition("@")[0]
+        known = registry.find(parent) if parent else None
+        if isinstance(known, RegistryEntry):
+            return known.repo, known.license
+        if known is not None:
+            return None, registry.shipped_license()
+        if is_repo(parent):
+            return parent, None
+    return None, None
 
 
 def _front_matter(
     info: CheckpointInfo, name: str | None, license: str | None, base_model: str | None
-) -> list[str]:
-    """YAML that the Hub reads. Strings are JSON's, which is YAML too."""
-    figures = _numbers(info)
-    data = str(info.provenance.get("data") or "")
-    task = "image-classification" if info.model.num_classes else "image-feature-extraction"
-    lines = ["---", "library_name: timm", f"pipeline_tag: {task}"]
-    lines += ["tags:", *(f"- {tag}" for tag in (task, *TAGS))]
-    if license:
-        lines.append(f"license: {json.dumps(license)}")
-    if base_model:
-        lines.append(f"base_model: {json.dumps(base_model)}")
-    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", data):
-        lines += ["datasets:", f"- {json.dumps(data)}"]
-    if figures:
-        named = json.dumps(data or "unnamed data", ensure_ascii=False)
-        lines += [
-            "metrics:",
-            *(f"- {kind}" for kind in dict.fromkeys(FIGURES[key][0] for key in figures)),
-            "model-index:",
-            f"- name: {json.dumps(name or variant_name(info.model))}",
-            "  results:",
-            "  - task: {type: image-classification}",
-            f"    dataset: {{name: {named}, type: imagefolder}}",
-            "    metrics:",
-        ]
-        for key, value in figures.items():
-            kind, what = FIGURES[key]
-            lines.append(f"    - {{type: {kind}, name: {json.dumps(what)}, value: {value:.4f}}}")
-    return [*lines, "---"]
+) -> dict[str, str]:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    metrics, task = _numbers(info), "image-classification"
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type="imagefolder",
+            dataset_name=str(info.provenance.get("data") or "unnamed data"),
+            metric_type=METRICS[key][0],
+            metric_name=METRICS[key][1],
+            metric_value=round(value, 4),
+        )
+        for key, value in metrics.items()
+    ]
+    task = task if info.model.num_classes else "image-feature-extraction"
+    data = ModelCardData(
+        library_name="timm",
+        pipeline_tag=task,
+        tags=[task, *TAGS],
+        license=license,
+        base_model=base_model,
+        metrics=list(dict.fromkeys(METRICS[key][0] for key in metrics)) or None,
+        eval_results=results or None,
+        model_name=name or variant_name(info.model),
+    )
+    if not results:
+        data.pop("model_name")
+    return Card.parse(f"---\n{data.to_yaml()}\n---\n").parts
 
 
 def _numbers(info: CheckpointInfo) -> dict[str, float]:
-    figures = info.provenance.get("metrics") or {}
-    return {key: float(figures[key]) for key in FIGURES if figures.get(key) is not None}
+    metrics = info.provenance.get("metrics") or {}
+    return {key: float(metrics[key]) for key in METRICS if metrics.get(key) is not None}
 
 
-def _what_it_is(info: CheckpointInfo) -> list[str]:
+def _introduction(info: CheckpointInfo) -> list[str]:
     model, preprocess = info.model, info.preprocess
     height, width = preprocess.size
     lines = [
         "",
         f"{_kind(model)} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million "
-        f"parameters, {2 * model.macs() / 1e9:.2f} GFLOPs an image) for images of "
+        f"parameters, {2 * model.macs() / 1e9:.2f} GFLOPs per image) for images of "
         f"{height} x {width} pixels, with {model.num_classes} classes.",
     ]
     if info.classes and len(info.classes) <= MOST_CLASSES:
@@ -125,8 +147,9 @@ def _what_it_is(info: CheckpointInfo) -> list[str]:
     lines += [
         "",
         f"Images are resized ({filtered}, {preprocess.crop_mode}, crop "
-        f"{preprocess.crop_pct:g}), scaled to [0, 1], less mean {_triple(preprocess.mean)}, over "
-        f"std {_triple(preprocess.std)}. {_SCORES[info.score]}",
+        f"{preprocess.crop_pct:g}), scaled to [0, 1] and normalized with mean "
+        f"{_triple(preprocess.mean)} and std {_triple(preprocess.std)}. Scores are the "
+        f"{info.score} of the logits.",
     ]
     return lines
 
@@ -139,28 +162,31 @@ def _names(info: CheckpointInfo) -> list[str]:
 def _kind(model: Architecture) -> str:
     if isinstance(model, BiTConfig):
         return "A BiT ResNet"
-    return "A ResNet with a Vision Transformer behind it" if model.stem else "A Vision Transformer"
+    return "A Vision Transformer on a ResNet stem" if model.stem else "A Vision Transformer"
 
 
 def _triple(values: tuple[float, float, float]) -> str:
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
-def _figures(
+def _metrics(
     info: CheckpointInfo, shown: Evaluation | None, images: Mapping[str, str]
 ) -> list[str]:
     numbers = _numbers(info)
     if not numbers and shown is None:
         return []
-    lines = ["## Figures", "", "Of the stored file, on images that it was not trained on."]
+    lines = ["## Metrics", "", "Of the stored weights, on images that were not trained on."]
     if "val_top1" in numbers:
-        lines[-1] += " Validation chose the step that was kept; a test part chose nothing."
+        lines[-1] += (
+            " The step that was kept is the best on the validation split; the test split was used "
+            "for no choice."
+        )
     lines.append("")
     if numbers:
-        lines += ["| figure | |", "|---|---|"]
-        lines += [f"| {FIGURES[key][1]} | {value:.1%} |" for key, value in numbers.items()]
+        lines += ["| metric | |", "|---|---|"]
+        lines += [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
     if shown is not None:
-        lines += [*([""] if numbers else []), f"Of {shown.count:,} images:", ""]
+        lines += [*([""] if numbers else []), f"On {shown.count:,} images:", ""]
         lines += _by_class(info, shown)
     for caption, file in images.items():
         lines += ["", f"![{caption}]({file})"]
@@ -173,24 +199,24 @@ def _by_class(info: CheckpointInfo, shown: Evaluation) -> Iterator[str]:
     rows = [row for row in shown.by_class if row.count]
     if len(rows) > MOST_CLASSES:
         rows = sorted(rows, key=lambda row: row.f1)[:MOST_CLASSES]
-        yield f"The {MOST_CLASSES} classes that are hardest:"
+        yield f"The {MOST_CLASSES} classes with the lowest F1:"
         yield ""
-    yield "| class | images | recall | precision | F1 | most often taken for |"
+    yield "| class | images | recall | precision | F1 | most often confused with |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         other = "-" if row.taken_for is None else names[row.taken_for]
-        parts = " | ".join(
-            "-" if math.isnan(part) else f"{part:.1%}"
-            for part in (row.recall, row.precision, row.f1)
+        values = " | ".join(
+            "-" if math.isnan(value) else f"{value:.1%}"
+            for value in (row.recall, row.precision, row.f1)
         )
-        yield f"| {_cell(names[row.index])} | {row.count} | {parts} | {_cell(other)} |"
+        yield f"| {_cell(names[row.index])} | {row.count} | {values} | {_cell(other)} |"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _making(info: CheckpointInfo) -> list[str]:
+def _history(info: CheckpointInfo) -> list[str]:
     said = info.provenance
     lines = ["## How it was made", ""]
     runs = [*said.get("history", []), said]
@@ -200,8 +226,8 @@ def _making(info: CheckpointInfo) -> list[str]:
     facts = {
         "Made by": said.get("made_by"),
         "Data": said.get("data"),
-        "Images trained on": said.get("train_images"),
-        "Started from": said.get("parent"),
+        "Training images": said.get("train_images"),
+        "Initial weights": said.get("parent"),
         "Position embeddings resized": _resized(said.get("posemb_resize")),
         "Optimizer step that was kept": said.get("steps"),
         "Seed": said.get("seed"),
@@ -230,7 +256,8 @@ def _use(info: CheckpointInfo, name: str | None) -> list[str]:
     where = name if name and "/" in name else None
     lines = ["## Use", "", "```sh", f"vit predict cat.jpg --model {where or '.'}", "```"]
     if not_in_timm(info.model):
-        return [*lines, "", f"timm cannot hold this model ({', '.join(not_in_timm(info.model))})."]
+        reasons = ", ".join(not_in_timm(info.model))
+        return [*lines, "", f"timm cannot express this model ({reasons})."]
     timm_name = f"hf-hub:{where}" if where else "local-dir:."
     return [
         *lines,
@@ -250,23 +277,97 @@ def _use(info: CheckpointInfo, name: str | None) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------
-# A card that is there already
+# Cards that exist already
 
 
-def is_ours(text: str) -> bool:
-    """Whether a README.md is a card that this module wrote, and perhaps a person went on with."""
-    return bool(re.search(r"^- vitcli$", _matter(text), re.MULTILINE))
+class Card(NamedTuple):
+    """The parts of a README.md, and the digests of those that `vit` wrote; `str` joins them."""
+
+    parts: dict[str, str]
+    digests: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> Card:
+        comment = re.search(r"\n*<!-- vit: (\{[^\n]*\}) -->\s*$", text)
+        text = text[: comment.start()] if comment else text
+        matter = re.match(r"---\s*\n(.*?\n)??---\s*(\n|$)", text, re.DOTALL)
+        parts = _split(matter[1] or "" if matter else "", r"([\w-]+:)", "#")
+        parts |= _split(text[matter.end() if matter else 0 :], r"(## .*\S)", "")
+        try:
+            digests = dict(json.loads(comment[1])) if comment else {}
+        except ValueError:
+            digests = {}
+        return cls({key: text for key, text in parts.items() if text.strip()}, digests)
+
+    def __str__(self) -> str:
+        matter = [text for key, text in self.parts.items() if _is_matter(key)]
+        body = [text.strip("\n") for key, text in self.parts.items() if not _is_matter(key)]
+        head = "\n".join(["---", *matter, "---", "", ""]) if matter else ""
+        comment = [f"<!-- vit: {json.dumps(self.digests)} -->"] if self.digests else []
+        return head + "\n\n".join([*body, *comment]) + "\n"
+
+    @property
+    def license(self) -> str | None:
+        text = self.parts.get(LICENSE, "").removeprefix(LICENSE).strip(" \"'\n")
+        return text or None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether `vit` wrote the card, which a person may have edited since."""
+        return bool(re.search(r"^ *- vitcli$", self.parts.get("tags:", ""), re.MULTILINE))
+
+    def edited(self) -> list[str]:
+        """The parts that a person wrote or changed; all of them where no digest is known."""
+        return [k for k, text in self.parts.items() if digest(text) != self.digests.get(k)]
+
+    def merged_with(
+        self, old: Card, keep: Collection[str] = (), replace: Collection[str] = ()
+    ) -> Card:
+        """This card with what a person has written into an older one.
+
+        Args:
+            keep: parts that stay as the older card has them, edited or not.
+            replace: parts that are this card's in any case.
+        """
+        parts, digests, edited = {}, dict(self.digests), set(old.edited()) - set(replace)
+        for key, text in old.parts.items():
+            if key in edited or key in keep:
+                parts[key] = text
+                if key not in edited or key in old.digests:
+                    digests[key] = old.digests[key] if key in edited else digest(text)
+            elif key in self.parts:
+                parts[key] = self.parts[key]
+        for key, text in self.parts.items():
+            if key in parts:
+                continue
+            if key in old.digests and key not in replace:  # a person removed it
+                digests[key] = old.digests[key]
+            else:
+                parts[key] = text
+        return Card(parts, digests)
 
 
-def license_of(text: str) -> str | None:
-    """The licence that a card's front matter names."""
-    found = re.search(r"^license: *[\"']?([^\"'\n]+)", _matter(text), re.MULTILINE)
-    return found[1].strip() if found else None
+def _split(text: str, heading: str, first: str) -> dict[str, str]:
+    """A text by the lines that match `heading` outside of code; what stands before is `first`."""
+    parts: dict[str, list[str]] = {first: []}
+    key, in_code = first, False
+    for line in text.splitlines():
+        in_code ^= line.startswith(("```", "~~~"))
+        found = None if in_code else re.match(heading, line)
+        if found:
+            key = found[1]
+            while key in parts:
+                key += "'"  # a heading that occurs twice
+        parts.setdefault(key, []).append(line)
+    return {key: "\n".join(lines) for key, lines in parts.items()}
 
 
-def _matter(text: str) -> str:
-    found = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    return found[1] if found else ""
+def _is_matter(key: str) -> bool:
+    return key == "#" or key.rstrip("'").endswith(":") and not key.startswith("## ")
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:8]
 
 
 def images_in(text: str) -> list[str]:
@@ -275,49 +376,21 @@ def images_in(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def with_sections_of(text: str, old: str) -> str:
-    """A new card with what only the old one has: its figures, which hold a table by class, and the
-    sections that a person wrote."""
-    new, former = _sections(text), _sections(old)
-    if "Figures" in former and "Figures" in new:
-        new["Figures"] = former["Figures"]
-    use = {"Use": new.pop("Use")} if "Use" in new else {}
-    kept = {heading: body for heading, body in former.items() if heading not in {"", *new, *use}}
-    return "\n\n".join(body.strip("\n") for body in {**new, **kept, **use}.values()) + "\n"
-
-
 def resized(text: str, old: Size, new: Size) -> str:
-    """A card, whoever wrote it, of a model that takes images of another size since, without
-    training: figures are not kept where they can be told (the Hub's `model-index`, our section of
-    them), and a line says of what size the rest speaks."""
-    matter = re.match(r"---\n.*?\n---\n", text, re.DOTALL)
-    body = text[matter.end() if matter else 0 :].lstrip("\n")
-    kept, inside = [], False
-    for line in matter[0].splitlines() if matter else ():
-        inside = line == "model-index:" or (inside and line[:1] in (" ", "-") and line != "---")
-        kept += [] if inside else [line]
-    if is_ours(text):
-        sections = {name: part for name, part in _sections(body).items() if name != "Figures"}
-        body = "\n\n".join(part.strip("\n") for part in sections.values()) + "\n"
+    """A card, whoever wrote it, of a model that was resized since without training: metrics are
+    removed where they can be told (the Hub's `model-index`, our section), and a line says of which
+    size the rest speaks."""
+    card = Card.parse(text)
+    measured = ("model-index:", *(MEASURED if card.is_ours else ()))
+    parts = {key: part for key, part in card.parts.items() if key not in measured}
     note = (
-        f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels, "
-        f"and nothing was trained since. What is said here of images of {old[0]} x {old[1]} "
-        f"pixels, and any figure, is of the model before."
+        f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels "
+        f"without further training. What this card says about images of {old[0]} x {old[1]} "
+        f"pixels, and any metric, describes the model before."
     )
-    lines = [*kept, *([""] if kept else []), note, "", re.sub(rf"{_NOTE}.*\n\n?", "", body)]
-    return "\n".join(lines)
+    body = re.sub(rf"{_NOTE}.*\n*", "", parts.pop("", "").strip("\n"))
+    matter = {key: parts.pop(key) for key in list(parts) if _is_matter(key)}
+    return str(Card({**matter, "": f"{note}\n\n{body}", **parts}, card.digests))
 
 
 _NOTE = "> Not the model that was measured:"
-
-
-def _sections(text: str) -> dict[str, str]:
-    """The parts of a card by their headings of the second level; what stands before is ""."""
-    parts: dict[str, list[str]] = {"": []}
-    heading, in_code = "", False
-    for line in text.splitlines():
-        in_code ^= line.startswith("```")
-        if line.startswith("## ") and not in_code:
-            heading = line[3:].strip()
-        parts.setdefault(heading, []).append(line)
-    return {heading: "\n".join(lines) for heading, lines in parts.items()}

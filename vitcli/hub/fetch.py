@@ -1,35 +1,36 @@
-"""Checkpoints from the Hugging Face Hub: fetched into the ordinary cache, and checked there.
+"""Checkpoints from the Hub: fetched into the client's ordinary cache, and verified there.
 
-`huggingface_hub` is imported when something is to be fetched and not before.
+The client finds repos and makes requests. It downloads nothing here, because it names contents by
+whatever ETag it is sent, accepts damaged files, and starts again from the first byte after Ctrl-C.
+A file comes by plain HTTP (not Xet, which cannot be resumed) into `blobs/DIGEST.incomplete`, is
+compared with the digest that the Hub lists, and only then takes its place.
+
+`huggingface_hub` is imported when the Hub is asked and not before.
 """
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
 import os
+import re
+import shutil
 import threading
-import urllib.error
-import urllib.request
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple
 
 from vitcli.errors import HubError, VitWarning
-from vitcli.hub.client_errors import is_passing, worded
-from vitcli.hub.repo_cache import COMMIT, Listing, RepoCache
-from vitcli.hub.transfer import Progress as Progress
-from vitcli.hub.transfer import download
+from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, root
+from vitcli.hub.retry import Progress as Progress
+from vitcli.hub.retry import Transfer, ask, is_offline, may_pass, missing
+from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
 
-MAIN, CONFIG, INDEX = "main", "config.json", "model.safetensors.index.json"
+MAIN, CONFIG = "main", "config.json"
 BESIDE = (CONFIG, "preprocessor_config.json")
 """What is read beside the weights, where a repo has it."""
-SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
-PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
-"""What weights are called, the best first."""
-NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
 
 
 def fetch(
@@ -38,236 +39,334 @@ def fetch(
     offline: bool = False,
     on_progress: Progress | None = None,
     allow_pickle: bool = False,
+    timeout: float | None = None,
 ) -> Path:
-    """The file of a repo's weights in the cache (of shards: their index), fetched with what is
-    read beside it where it is not there yet.
+    """The file of a repo's weights in the cache (of shards: their index). It is fetched, with what
+    is read beside it, where it is not there yet.
 
-    Every file is compared with the digest that the Hub lists before it is first used: the client
-    itself accepts a damaged download. A damaged file is removed and fetched once more. Where the
-    Hub cannot be asked, what the cache has of the revision will do, with a warning.
+    Where the Hub cannot be asked, the cached revision is used, with a warning.
+
+    Args:
+        timeout: as for `retry.ask`.
 
     Raises:
-        HubError: the repo, the revision or a file is not there, access is refused, the network
+        HubError: the repo, the revision or a file does not exist, access is refused, the network
             fails, a file arrives damaged twice, or the weights are pickled and `allow_pickle` is
             not set.
     """
     cache, revision = RepoCache(repo), revision or MAIN
-    found = _look(cache, revision, offline or is_offline())
+    _check_name(repo, revision)
+    found = _look(cache, revision, offline or is_offline(), timeout, on_progress)
     weights = _choose(found.listing, repo, allow_pickle)
-    if found.otherwise is None:
-        cache.clear_incomplete()
-    for name in BESIDE:
-        if name in found.listing:
-            found.get(name, on_progress)
-        elif found.is_new:
-            found.check_absent(name)
-    file = found.get(weights, on_progress)
-    for shard in _shards(file) if weights == INDEX else ():
-        found.get(shard, on_progress)
-    if found.otherwise is None:
+    file = found.get([name for name in BESIDE if name in found.listing] + [weights])
+    if weights == INDEX:
+        found.get(_shards(file))
+    if found.unavailable is None:
         cache.remember(revision, found.commit, found.listing)
     return file
 
 
 def cached(repo: str, revision: str | None = None) -> Path | None:
-    """The folder of a repo's checkpoint if the cache holds it whole; asks no one."""
+    """The directory of a repo's checkpoint if the cache holds all of it; asks no one."""
     cache = RepoCache(repo)
     commit = cache.commit(revision or MAIN)
     if commit is None:
         return None
-    present, folder = cache.present(commit), cache.snapshot(commit)
+    present, directory = cache.present(commit), cache.snapshot(commit)
     try:
         weights = _choose(present, repo, pickles=True)
-        shards = _shards(folder / weights) if weights == INDEX else ()
+        shards = _shards(directory / weights) if weights == INDEX else ()
     except HubError:
         return None
-    return folder if all(shard in present for shard in shards) else None
+    return directory if all(shard in present for shard in shards) else None
 
 
-def is_offline() -> bool:
-    """Whether the environment forbids the network."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
+def with_shards(file: Path) -> list[Path]:
+    """A file of weights; of an index, its shards too. Raises HubError."""
+    return [file, *(file.with_name(n) for n in _shards(file))] if file.name == INDEX else [file]
 
 
-def reachable(timeout: float = 3.0, repo: str | None = None) -> bool:
-    """Whether the Hub answers within so many seconds, with a file of `repo` if one is named (a
-    proxy's refusal is an answer too, but no model); False where the network is forbidden."""
+def reachable(repo: str, timeout: float = 3.0) -> bool:
+    """Whether the Hub answers within so many seconds with a file of a repo."""
     if is_offline():
         return False
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     answered = threading.Event()
 
-    def ask() -> None:
-        try:
-            page = f"{endpoint}/{repo}/resolve/main/{CONFIG}" if repo else endpoint
-            request = urllib.request.Request(page, method="HEAD")
-            with urllib.request.urlopen(request, timeout=timeout):
-                answered.set()
-        except urllib.error.HTTPError:
-            if repo is None:
-                answered.set()  # an error page is an answer
-        except (OSError, ValueError, http.client.HTTPException):
-            pass
+    def request() -> None:
+        from huggingface_hub import get_session, hf_hub_url
+
+        answer = get_session().head(hf_hub_url(repo, CONFIG), timeout=timeout)
+        if answer.is_success:
+            answered.set()
 
     # A thread, because looking up a name has no timeout of its own.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout)
+    asking = threading.Thread(target=_quietly, args=(request,), daemon=True)
+    asking.start()
+    asking.join(timeout)
     return answered.is_set()
 
 
+def _quietly(request: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        request()
+
+
 # ---------------------------------------------------------------------------------------------
+# What a revision holds
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A commit of a repo: what it has, and whether what is not in the cache can be had."""
+    """A commit of a repo: its files, and whether those that are not cached can be fetched."""
 
     cache: RepoCache
     commit: str
     listing: Listing
-    is_new: bool = False
-    """The listing has not been made sure of yet."""
-    otherwise: HubError | None = None
+    unavailable: HubError | None = None
     """Why nothing can be fetched; None: it can."""
+    timeout: float | None = None
+    on_progress: Progress | None = None
 
-    def get(self, name: str, on_progress: Progress | None) -> Path:
-        """A file, whole, in the cache. Raises HubError."""
-        repo, path = self.cache.repo, self.cache.snapshot(self.commit) / name
-        if name not in self.listing:
-            raise self.otherwise or HubError(f"has no {name}, which its index names", where=repo)
-        digest = self.listing[name]
-        if path.is_file() and self.cache.is_whole(path, digest):
-            return path
-        if self.otherwise is not None:
-            if not path.is_file():
-                raise self.otherwise
-            self.cache.remove(path)
+    def get(self, names: Collection[str]) -> Path:
+        """Files, whole, in the cache; returns the last. Raises HubError."""
+        repo, snapshot = self.cache.repo, self.cache.snapshot(self.commit)
+        unlisted = [name for name in names if name not in self.listing]
+        if unlisted:
+            unlisted_error = HubError(f"has no {unlisted[0]}, which its index names", where=repo)
+            raise self.unavailable or unlisted_error
+        files = {name: self.listing[name] for name in names}
+        absent = {n: f for n, f in files.items() if not self.cache.is_whole(snapshot / n, f.digest)}
+        if absent and self.unavailable is not None:
+            name, file = next(iter(absent.items()))
+            if not (snapshot / name).is_file():
+                hint = self.unavailable.hint
+                raise HubError(f"is only partly in the cache: {name} is not", where=repo, hint=hint)
+            self.cache.drop(self.commit, name, file.digest)
             raise HubError(
-                f"{name} is damaged in the cache, and was removed",
+                f"{name} was damaged in the cache, and has been removed",
                 where=repo,
                 hint="fetch it again without --offline",
             )
+        if absent:
+            _check_space(repo, sum(file.size or 0 for file in absent.values()))
+        for name, file in absent.items():
+            self._download(name, file)
+        return snapshot / list(names)[-1]
+
+    def _download(self, name: str, file: HubFile) -> None:
+        """Brings a file into the cache, unless another process does so meanwhile."""
+        cache, digest = self.cache, file.digest
+        blob = cache.blob(digest)
+
+        def bring() -> None:
+            waiting = f"waiting for another process, which is fetching {name}"
+            with cache.locked(digest, lambda: self._note(waiting)):
+                if cache.is_whole(cache.snapshot(self.commit) / name, digest):
+                    return  # the other process has brought it
+                if not cache.is_whole(blob, digest):
+                    blob.unlink(missing_ok=True)
+                    self._fill(name, file, blob)
+                cache.link(self.commit, name, digest)
+
+        ask(cache.repo, bring, name=name, timeout=0)
+
+    def _fill(self, name: str, file: HubFile, blob: Path) -> None:
+        """Downloads a content to its place, and once more if it arrives damaged."""
+        part = blob.with_name(f"{file.digest}.incomplete")
+        part.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
-            with worded(repo, name):
-                self.cache.remove(path)
-            download(self.cache, name, self.commit, digest, on_progress)
-            if path.is_file() and self.cache.is_whole(path, digest):
-                return path
-        self.cache.remove(path)
+            self._stream(name, file, part)
+            if self.cache.is_whole(part, file.digest):
+                os.replace(part, blob)
+                return
+            part.unlink()
         raise HubError(
             f"{name} arrived damaged, twice, and was removed",
-            where=repo,
-            hint="try again; if it happens again, the network or the disk alters data",
+            where=self.cache.repo,
+            hint="try again; if it happens again, the network, a proxy or the disk alters data",
         )
 
-    def check_absent(self, name: str) -> None:
-        """Makes sure that a file that is not listed is not there: without its config a model
-        would be taken for another. Raises HubError."""
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.errors import HfHubHTTPError
+    def _stream(self, name: str, file: HubFile, part: Path) -> None:
+        """Fills a file from where an earlier download of it ended."""
+        from huggingface_hub import constants, get_session, hf_hub_url
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            hf_raise_for_status,
+            httpx,
+        )
 
-        repo = self.cache.repo
-        with worded(repo, name, self.commit):
-            try:
-                url = hf_hub_url(repo, name, revision=self.commit)
-                get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-            except HfHubHTTPError as error:
-                if error.response.status_code != 404:
-                    raise
-                return
-        raise HubError(f"lists no {name} but has one", where=repo, hint="try again")
+        url = hf_hub_url(self.cache.repo, name, revision=self.commit)
+        with open(part, "ab") as target:
+            if file.size is None or target.tell() > file.size:
+                target.truncate(0)
+            if target.tell():
+                self._note(f"{name}: resumed at {target.tell() / 1e6:,.1f} MB")
+
+            def receive() -> None:
+                position = target.tell()
+                if position == file.size:
+                    return
+                headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+                if position:
+                    headers["Range"] = f"bytes={position}-"
+                patience = constants.HF_HUB_DOWNLOAD_TIMEOUT
+                with get_session().stream("GET", url, headers=headers, timeout=patience) as answer:
+                    if answer.status_code == 416:  # what is here is longer than what is there
+                        target.truncate(0)
+                        return
+                    hf_raise_for_status(answer)
+                    if answer.status_code != 206:
+                        target.truncate(0)
+                    self._report(name, target.tell(), file.size)
+                    for chunk in answer.iter_bytes():
+                        target.write(chunk)
+                        self._report(name, target.tell(), file.size)
+                if file.size is not None and target.tell() < file.size:
+                    raise httpx.ReadError(f"{name} ended early")
+
+            ask(
+                self.cache.repo,
+                receive,
+                name=name,
+                revision=self.commit,
+                timeout=self.timeout,
+                position=target.tell,
+                on_progress=self.on_progress,
+            )
+
+    def _report(self, name: str, done: int, total: int | None) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Transfer(name, done, total))
+
+    def _note(self, text: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Transfer("", note=text))
 
 
-def _look(cache: RepoCache, revision: str, offline: bool) -> _Found:
-    """Which commit a revision is, and what files it has: one question to the Hub, and none for a
-    commit that was asked about before. Raises HubError."""
+def _check_name(repo: str, revision: str) -> None:
+    """Raises HubError for what can be no repo or no revision: both become paths."""
+    for text, what in ((repo, "is not the name of a Hub repo"), (revision, "is not a revision")):
+        if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)*", text, re.ASCII) or ".." in text:
+            raise HubError(what, where=text, hint="write org/name, or org/name@revision")
+
+
+def _check_space(repo: str, needed: int) -> None:
+    place = next(path for path in (root(), *root().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise HubError(
+            f"needs {needed / 1e6:,.0f} MB, and {place} has {free / 1e6:,.0f} MB free",
+            where=repo,
+            hint="free some space, or set HF_HOME to a directory on another disk",
+        )
+
+
+def _look(
+    cache: RepoCache,
+    revision: str,
+    offline: bool,
+    timeout: float | None,
+    on_progress: Progress | None,
+) -> _Found:
+    """Which commit a revision is, and its files: one question to the Hub, and none about a commit
+    that is known. Raises HubError."""
     known = cache.commit(revision)
     present = cache.present(known) if known else {}
-    listing = (known and cache.listing(known)) or present
+    listing = (cache.listing(known) if known else None) or present
     if offline:
-        missing = "is not in the cache" if revision == MAIN else f"{revision} is not in the cache"
-        way = "where HF_HUB_OFFLINE is not set" if is_offline() else "without --offline"
-        otherwise = HubError(missing, where=cache.repo, hint=f"fetch it once {way}")
-        if known is None or not present:
-            raise otherwise
-        return _Found(cache, known, listing, otherwise=otherwise)
-    if known == revision and cache.listing(known):
-        return _Found(cache, known, listing)
-    try:
-        with worded(cache.repo, revision=revision):
-            return _ask(cache, revision)
-    except HubError as error:
-        if known and _weights(present) and error.__cause__ and is_passing(error.__cause__):
-            text = f"{cache.repo}: {error.what}; what the cache has of it is used"
-            warnings.warn(f"{text}, commit {known[:7]}", VitWarning, stacklevel=2)
-            return _Found(cache, known, listing, otherwise=error)
-        raise
-
-
-def _ask(cache: RepoCache, revision: str) -> _Found:
-    """The question. Raises what the client raises."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        info = HfApi().model_info(
+        at = "" if revision == MAIN else f" at revision {revision}"
+        why = "HF_HUB_OFFLINE is set" if is_offline() else "--offline is given"
+        absent = missing(
             cache.repo,
-            revision=revision,
-            files_metadata=True,
-            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+            f"no such file or directory, and no such repo in the cache{at}",
+            f"check the name; {why}: a repo of the Hub has to be fetched once without",
         )
-        listing = {
-            file.rfilename: str(file.lfs.sha256 if file.lfs else file.blob_id or "")
-            for file in info.siblings or ()
-        }
-        commit = str(info.sha)
-    except (HfHubHTTPError, HFValidationError):
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _not_understood(cache.repo) from error
-    if not COMMIT.fullmatch(commit):
-        raise _not_understood(cache.repo)
-    return _Found(cache, commit, listing, is_new=cache.listing(commit) != listing)
+        if known is None or not present:
+            raise absent
+        return _Found(cache, known, listing, absent)
+    if known == revision and cache.listing(known):
+        return _Found(cache, known, listing, None, timeout, on_progress)
+    usable = known is not None and bool(weights_among(present))
+    try:
+        commit, files, _ = ask(
+            cache.repo,
+            lambda: repo_state(cache.repo, revision),
+            revision=revision,
+            timeout=0 if usable else timeout,
+            on_progress=on_progress,
+        )
+        return _Found(cache, commit, files, None, timeout, on_progress)
+    except HubError as error:
+        if known is None or not usable or not may_pass(error.__cause__):
+            raise
+        text = f"{cache.repo}: {error.what}; using the cached commit {known[:7]}"
+        warnings.warn(text, VitWarning, stacklevel=2)
+        return _Found(cache, known, listing, error)
 
 
-def _not_understood(repo: str) -> HubError:
-    hint = "check HF_ENDPOINT, and try again"
-    return HubError("the Hub's answer is not understood", where=repo, hint=hint)
+class RepoState(NamedTuple):
+    """What a revision of a repo holds."""
+
+    commit: str
+    files: Listing
+    private: bool
 
 
-def _weights(names: Collection[str], patterns: Sequence[str] = SAFE + PICKLES) -> list[str]:
-    """The names that weights have, of the best kind there is: more than one where several might
-    be meant."""
-    top = [name for name in names if "/" not in name]
-    top = [name for name in top if not any(fnmatch(name, no) for no in NO_WEIGHTS)]
-    kinds = ([name for name in top if fnmatch(name, pattern)] for pattern in patterns)
-    return sorted(next((kind for kind in kinds if kind), []))
+def repo_state(repo: str, revision: str | None, token: str | None = None) -> RepoState:
+    """What the Hub says of a revision. Raises what the client raises, and HubError for an answer
+    that cannot be true: its names and digests become paths."""
+    from huggingface_hub import HfApi, constants
+
+    info = HfApi(token=token).model_info(
+        repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+    )
+    files = {
+        file.rfilename: HubFile(
+            *((file.lfs.sha256, file.lfs.size) if file.lfs else (str(file.blob_id), file.size))
+        )
+        for file in info.siblings or ()
+    }
+    wrong = [repr(info.sha)] * (not COMMIT.fullmatch(str(info.sha)))
+    for name, file in files.items():
+        wrong += [repr(name)] * (not _is_plain(name))
+        wrong += [f"{name}: {file.digest!r}"] * (not DIGEST.fullmatch(str(file.digest)))
+    if wrong:
+        raise HubError(
+            f"the Hub's answer cannot be trusted: it names {wrong[0][:100]}",
+            where=repo,
+            hint="check HF_ENDPOINT, and whether a proxy alters answers",
+        )
+    return RepoState(str(info.sha), files, bool(info.private))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a listed name stays inside the repo."""
+    parts = name.split("/")
+    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
 
 
 def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
     """The name of a repo's weights: safetensors where there are any. Raises HubError."""
-    safe = _weights(names, SAFE)
-    found = safe or _weights(names, PICKLES)
+    safe = weights_among(names, SAFE)
+    found = safe or weights_among(names, PICKLES)
     if not found:
-        some = ", ".join(sorted(names)[:8]) or "nothing"
+        some = ", ".join(sorted(names)[:8]) or "no files"
         raise HubError(
-            f"holds no weights that we read, but {some}",
+            f"has no weights that vit reads, but {some}",
             where=repo,
-            hint="safetensors, .npz or torch's .bin and .pth are read, outside folders",
+            hint="safetensors, .npz and torch's .bin and .pth are read, at the top level",
         )
     if len(found) > 1:
         raise HubError(
-            f"holds several checkpoints: {', '.join(found[:8])}",
+            f"has several checkpoints: {', '.join(found[:8])}",
             where=repo,
-            hint=f"fetch one (hf download {repo} {found[0]}) and name its path",
+            hint=f"fetch one (hf download {repo} {found[0]}) and give its path",
         )
     if not safe and not pickles:
         raise HubError(
-            f"has its weights as a pickle only, {found[0]}, a kind of file that can run code",
+            f"has only pickled weights, {found[0]}, and a pickle can run code",
             where=repo,
-            hint="--allow-pickle reads its tensors, and nothing else in it",
+            hint="--allow-pickle reads its tensors without running anything",
         )
     return found[0]
 
@@ -277,7 +376,7 @@ def _shards(index: Path) -> list[str]:
     try:
         names: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
         if any(Path(name).name != name for name in names.values()):
-            raise ValueError("it names files in folders")
+            raise ValueError("it names files in directories")
         return sorted(set(names.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HubError("is no index of safetensors files", where=index) from error
+        raise HubError("is not an index of safetensors files", where=index) from error

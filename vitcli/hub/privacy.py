@@ -1,65 +1,111 @@
-"""What a model's description may tell the world: no folders, homes, tokens or passwords."""
+"""What a published checkpoint may say of the machine that made it: no directories, no tokens.
+
+Nothing is guessed from the look of a text: a path is published by its last component wherever a
+path may be recorded, and a name with a slash stays whole only if it is known not to be a path.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, TypeVar
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
 
-Value = TypeVar("Value")
+from vitcli.hub import registry
+from vitcli.weight_files import SUFFIXES
 
-PATH = re.compile(
-    r"(?<![\w:/<.~-])(?:file:(?=//))?(?:~[\w-]*|\.{1,2}|[A-Za-z]:)?(?:[\\/]+[^\s\\/'\"`,;=()\[\]]+)+"
-)
-"""Absolute paths and those from home, here or above, in running text: what follows a word, as in
-B/16 and org/name, is none, and neither is an address of the web."""
+PATHS = ("data", "output", "classes")
+"""Keys of provenance under which a path may stand."""
 
+VARIANT = re.compile(r"(R\d*\+)?(Ti|S|M|B|L|H|g|G|So400m)/\d{1,2}")
+REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SECRETS = ((re.compile(r"\bhf_\w{8,}"), "hf_..."), (re.compile(r"(?<=://)[^/@\s]+@"), ""))
-"""Tokens of the Hub, and names and passwords in addresses."""
+"""Tokens of the Hub; names and passwords in URLs."""
 
 
-def without_paths(value: Value) -> Value:
-    """A JSON value whose texts name files by their last part, and hold no token."""
-    made: Any = value
-    if isinstance(value, str):
-        path = re.match(r"(~?/|[A-Za-z]:[\\/])", value) and "\n" not in value
-        made = _last(value) if path else _text(value)
-    elif isinstance(value, dict):
-        made = {key: without_paths(item) for key, item in value.items()}
-        if isinstance(command := value.get("command"), str):
-            made["command"] = _command(command)
-    elif isinstance(value, list):
-        made = [without_paths(item) for item in value]
-    return made  # type: ignore[no-any-return]
+def publishable(
+    provenance: Mapping[str, Any], places: Collection[Path] = (), known: Collection[str] = ()
+) -> dict[str, Any]:
+    """Provenance that names files by their last component and holds no token.
+
+    Args:
+        places: directories whose names are removed from free text, beside home and the like.
+        known: Hub repos by which a run before was made.
+    """
+    known = {*known, *_repos(provenance)}
+    places = {*places, Path.home(), Path.cwd(), Path(tempfile.gettempdir())}
+    public: dict[str, Any] = {}
+    for key, value in provenance.items():
+        if key == "history" and isinstance(value, list):
+            runs = [run for run in value if isinstance(run, dict)]
+            public[key] = [publishable(run, places, known) for run in runs]
+        elif key == "command" and isinstance(value, str):
+            public[key] = _command(value, known)
+        elif key in PATHS and isinstance(value, str):
+            public[key] = _last(value)
+        elif key == "parent" and isinstance(value, str):
+            public[key] = value if value.partition("@")[0] in known else _last(value)
+        else:
+            public[key] = _text(value, places)
+    return public
 
 
-def _command(text: str) -> str:
-    """A command line, word by word: a path may hold spaces, and a relative one many folders."""
+def _repos(provenance: Mapping[str, Any]) -> set[str]:
+    """The Hub repos that a run was made from: a parent that is a path is recorded by its name."""
+    parent = str(provenance.get("parent", "")).partition("@")[0]
+    released = {entry.repo for entry in registry.entries().values()}
+    return released | {parent} if is_repo(parent) else released
+
+
+def is_repo(parent: str) -> bool:
+    """Whether a recorded parent is a Hub repo."""
+    return bool(REPO.fullmatch(parent)) and not parent.endswith(SUFFIXES)
+
+
+def _command(text: str, known: Collection[str]) -> str:
+    """A command line, word by word: a path may hold spaces."""
     try:
         words = shlex.split(text)
     except ValueError:
-        return _text(text)
-    return shlex.join(map(_word, words))
+        words = text.split()
+    public = []
+    for word in words:
+        option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+        values = [_value(part, known) for part in value.split(",")] if value else []
+        public.append(option + equals + ",".join(values))
+    return shlex.join(public)
 
 
-def _word(word: str) -> str:
-    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return option + equals + ",".join(_last(part) for part in value.split(","))
+def _value(value: str, known: Collection[str]) -> str:
+    repo = re.sub(r"^(hf-hub:|hf://)|@.*$", "", value)
+    is_url = "://" in value and not value.startswith("file:")
+    if is_url or VARIANT.fullmatch(value) or repo in known:
+        return str(_text(value, ()))
+    return _last(value)
 
 
-def _last(value: str) -> str:
-    """A path by its last part; a name, an address or org/name[@refs/pr/1] as it is."""
-    if "://" in value or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?", value):
-        return _text(value)
-    if re.match(r"[A-Za-z]:[\\/]|\\\\", value):
-        return PureWindowsPath(value).name
-    if value.startswith(("/", "~", "./", "../")) or value.count("/") > 1:
-        return PurePosixPath(value).name or "."
-    return _text(value)
+def _last(path: str) -> str:
+    """The last component of a path of any system."""
+    return str(_text(re.split(r"[\\/]", path.rstrip("\\/"))[-1] or ".", ()))
 
 
-def _text(text: str) -> str:
+def _text(value: Any, places: Collection[Path]) -> Any:
+    """A JSON value without secrets and without the names of these directories."""
+    if isinstance(value, dict):
+        return {key: _text(item, places) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_text(item, places) for item in value]
+    if not isinstance(value, str):
+        return value
     for secret, shown in SECRETS:
-        text = secret.sub(shown, text)
-    return PATH.sub(lambda found: re.split(r"[\\/]", found[0])[-1], text)
+        value = secret.sub(shown, value)
+    for place in sorted(map(str, places), key=len, reverse=True):
+        if len(place) > 1:  # not "/"
+            value = re.sub(rf"{re.escape(place)}(?:[\\/]+[^\s\\/`'\",;)]+)*", _shorten, value)
+    return value
+
+
+def _shorten(found: re.Match[str]) -> str:
+    return re.split(r"[\\/]", found[0])[-1]

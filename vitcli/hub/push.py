@@ -1,33 +1,39 @@
-"""A model on its way to the Hub: what goes there, what of it is new, and one commit.
+"""A checkpoint on its way to the Hub: what is published, what of it is new, and one commit.
 
-What goes there is written into a folder first, by name, so that nothing else of a run can go
-along. `huggingface_hub` is imported when the Hub is asked and not before.
+What is published is written into a directory first, by name, so that nothing else of a run is
+uploaded. The client skips unchanged files too, but says so only after a push: `compare` is for
+`--dry-run`, for the report, and for the card on the Hub, which a person may have edited.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import re
+import difflib
 import shutil
+import tempfile
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitcli.atomic import write_text
 from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
-from vitcli.errors import HubError, ModelNotFoundError
-from vitcli.hub import card, registry
-from vitcli.hub import fetch as hub
-from vitcli.hub.client_errors import TOKEN, worded_push
-from vitcli.hub.privacy import without_paths
-from vitcli.hub.registry import RegistryEntry
+from vitcli.errors import HubError
+from vitcli.hub import card
+from vitcli.hub.cache import digest_of
+from vitcli.hub.card import LICENSE, MEASURED, Card, digest, lineage
+from vitcli.hub.fetch import RepoState, repo_state
+from vitcli.hub.privacy import publishable
+from vitcli.hub.retry import LOGIN, TIMEOUT, Progress, ask, is_offline, may_be_done
 from vitcli.layouts.timm import not_in_timm, otherwise_in_timm
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 IMAGES = {
@@ -46,18 +52,19 @@ CONTRADICTING = (
 
 @dataclass(frozen=True)
 class Package:
-    """A folder that holds what is to be pushed, and nothing else."""
+    """A directory that holds what is to be pushed, and nothing else."""
 
-    folder: Path
+    directory: Path
     repo: str
-    info: CheckpointInfo
     license: str | None
     base_model: str | None
+    title: str
+    """The commit's, where the user gives none."""
     warnings: tuple[str, ...] = ()
 
     @property
     def files(self) -> dict[str, Path]:
-        return {file.name: file for file in sorted(self.folder.iterdir())}
+        return {file.name: file for file in sorted(self.directory.iterdir())}
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,16 @@ class Changes:
     """What a push changes in a repo."""
 
     upload: dict[str, int]
-    """Files that are new or another, and their bytes."""
+    """Files that are new or different, and their bytes."""
     unchanged: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    commit: str | None = None
-    """The commit that was compared with; None: there is no such repo."""
-    private: bool = False
+    state: RepoState | None = None
+    """What was compared with; None: there is no such repo."""
     branch_exists: bool = True
+    card_diff: str = ""
+    """How the card on the Hub would change."""
+    edited: tuple[str, ...] = ()
+    """Parts of the card on the Hub that stay as a person edited them, although there are newer."""
 
     @property
     def is_empty(self) -> bool:
@@ -82,289 +92,320 @@ class Changes:
 class Pushed:
     """How a push ended."""
 
-    changes: Changes
     url: str
     """The page of the commit, of the pull request or of the repo."""
     commit: str | None = None
     """None: nothing had changed."""
     created: bool = False
-    """The repo was made."""
+    """The repo was created."""
     request: str | None = None
     """The page of the pull request."""
 
 
 # ---------------------------------------------------------------------------------------------
-# What goes there
+# What is published
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """An empty temporary directory; those that killed pushes left behind are removed."""
+    from filelock import FileLock, Timeout
+
+    prefix, lock = "vit-push-", ".lock"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*/{lock}"):
+        with contextlib.suppress(OSError, Timeout):
+            if time.time() - left.stat().st_mtime > 60:  # not one that is about to be locked
+                with FileLock(left, timeout=0):
+                    shutil.rmtree(left.parent)
+    with tempfile.TemporaryDirectory(prefix=prefix) as place, FileLock(Path(place, lock)):
+        Path(place, "package").mkdir()
+        yield Path(place, "package")
 
 
 def pack(
     spec: str | Path,
-    folder: Path,
+    directory: Path,
     repo: str,
     license: str | None = None,
-    on_progress: hub.Progress | None = None,
+    on_progress: Progress | None = None,
     allow_pickle: bool = False,
 ) -> Package:
-    """Writes timm's Hub layout, a card and its images into an empty folder.
+    """Writes timm's Hub layout, a card and its images into an empty directory.
 
     Args:
-        spec: a run's folder, a file of any layout that we read, a name or another repo.
+        spec: a run's directory, a file of any layout that `vit` reads, a name or another repo.
         repo: where it will be, `org/name`; the card says so.
         license: an identifier of the Hub's; else what the run's card says, else the licence of
-            the model that it was trained from, where the registry knows that. Never a guess.
+            the model that it was trained from, where the registry knows it. Never a guess.
 
     Raises:
         VitError: there is no such checkpoint, or it cannot be read.
     """
     located = read.locate(spec, on_progress=on_progress, allow_pickle=allow_pickle)
     source = read.open_checkpoint(located.file, located.entry)
-    provenance = without_paths(source.info.provenance)
-    info = dataclasses.replace(source.info, provenance=provenance)
     beside = located.file.parent
-    own = beside / CARD
-    old = own.read_text("utf-8", "replace") if own.is_file() else ""
-    old = without_paths(old) if card.is_ours(old) else ""
-    base_model, inherited = lineage(info, located.entry)
-    license = license or card.license_of(old) or inherited
+    places = {beside, beside.absolute(), beside.absolute().parent}
+    info = dataclasses.replace(source.info, provenance=publishable(source.info.provenance, places))
+    needed, free = 4 * info.model.num_params(), shutil.disk_usage(directory).free
+    if needed > free:
+        raise HubError(
+            f"needs {needed / 1e6:,.0f} MB in {directory.parent}, which has {free / 1e6:,.0f} MB",
+            where=repo,
+            hint="set TMPDIR to a directory on another disk",
+        )
+    tensor_file.write(directory / WEIGHTS, source.tensors, info.to_metadata())
+    write_config(directory / CONFIG, info)
 
-    tensor_file.write(folder / WEIGHTS, source.tensors, info.to_metadata())
-    write_config(folder / CONFIG, info)
+    base_model, inherited = lineage(info, located.entry)
+    own = beside / CARD
+    old = Card.parse(own.read_text("utf-8", "replace") if own.is_file() else "")
+    is_run = old.is_ours or "command" in info.provenance
     drawn = {caption: file for caption, file in IMAGES.items() if (beside / file).is_file()}
-    text = card.model_card(
+    new = card.model_card(
         info,
         name=repo,
-        images=drawn if old or "command" in provenance else {},
-        license=license,
+        images=drawn if is_run else {},
+        license=license or inherited,
         base_model=base_model,
     )
-    text = card.with_sections_of(text, old)
-    write_text(folder / CARD, text)
-    for name in card.images_in(text):
+    made = Card.parse(new)
+    if old.is_ours:
+        if not old.digests:  # an earlier version's: what it wrote cannot be told from edits
+            old = old._replace(
+                digests={k: digest(t) for k, t in old.parts.items() if k in made.parts}
+            )
+        kept = {*MEASURED, LICENSE} if license is None else MEASURED
+        made = made.merged_with(old, keep=kept, replace=() if license is None else {LICENSE})
+    write_text(directory / CARD, str(made))
+    for name in card.images_in(str(made)):
         if (beside / name).is_file():
-            shutil.copyfile(beside / name, folder / name)
-    return Package(folder, repo, info, license, base_model, tuple(_warnings(info, license)))
+            shutil.copyfile(beside / name, directory / name)
+    title = f"Push {info.provenance.get('data') or 'a model'}"
+    return Package(
+        directory, repo, made.license, base_model, title, tuple(_warnings(info, made.license))
+    )
 
 
 def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
     if reasons := not_in_timm(info.model):
-        yield f"timm and transformers cannot load it, which know no {', '.join(reasons)}"
+        yield f"timm and transformers cannot load this model: they lack {', '.join(reasons)}"
     else:
         yield from otherwise_in_timm(info.model)
     if license is None:
-        yield "the card names no licence, as nobody said one: --license apache-2.0 would"
+        yield "the card names no license: give one with --license, as in --license apache-2.0"
     if info.model.num_classes and not info.classes:
-        yield "its classes have no names: `vit convert --labels FILE` gives them"
-
-
-def lineage(
-    info: CheckpointInfo, entry: RegistryEntry | None = None
-) -> tuple[str | None, str | None]:
-    """The Hub repo that a model comes from and that repo's licence, each None where unknown.
-
-    The nearest ancestor with a name counts: one's own runs between have none. A repo that the
-    registry does not know may have any licence.
-    """
-    if entry is not None:
-        return entry.repo, entry.license
-    for run in (info.provenance, *reversed(info.provenance.get("history", []))):
-        parent = str(run.get("parent", "")).partition("@")[0]
-        try:
-            known = registry.known(parent) if parent else None
-        except ModelNotFoundError:
-            if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", parent) and not PurePath(parent).suffix:
-                return parent, None
-            continue
-        if isinstance(known, RegistryEntry):
-            return known.repo, known.license
-        if known is not None:
-            return None, registry.shipped_license()
-    return None, None
+        yield "the classes have no names: `vit convert --classes FILE` adds them"
 
 
 # ---------------------------------------------------------------------------------------------
 # What is new
 
 
-def compare(package: Package, revision: str | None = None) -> Changes:
-    """What of a package its repo does not have yet; changes nothing.
+def compare(
+    package: Package,
+    revision: str | None = None,
+    token: str | None = None,
+    overwrite_card: bool = False,
+    license_given: bool = False,
+) -> Changes:
+    """What of a package its repo does not have yet. What a person wrote into the card on the Hub
+    is taken over into the package's, unless `overwrite_card`; the Hub is not changed.
 
     Raises:
         HubError: the Hub cannot be reached, or does not say.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    repo, api, branch_exists = package.repo, HfApi(), True
-    files = package.files
-    with worded_push(repo):
+    repo, branch_exists = package.repo, True
+    try:
         try:
-            found = api.repo_info(repo, revision=revision)
-        except RepositoryNotFoundError:
-            return Changes({name: path.stat().st_size for name, path in files.items()})
-        except RevisionNotFoundError:
-            found, branch_exists = api.repo_info(repo), False
-        tree = api.list_repo_tree(repo, recursive=True, revision=found.sha)
-        there = {item.path: item for item in tree if hasattr(item, "blob_id")}
-    same = {name for name, path in files.items() if name in there and _same(path, there[name])}
+            state = ask(repo, lambda: repo_state(repo, revision, token))
+        except HubError as error:
+            if not isinstance(error.__cause__, RevisionNotFoundError):
+                raise
+            state, branch_exists = ask(repo, lambda: repo_state(repo, None, token)), False
+    except HubError as error:
+        if not isinstance(error.__cause__, RepositoryNotFoundError):
+            raise
+        return Changes({name: path.stat().st_size for name, path in package.files.items()})
+    merge = CARD in state.files
+    given = (state, token, overwrite_card, license_given)
+    diff, edited = _merge_card(package, *given) if merge else ("", ())
+    files = package.files
+    same = {
+        name
+        for name, path in files.items()
+        if (there := state.files.get(name)) and digest_of(path, len(there.digest)) == there.digest
+    }
     return Changes(
         upload={name: path.stat().st_size for name, path in files.items() if name not in same},
         unchanged=tuple(sorted(same)),
-        remove=tuple(name for name in CONTRADICTING if name in there),
-        commit=found.sha,
-        private=bool(found.private),
+        remove=tuple(name for name in CONTRADICTING if name in state.files),
+        state=state,
         branch_exists=branch_exists,
+        card_diff=diff,
+        edited=edited,
     )
 
 
-def _same(path: Path, there: Any) -> bool:
-    """Whether a file is the one in the repo: large ones go by their sha256, others by git's id."""
-    if there.size != path.stat().st_size:
-        return False
-    with open(path, "rb") as file:
-        if there.lfs is not None:
-            return bool(hashlib.file_digest(file, "sha256").hexdigest() == there.lfs.sha256)
-        blob = hashlib.sha1(b"blob %d\0" % there.size, usedforsecurity=False)
-        blob.update(file.read())
-        return bool(blob.hexdigest() == there.blob_id)
+def _merge_card(
+    package: Package, state: RepoState, token: str | None, overwrite: bool, license_given: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Takes over the edits of the card on the Hub; how that card would change, and its edits."""
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+    )
+
+    def receive() -> str:
+        url = hf_hub_url(package.repo, CARD, revision=state.commit)
+        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=TIMEOUT)
+        hf_raise_for_status(answer)
+        return str(answer.content.decode("utf-8", "replace"))
+
+    path, there = package.directory / CARD, ask(package.repo, receive, name=CARD)
+    old, new = Card.parse(there), Card.parse(path.read_text("utf-8"))
+    edited: tuple[str, ...] = ()
+    if not overwrite:
+        merged = new.merged_with(old, replace={LICENSE} if license_given else ())
+        edited = tuple(
+            key
+            for key, text in new.parts.items()
+            if merged.parts.get(key, text) != text and digest(text) != old.digests.get(key)
+        )
+        write_text(path, there if merged == old else str(merged))
+    before, after = there.splitlines(), path.read_text("utf-8").splitlines()
+    diff = difflib.unified_diff(before, after, f"{CARD} (Hub)", f"{CARD} (new)", lineterm="")
+    return "\n".join(diff), edited
 
 
 # ---------------------------------------------------------------------------------------------
 # One commit
 
 
-def check_name(repo: str) -> None:
-    """Raises HubError where a repo cannot be called so."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+def log_in(repo: str, token: str | None = None, timeout: float | None = None) -> None:
+    """Makes sure of the repo's name and of a token that may write.
 
-    try:
-        validate_repo_id(repo)
-        whole = "/" in repo
-    except HFValidationError:
-        whole = False
-    if not whole:
-        hint = "write org/name, in letters, digits, - _ and ."
-        raise HubError("is not a name of a repo", where=repo, hint=hint)
-
-
-def check_login(repo: str) -> str:
-    """Who we are to the Hub, by the ordinary token.
+    Args:
+        timeout: of every answer from now on: by itself, the client waits for ever.
 
     Raises:
-        HubError: there is no token, it is not valid, or it may not write.
+        HubError: the name is not one, or there is no such token.
     """
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi, get_token, set_client_factory
+    from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
-    if hub.is_offline():
+    silence = 60.0 if timeout is None else timeout
+    set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=silence))
+    ask(repo, lambda: validate_repo_id(repo))
+    if "/" not in repo:
+        raise HubError("is not the name of a Hub repo", where=repo, hint="write org/name")
+    if is_offline():
         raise HubError("the network is forbidden", where=repo, hint="unset HF_HUB_OFFLINE")
-    if get_token() is None:
-        raise HubError("to push needs a token, and there is none", where=repo, hint=TOKEN)
-    with worded_push(repo):
-        me: Mapping[str, Any] = HfApi().whoami()
-    role = me.get("auth", {}).get("accessToken", {}).get("role")
-    if role == "read":
-        raise HubError(f"the token of {me['name']} may only read", where=repo, hint=TOKEN)
-    return str(me["name"])
+    if not (token or get_token()):
+        raise HubError("pushing needs a token, and there is none", where=repo, hint=LOGIN)
+    me: dict[str, Any] = ask(repo, lambda: HfApi(token=token).whoami(), timeout=timeout)
+    if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise HubError(f"the token of {me['name']} can only read", where=repo, hint=LOGIN)
 
 
 def push(
     package: Package,
-    changes: Changes | None = None,
+    changes: Changes,
     *,
     private: bool = False,
     revision: str | None = None,
     message: str | None = None,
     create_pr: bool = False,
+    token: str | None = None,
+    timeout: float | None = None,
 ) -> Pushed:
     """Uploads what is new, as one commit: whatever goes wrong before it, the repo stays as it was.
-    One that this push made stays, too, empty, which a note of the error tells.
 
     Args:
         changes: what `compare` found just now.
-        private: of a repo that is made; one that is there keeps what it is.
-        revision: a branch, made from main where it is not there.
+        private: of a repo that is created; an existing one stays what it is.
+        revision: a branch, created from main where it does not exist.
         create_pr: open a pull request instead of changing the branch.
+        timeout: as for `retry.ask`.
 
     Raises:
-        HubError: access is refused, the network fails, or the repo changed meanwhile.
+        HubError: access is refused, the network fails, or the repo changed meanwhile. A note says
+            what of the push was done.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    repo, api, files = package.repo, HfApi(), package.files
-    changes = changes or compare(package, revision)
-    exists = changes.commit is not None
-    if private and exists and not changes.private:
+    repo, api, state = package.repo, HfApi(token=token), changes.state
+    if private and state is not None and not state.private:
         raise HubError(
-            "is there already, and public",
+            "exists already, and is public",
             where=repo,
             hint="leave out --private, make it private on its page, or take another name",
         )
-    if not exists and create_pr:
-        raise HubError("is not there: a pull request needs a repo", where=repo)
+    if state is None and create_pr:
+        raise HubError("does not exist: a pull request needs a repo", where=repo)
     page = f"{api.endpoint}/{repo}"
     if changes.is_empty:
-        return Pushed(changes, page)
-    additions = [CommitOperationAdd(name, str(files[name])) for name in changes.upload]
-    removals = [CommitOperationDelete(name) for name in changes.remove]
-    branch = revision if exists and changes.branch_exists else None
-    made = False
-    try:
-        with worded_push(repo), warnings.catch_warnings(action="ignore"):  # of the card, too
-            if CARD in changes.upload:  # may be refused, and nothing is made yet
-                _check_card(files[CARD].read_text("utf-8"), repo)
-            if not exists:
-                api.create_repo(repo, private=private or None)
-                made = True
-            api.preupload_lfs_files(repo, additions, revision=branch, create_pr=create_pr)
-            if revision != branch:  # made for contents that are there
-                api.create_branch(
-                    repo, branch=str(revision), revision=changes.commit, exist_ok=True
-                )
-            done = api.create_commit(
+        return Pushed(page)
+    title, created, sent = message or package.title, False, False
+
+    def commit() -> Any:
+        files = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
+        with warnings.catch_warnings(action="ignore"):  # what the client warns of the card
+            return api.create_commit(
                 repo,
-                [*additions, *removals],
-                commit_message=message or _title(package),
+                [*files, *map(CommitOperationDelete, changes.remove)],
+                commit_message=title,
                 revision=revision,
                 create_pr=create_pr,
-                parent_commit=changes.commit,
+                parent_commit=state.commit if state else None,
             )
-    except BaseException as error:  # Ctrl-C, too
-        if made:
-            error.add_note(f"{repo} was made and is empty: push again, or delete it on its page")
-        elif isinstance(error, KeyboardInterrupt):
-            error.add_note(f"stopped before {repo} took the commit")
+
+    try:
+        if state is None:
+            ask(repo, lambda: api.create_repo(repo, private=private or None), timeout=timeout)
+            created = True
+        if revision is not None and not (state and changes.branch_exists):
+            start = state.commit if state else None
+            ask(
+                repo,
+                lambda: api.create_branch(repo, branch=revision, revision=start, exist_ok=True),
+                timeout=timeout,
+            )
+        sent = True
+        done = ask(repo, commit, timeout=timeout)
+    except (HubError, KeyboardInterrupt, SystemExit) as error:
+        found: str | None = ""
+        if sent and (not isinstance(error, HubError) or may_be_done(error.__cause__)):
+            found = _find_commit(api, repo, revision, title, state)
+        if found and isinstance(error, HubError):
+            return Pushed(f"{page}/commit/{found}", found, created)
+        error.add_note(_what_happened(page, found, create_pr and sent, created))
         raise
-    return Pushed(changes, done.pr_url or done.commit_url, done.oid, made, done.pr_url)
+    return Pushed(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
 
 
-def _check_card(text: str, repo: str) -> None:
-    """Asks the Hub whether it takes a card's front matter. Raises HubError where it does not.
-
-    `ModelCard.validate` of huggingface_hub 1 asks huggingface.co, wherever HF_ENDPOINT points.
-    """
-    from huggingface_hub import HfApi, get_session
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        build_hf_headers,
-        hf_raise_for_status,
-    )
-
-    answer = get_session().post(
-        f"{HfApi().endpoint}/api/validate-yaml",
-        json={"content": text, "repoType": "model"},
-        headers=build_hf_headers(),
-    )
-    if answer.status_code == 400:
-        said = answer.text
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            said = "; ".join(reason["message"] for reason in answer.json()["errors"])
-        raise HubError(
-            f"the Hub refuses the card's front matter: {said}",
-            where=repo,
-            hint="is --license, or the one in README.md, an identifier of the Hub's?",
-        )
-    hf_raise_for_status(answer)
+def _find_commit(
+    api: HfApi, repo: str, revision: str | None, title: str, before: RepoState | None
+) -> str | None:
+    """The commit of a push that was interrupted, "" if there is none; None if nobody can say."""
+    try:
+        latest = ask(repo, lambda: api.list_repo_commits(repo, revision=revision)[0], timeout=0)
+    except (HubError, KeyboardInterrupt):
+        return None
+    is_new = before is None or latest.commit_id != before.commit
+    return latest.commit_id if is_new and latest.title == title.partition("\n")[0] else ""
 
 
-def _title(package: Package) -> str:
-    """What a commit is called that nobody gave a name."""
-    return f"Push {package.info.provenance.get('data') or 'a model'}"
+def _what_happened(page: str, found: str | None, requested: bool, created: bool) -> str:
+    """What an interrupted push has done, in words."""
+    if requested:
+        return f"a pull request may have been opened: see {page}/discussions"
+    if found:
+        return f"the commit was made: {page}/commit/{found}"
+    if found is None:
+        return f"the Hub cannot be asked whether the commit was made: see {page}/commits/main"
+    if created:
+        return f"{page} was created and is empty: push again, or delete it there"
+    return f"nothing in {page} was changed"

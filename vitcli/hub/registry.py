@@ -1,4 +1,4 @@
-"""What `--model` means, and what ships beside the code: the registry, class lists, weights.
+"""What `--model` means: the registry of released models, and the models that ship.
 
 The only module that reads `weights/`. Standard library only.
 """
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
 from vitcli.errors import CheckpointError, ModelNotFoundError
 from vitcli.layouts import timm
+from vitcli.weight_files import SUFFIXES
 
 NORMALIZE = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -140,21 +141,25 @@ def shipped() -> dict[str, Path]:
     }
 
 
+def find(name: str) -> RegistryEntry | Path | None:
+    """The released model of that name or repo, or the directory of one that ships."""
+    text = aliases().get(name.lower(), name.lower())
+    return shipped().get(text) or entries().get(text) or entry_of(name)
+
+
 def known(name: str) -> RegistryEntry | Path:
-    """The released model of that name or repo, or the folder of one that ships; paths and other
-    repos are none.
+    """As `find`.
 
     Raises:
         ModelNotFoundError: there is none of that name; suggests the nearest.
     """
-    text = aliases().get(name.lower(), name.lower())
-    found = shipped().get(text) or entries().get(text) or entry_of(name)
+    found = find(name)
     if found is None:
         like = nearest(name, [*names(), *(entry.repo for entry in entries().values())])
         raise ModelNotFoundError(
-            "vit knows no model of that name",
+            "no model has this name",
             where=name or "an empty name",
-            hint=f"did you mean {' or '.join(like)}?" if like else "`vit models` lists them",
+            hint=f"did you mean {' or '.join(like)}?" if like else "`vit models` lists all names",
         )
     return found
 
@@ -207,9 +212,13 @@ def _unzip(name: str) -> str:
 # What `--model` means
 
 
+HUB_URL = re.compile(r"(?:hf-hub:|hf://(?:models/)?|https?://(?:huggingface\.co|hf\.co)/)")
+IN_A_URL = re.compile(r"/(?:tree|resolve|blob)/([^/]+)(?:/.*)?$|/$")
+
+
 def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
     """What a model's name means: an existing path, else a name of the registry or of what ships,
-    else a repo on the Hub, `org/repo[@revision]`. `./x` is a path and nothing else.
+    else a repo on the Hub, `org/repo[@revision]` or its URL. `./x` is always a path.
 
     Raises:
         ModelNotFoundError: none of these; suggests the nearest names.
@@ -218,19 +227,21 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
     if text and Path(text).expanduser().exists():
         return Path(text).expanduser()
     if isinstance(spec, Path) or re.match(r"(\.|~|/|[A-Za-z]:[\\/])", text):
-        raise ModelNotFoundError("there is no such file or folder", where=text)
+        raise ModelNotFoundError("no such file or directory", where=text)
     name = aliases().get(text.lower(), text.lower())
-    if (weights_root() / name / "model.safetensors").is_file() and "/" not in name:
-        return weights_root() / name
+    if name in shipped():
+        return shipped()[name]
     if name in entries():
         return entries()[name]
     if text.lower() in aliases():
         raise ModelNotFoundError(
-            f"the model '{name}', which '{text}' means, is missing from this installation",
+            f"the model '{name}' (alias '{text}') is missing from this installation",
             hint=f"it belongs in {weights_root()}",
         )
-    match = re.fullmatch(r"(?:hf-hub:|hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
-    if match and Path(match[1]).suffix not in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
+    if prefix := HUB_URL.match(text):
+        text = IN_A_URL.sub(lambda found: f"@{found[1]}" if found[1] else "", text[prefix.end() :])
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
+    if match and Path(match[1]).suffix not in SUFFIXES:
         repo = HubRepo(match[1], match[2])
         known = entry_of(repo.id) if repo.revision is None else None
         return known or repo
@@ -239,10 +250,7 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
 
 def _not_found(text: str) -> ModelNotFoundError:
     like = nearest(text, names())
-    if "/" in text or "." in text:
-        what = "there is no such file or folder, and it is not the name of a model"
-    else:
-        what = "there is no file, folder or model of that name"
-    ships = f"these ship: {', '.join(aliases())}"
+    ships = f"the built-in models are {', '.join(aliases())}; `vit models` lists all"
     hint = f"did you mean {' or '.join(like)}?" if like else ships
+    what = "no such file or directory, and no model has this name"
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

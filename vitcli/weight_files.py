@@ -1,0 +1,23 @@
+"""What files of weights are called, in a directory and in a Hub repo. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatch
+
+INDEX = "model.safetensors.index.json"
+SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
+"""Patterns of files that hold nothing but tensors, the best first."""
+PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
+"""Patterns of torch's pickles, the best first."""
+SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
+"""Suffixes of weights, whether `vit` reads them or not."""
+NOT_A_MODEL = ("state.safetensors", "training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
+
+
+def weights_among(names: Iterable[str], patterns: Iterable[str] = SAFE + PICKLES) -> list[str]:
+    """The weights among a directory's file names: all those of the best pattern that occurs."""
+    top = [name for name in names if "/" not in name]
+    top = [name for name in top if not any(fnmatch(name, other) for other in NOT_A_MODEL)]
+    found = ([name for name in top if fnmatch(name, pattern)] for pattern in patterns)
+    return sorted(next(filter(None, found), []))
