@@ -128,7 +128,7 @@ def test_no_position_embeddings_at_all(vit: Vit, tmp_path: Path) -> None:
     write(tmp_path / "x.safetensors", tensors, {})
     converts, resizes = commands(tmp_path / "x.safetensors")
     for words in (converts, resizes):  # they may be rotary ones
-        assert_refused(vit, tmp_path, *words, said="has no position embeddings")
+        assert_refused(vit, tmp_path, *words, said="rotary position embeddings")
 
 
 def test_a_grid_that_has_to_be_stated(vit: Vit, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.config import Activation, ClassLabel
+from vitcli.config import Activation, ClassLabel, ModelConfig
 from vitcli.errors import CheckpointError
 from vitcli.models.vit import ViT
 
@@ -188,6 +189,49 @@ def test_class_names_and_images_come_from_transformers_files(tmp_path: Path) -> 
     assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
     assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
+
+
+def bare(path: Path, **fields: Any) -> Path:
+    """A file of timm's names alone."""
+    sizes = {"width": 64, "depth": 1, "num_heads": 1, "mlp_dim": 96, "patch_size": (8, 8)}
+    config = ModelConfig(**{**sizes, **fields})
+    tensors = {n: torch.zeros(shape) for n, shape in config.tensor_shapes().items()}
+    save_file(tensors, path)
+    return path
+
+
+def test_a_grid_is_not_guessed_from_a_class_token(tmp_path: Path) -> None:
+    """25 embeddings are the class token and 4 x 6 patches, or 5 x 5 patches without it."""
+    path = bare(tmp_path / "x.safetensors", image_size=(32, 48))
+    with pytest.raises(CheckpointError) as caught:
+        read_info(path)
+    assert "--old-grid" in str(caught.value.hint)
+    model: Any = open_checkpoint(path, grid=(4, 6)).info.model
+    assert (model.grid, model.posemb_tokens) == ((4, 6), "all")
+    model = open_checkpoint(path, grid=(5, 5)).info.model
+    assert (model.grid, model.posemb_tokens) == ((5, 5), "patches")
+    scaled = bare(tmp_path / "y.safetensors", image_size=(40, 40), layer_scale=True,
+                  posemb_tokens="patches")  # fmt: skip
+    model = read_info(scaled)[0].model
+    assert (model.grid, model.posemb_tokens) == ((5, 5), "patches")
+
+
+DOUBTFUL: dict[str, dict[str, Any]] = {
+    "DINOv3": {"posemb": "none"},
+    "PE core": {"pre_norm": True, "pool": "map"},
+    "PE spatial": {"pre_norm": True, "final_norm": False},
+    "post-norm": {"class_token": False, "pool": "gap", "qkv_bias": False},
+    "pool over the prefix": {"class_token": False, "num_registers": 1, "pool": "map"},
+}
+
+
+@pytest.mark.parametrize("fields", DOUBTFUL.values(), ids=DOUBTFUL)
+def test_bare_files_that_may_be_another_architecture_are_refused(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    path = bare(tmp_path / "x.safetensors", image_size=(32, 32), **fields)
+    with pytest.raises(CheckpointError, match="which is not supported"):
+        read_info(path)
 
 
 # ---------------------------------------------------------------------------------------------

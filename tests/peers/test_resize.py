@@ -21,7 +21,7 @@ CASES = {
     "hf_vit": ("AutoModelForImageClassification", "bicubic-hf"),
     "hf_deit_teacher": ("DeiTForImageClassificationWithTeacher", "bicubic-hf"),
     "hf_dinov2": ("AutoModelForImageClassification", "bicubic-hf"),
-    "hf_dinov2_registers": ("AutoModelForImageClassification", "bicubic"),
+    "hf_dinov2_registers": ("AutoModelForImageClassification", "bicubic-hf"),
     "hf_siglip_vision": ("SiglipVisionModel", "bicubic-hf"),
     "hf_clip_vision": ("CLIPVisionModel", "bicubic-hf"),
 }

@@ -24,7 +24,11 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     old, new = info.model, info.model.at(size)
     provenance = info.provenance
     if old.posemb != "none":
-        resized = {"method": method, "from": list(old.grid), "to": list(new.grid)}
+        resized = {
+            "method": actual_method(old, method),
+            "from": list(old.grid),
+            "to": list(new.grid),
+        }
         provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # of the old size
         provenance["posemb_resize"] = resized
     preprocess = dataclasses.replace(info.preprocess, size=size)
@@ -32,6 +36,12 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
 
 
 RESAMPLED = ("pos_embed", "pos_embed_row", "pos_embed_column", "patch_embed.proj.weight")
+
+
+def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:
+    """transformers' own resize antialiases in Dinov2WithRegisters, which then is timm's."""
+    registers = not isinstance(model, BiTConfig) and model.num_registers > 0
+    return "bicubic" if method == "bicubic-hf" and registers else method
 
 
 def adapt(
@@ -66,7 +76,7 @@ def adapt_tensor(
         table = sincos2d(new.grid, new.width)  # defined at every size: nothing to interpolate
         return tensor.new_tensor(table) if hasattr(tensor, "new_tensor") else table
     if name == "pos_embed":
-        return resize(tensor, old.posemb_prefix, old.grid, new.grid, method)
+        return resize(tensor, old.posemb_prefix, old.grid, new.grid, actual_method(old, method))
     if name == "pos_embed_row":
         return resize(tensor, 0, (rows, 1), (new_rows, 1), method)
     if name == "pos_embed_column":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.atomic import whole_directory, whole_file, write_text
 from vitcli.checkpoints import read
-from vitcli.checkpoints.adapt import adapt_tensor, at_size
+from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size
 from vitcli.checkpoints.companions import copy_companions, resize_configs
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
@@ -154,7 +154,7 @@ def plan_resize(
     if grid is not None:
         resolution = grid[0] * model.patch_size[0], grid[1] * model.patch_size[1]
     assert resolution is not None
-    tables = _tables(opened)
+    tables, method = _tables(opened), actual_method(model, method)
     info, new, resized = opened.info, model, {}
     if resolution != model.image_size and grid != model.grid:
         info, new = at_size(info, resolution, method), model.at(resolution)

@@ -817,14 +817,26 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
 def _check_unambiguous(
     store: Store, tensors: Mapping[str, Any], info: CheckpointInfo | None
 ) -> None:
-    """Raises CheckpointError for names that models of other architectures have too."""
+    """Raises CheckpointError for names that architectures which are not supported have too."""
     if info is not None or "blocks.0.norm1.weight" not in tensors:
         return
-    hint = "put timm's config.json, which names the architecture, beside the file"
-    if not any(name.startswith("pos_embed") for name in tensors):
-        what = "has no position embeddings: they may be rotary, which are not supported"
-        raise CheckpointError(what, where=store.path, hint=hint)
-    odd = ("cls_token", "blocks.0.attn.qkv.bias", "blocks.0.ls1.gamma", "blocks.0.gamma_1")
-    if not any(name in tensors for name in odd):
-        what = "may be a ViT with norms behind its branches, which is not supported"
-        raise CheckpointError(what, where=store.path, hint=hint)
+
+    def has(*names: str) -> bool:
+        return any(name in tensors for name in names)
+
+    pre_norm, pooled = has("norm_pre.weight"), has("attn_pool.latent")
+    plain = has("cls_token", "blocks.0.attn.qkv.bias", "blocks.0.ls1.gamma", "blocks.0.gamma_1")
+    doubts = {
+        "rotary position embeddings": not has("pos_embed", "pos_embed_row")
+        or (pre_norm and (pooled or not has("norm.weight", "fc_norm.weight")))
+        or (store.kind != "pickle" and has("blocks.0.gamma_1")),
+        "an attention pool that reads more than the patches": pooled
+        and has("cls_token", "reg_token"),
+        "norms behind its branches": not plain,
+    }
+    if doubt := next((what for what, possible in doubts.items() if possible), None):
+        raise CheckpointError(
+            f"may be a model with {doubt}, which is not supported",
+            where=store.path,
+            hint="put timm's config.json, which names the architecture, beside the file",
+        )

@@ -1,0 +1,197 @@
+"""transformers' config.json and preprocessor_config.json; that transformers agrees is checked in
+tests/peers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoints.golden_cases import GOLDEN
+from vitcli.checkpoints.changes import Changes
+from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.read import open_checkpoint, read_info
+from vitcli.config import Preprocess
+from vitcli.errors import CheckpointError, VitWarning
+
+VIT, CLIP = GOLDEN / "hf_vit", GOLDEN / "hf_clip_vision"
+
+
+def copied(source: Path, folder: Path, processor: Any = None, **changes: Any) -> Path:
+    """A golden case with keys of its config changed, and an image processor's file."""
+    shutil.copytree(source, folder)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    if processor is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", ["vit"]),
+        ("model_type", "resnet"),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", "4"),
+        ("num_attention_heads", 2**70),
+        ("num_attention_heads", True),
+        ("hidden_act", ["gelu"]),
+        ("hidden_act", "swish"),
+        ("layer_norm_eps", float("inf")),
+        ("layer_norm_eps", -1),
+        ("layer_norm_eps", {}),
+        ("image_size", [32]),
+        ("image_size", 0),
+        ("image_size", 10**30),
+        ("id2label", ["a"]),
+        ("id2label", {"0": 3}),
+        ("problem_type", "other"),
+    ],
+)
+def test_a_config_with_another_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    folder = copied(VIT, tmp_path / "m", **{key: value})
+    with pytest.raises(CheckpointError) as caught:
+        read_info(folder)
+    assert caught.value.where == str(folder / "config.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, '{"a":' * 10_000, "3", '{"model_type": "\\ud800"}'])
+def test_json_of_another_kind_is_refused(tmp_path: Path, text: str) -> None:
+    folder = copied(VIT, tmp_path / "m")
+    for name in ("config.json", "preprocessor_config.json"):
+        before = (folder / name).read_text() if (folder / name).is_file() else "{}"
+        (folder / name).write_text(text)
+        with pytest.raises(CheckpointError) as caught:
+            read_info(folder)
+        assert caught.value.where == str(folder / name)
+        (folder / name).write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("image_mean", "0.5"),
+        ("image_std", [0, 0, 0]),
+        ("resample", 9),
+        ("resample", [3]),
+        ("rescale_factor", 0),
+        ("do_normalize", "no"),
+        ("size", {"shortest_edge": 0}),
+        ("crop_size", "big"),
+    ],
+)
+def test_an_image_processor_with_another_value_is_refused(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    said = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32, key: value}
+    with pytest.raises(CheckpointError, match=key):
+        read_info(copied(VIT, tmp_path / "m", said))
+
+
+def prepared(folder: Path, **said: Any) -> Preprocess:
+    return read_info(copied(VIT, folder, said))[0].preprocess
+
+
+def test_rescaling_is_part_of_mean_and_std(tmp_path: Path) -> None:
+    plain = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    pixel = 100.0
+    for name, more, factor in (
+        ("a", {}, 1 / 255),
+        ("b", {"rescale_factor": 1 / 127.5}, 1 / 127.5),
+        ("c", {"do_rescale": False}, 1.0),
+    ):
+        found = prepared(tmp_path / name, **plain, **more)
+        ours = (pixel / 255 - found.mean[0]) / found.std[0]
+        assert ours == pytest.approx((pixel * factor - 0.4) / 0.2)
+    assert prepared(tmp_path / "d", do_normalize=False).std == (1.0, 1.0, 1.0)
+
+
+def test_a_crop_that_is_smaller_than_the_models_images_is_reported(tmp_path: Path) -> None:
+    said = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
+    with pytest.warns(VitWarning, match="--resolution 24 --posemb-method bicubic-hf"):
+        assert prepared(tmp_path / "m", **said).crop_pct == 0.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "score"),
+    [
+        ({"id2label": {"0": "cat"}}, "sigmoid"),
+        ({"problem_type": "regression"}, "none"),
+        ({"problem_type": "single_label_classification"}, "softmax"),
+    ],
+)
+def test_scores_are_those_of_the_pipeline(
+    tmp_path: Path, changes: dict[str, Any], score: str
+) -> None:
+    folder = copied(VIT, tmp_path / "m", **changes)
+    if "id2label" in changes:
+        tensors = load_file(folder / "model.safetensors")
+        tensors |= {f"classifier.{n}": tensors[f"classifier.{n}"][:1] for n in ("weight", "bias")}
+        save_file(tensors, folder / "model.safetensors")
+    assert read_info(folder)[0].score == score
+
+
+def test_a_pooler_of_another_activation_is_refused(tmp_path: Path) -> None:
+    tensors = load_file(VIT / "model.safetensors")
+    tensors = {n.removeprefix("vit."): t for n, t in tensors.items() if "classifier" not in n}
+    pooler = {"pooler.dense.weight": torch.eye(48), "pooler.dense.bias": torch.zeros(48)}
+    for act, size in (("tanh", 48), ("linear", 0)):
+        folder = copied(VIT, tmp_path / act, pooler_act=act)
+        save_file(tensors | pooler, folder / "model.safetensors")
+        model = read_info(folder)[0].model
+        assert getattr(model, "pre_logits", None) == size  # the identity changes nothing
+    for act, weight in (("gelu", torch.eye(48)), ("linear", torch.ones(48, 48))):
+        folder = copied(VIT, tmp_path / f"{act}-refused", pooler_act=act)
+        save_file(tensors | pooler | {"pooler.dense.weight": weight}, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match="pooler_act"):
+            read_info(folder)
+
+
+def test_the_older_key_of_a_two_tower_config_wins(tmp_path: Path) -> None:
+    config = json.loads((CLIP / "config.json").read_text())
+    vision = {**config, "hidden_act": "gelu", "num_attention_heads": 1}
+    both = {"model_type": "clip", "vision_config": config, "vision_config_dict": vision}
+    folder = copied(CLIP, tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps(both))
+    model: Any = read_info(folder)[0].model
+    assert (model.activation, model.num_heads) == ("gelu", 1)
+
+
+def test_bare_files_compute_what_they_are_said_to_be_assumed(tmp_path: Path) -> None:
+    bare = shutil.copy(CLIP / "model.safetensors", tmp_path)
+    info, _ = read_info(bare)
+    model: Any = info.model
+    assert model.norm_eps == 1e-5 and model.activation == "quick_gelu"
+    assumed = info.provenance["assumed"]
+    assert assumed["norm_eps"] == "LayerNorm epsilon 1e-05" and "quick" in assumed["activation"]
+
+
+def test_a_projection_that_is_left_out_is_recorded(tmp_path: Path) -> None:
+    tensors = load_file(CLIP / "model.safetensors")
+    folder = copied(CLIP, tmp_path / "m")
+    save_file(
+        tensors | {"visual_projection.weight": torch.ones(4, 48)}, folder / "model.safetensors"
+    )
+    assert open_checkpoint(folder / "model.safetensors").info.provenance["left_out"] == [
+        "visual_projection.weight"
+    ]
+
+
+def test_a_model_without_a_pooler_gets_one_that_changes_nothing(tmp_path: Path) -> None:
+    out = convert(VIT, tmp_path / "out", "transformers", Changes(drop_head=True))
+    tensors = load_file(out / "model.safetensors")
+    assert np.array_equal(tensors["pooler.dense.weight"], np.eye(48))
+    assert json.loads((out / "config.json").read_text())["pooler_act"] == "linear"
+    again = convert(out, tmp_path / "again", "transformers")
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(load(out)(images), load(VIT).features(images))

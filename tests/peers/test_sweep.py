@@ -1,0 +1,176 @@
+"""Every ViT-like model of timm and of transformers, small and with random weights: what is loaded
+computes what the library computes, with its config and bare, or is refused."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from peers.random_models import fill
+from vitcli.checkpoints.info import CheckpointInfo, assumptions
+from vitcli.checkpoints.load import load
+from vitcli.errors import VitError
+
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+
+EQUAL, REFUSED, ASSUMED, WRONG = "EQUAL", "REFUSED", "ASSUMED", "WRONG"
+"""ASSUMED: another number, and every fact that differs is listed as assumed."""
+MODULES = (
+    "beit", "deit", "eva", "naflexvit", "vision_transformer", "vision_transformer_hybrid",
+    "vision_transformer_relpos", "vision_transformer_sam",
+)  # fmt: skip
+SIZES: tuple[dict[str, Any], ...] = (
+    {"embed_dim": 128, "depth": 2, "num_heads": 2},
+    {"embed_dim": 128, "num_heads": 2},
+    {},
+)
+"""Small arguments, the first that a model takes."""
+
+
+ALIKE = {"Phi4MultimodalVisionModel"}
+"""Refused with its config; bare, its names and shapes are SigLIP's."""
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and bool(
+        (found - expected).abs().max() <= 1e-6 * expected.abs().max().clamp(min=1e-3)
+    )
+
+
+def outcome(
+    path: Path, image: Tensor, expected: list[Tensor], true: CheckpointInfo | None
+) -> tuple[str, CheckpointInfo | None]:
+    """What loading a file gives, beside what its library computes (one of several features)."""
+    try:
+        model = load(path, dtype=torch.float64)
+        size = model.config.image_size
+        if size != tuple(image.shape[2:]):
+            return WRONG, model.info
+        with torch.inference_mode():
+            found = model(image)
+    except VitError:
+        return REFUSED, None
+    if any(same(found, one) for one in expected):
+        return EQUAL, model.info
+    if true is not None:
+        said, truth = asdict(model.info.model), asdict(true.model)
+        differing = {key for key in truth if truth[key] != said.get(key)}
+        if differing and differing <= set(assumptions(model.info)):
+            return ASSUMED, model.info
+    return WRONG, model.info
+
+
+def both(whole: Path, image: Tensor, expected: list[Tensor]) -> tuple[str, str]:
+    """The outcomes of a directory and of its weights alone."""
+    bare = whole.with_name("bare")
+    bare.mkdir()
+    shutil.copy(whole / "model.safetensors", bare)
+    first, true = outcome(whole, image, expected, None)
+    second, _ = outcome(bare / "model.safetensors", image, expected, true)
+    shutil.rmtree(bare)
+    return first, second
+
+
+def assert_none_wrong(table: dict[str, tuple[str, str]], least_equal: int) -> None:
+    for name, (whole, bare) in table.items():
+        sys.stdout.write(f"{name:50} {whole:10} {bare}\n")
+    wrong = [n for n, outcomes in table.items() if WRONG in outcomes and n not in ALIKE]
+    assert not wrong
+    assert sum(whole == EQUAL for whole, _ in table.values()) >= least_equal
+
+
+def small(make: Callable[..., nn.Module]) -> nn.Module | None:
+    for sizes in SIZES:
+        try:
+            return make(**sizes)
+        except (TypeError, AssertionError, RuntimeError, ValueError, KeyError):
+            continue
+    return None
+
+
+def test_timm(timm: ModuleType, tmp_path: Path) -> None:
+    table = {}
+    names = [name for module in MODULES for name in timm.list_models(module=module)]
+    names += ["resnetv2_50x1_bit"]
+    for name in names:
+        side = 56 if "patch14" in name else 64
+
+        def make(name: str = name, side: int = side, **sizes: Any) -> nn.Module:
+            given = {} if "resnet" in name else {"img_size": side}
+            model: nn.Module = timm.create_model(name, num_classes=5, **given, **sizes)
+            return model
+
+        model = small(make)
+        if model is None or sum(p.numel() for p in model.parameters()) > 60e6:
+            continue
+        fill(model, 0)
+        size = (224, 224) if "resnet" in name else (side, side)
+        image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1)).double()
+        timm.models.save_for_hf(model, tmp_path / "whole", safe_serialization=True)
+        with torch.inference_mode():
+            expected = model.eval().double()(image)
+        table[name] = both(tmp_path / "whole", image, [expected])
+        shutil.rmtree(tmp_path / "whole")
+    assert_none_wrong(table, 100)
+
+
+VISION = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+VISION |= {"intermediate_size": 256, "image_size": 32, "patch_size": 8, "num_labels": 5}
+
+
+def classes(transformers: ModuleType) -> Iterator[tuple[str, Any, Any]]:
+    """Names, configurations and models of what takes images and has patches."""
+    for name in sorted(dir(transformers)):
+        if not name.endswith(("Model", "ForImageClassification", "WithTeacher", "WithProjection")):
+            continue
+        if name.endswith("PreTrainedModel"):
+            continue
+        try:
+            model = getattr(transformers, name)
+            config = getattr(model, "config_class", None)
+        except ImportError:
+            continue
+        if config is None or getattr(model, "main_input_name", "") != "pixel_values":
+            continue
+        if all(hasattr(config(), key) for key in ("hidden_size", "patch_size", "image_size")):
+            yield name, config, model
+
+
+def test_transformers(transformers: ModuleType, tmp_path: Path) -> None:
+    transformers.logging.set_verbosity_error()
+    table = {}
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1)).double()
+    for name, config, make in classes(transformers):
+        try:
+            model = make(config(**VISION)).eval()
+            fill(model, 0)
+            model.save_pretrained(tmp_path / "whole")
+            seeing = {"noise": torch.arange(16.0)[None]} if "MAE" in name else {}
+            if "MAE" in name:
+                model.config.mask_ratio = 0.0
+            with torch.inference_mode():
+                answer = model.double()(image, **seeing)
+        except Exception:  # video models, backbones: of transformers' own making
+            continue
+        if name.endswith("WithProjection"):  # ours is what is projected
+            with torch.inference_mode():
+                answer = model.vision_model(image)
+        outputs = ("logits", "pooler_output")
+        expected = [answer[key] for key in outputs if answer.get(key) is not None][:1]
+        if not expected and answer.last_hidden_state.ndim == 3:
+            expected = [answer.last_hidden_state[:, 0], answer.last_hidden_state.mean(1)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            table[name] = both(tmp_path / "whole", image, expected)
+        shutil.rmtree(tmp_path / "whole")
+    assert_none_wrong(table, 15)
