@@ -275,7 +275,7 @@ def test_images_that_the_model_was_trained_on_are_warned_of(vit, data, tiny_chec
     """As after a sweep, which trains on everything in the end."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
-    said = "warning: the model was trained on these images: the metrics are too good\n"
+    said = "warning: the model was trained on these images, so the metrics are too optimistic\n"
     result = vit("evaluate", "--data", data, "-m", run, *FP32)
     assert (result.exit_code, result.stderr) == (0, said)
     other = shutil.copytree(data, tmp_path / "other")

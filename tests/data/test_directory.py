@@ -143,7 +143,7 @@ def test_special_files_and_directories_named_like_images(tmp_path: Path) -> None
     skipped = Counter[str]()
     found = [os.path.relpath(path, tmp_path) for path in walk(str(tmp_path), skipped)]
     assert found == ["dir.jpg/a.png", "gone.jpg"]
-    assert skipped == {"special files": 1}
+    assert skipped == {"pipe or device": 1}
 
 
 def test_images_of_unsupported_kinds_are_counted(make_directory: MakeDirectory) -> None:

@@ -56,25 +56,22 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
 
     A class of the data may have several lines, and stands for all these classes of the model; "-"
     in place of the model's leaves its images out.
-
-    Raises:
-        DataError: it cannot be read, a line has no tab, or a pair is repeated.
     """
     mapping: dict[str, list[str]] = {}
     for number, line in enumerate(read_lines(path, "the mapping"), 1):
         if not line.strip():
             continue
-        ours, _, theirs = (name.strip() for name in line.partition("\t"))
-        if not ours or not theirs:
+        own, _, other = (name.strip() for name in line.partition("\t"))
+        if not own or not other:
             hint = "write the data's class, a tab, and the model's class (id or name; - for none)"
             raise DataError(f"line {number} is not two classes", where=path, hint=hint)
-        found = mapping.setdefault(ours, [])
-        if theirs in found or (_LEFT_OUT in (theirs, *found) and found):
-            raise DataError(f"line {number} repeats '{ours}'", where=path)
-        found.append(theirs)
+        found = mapping.setdefault(own, [])
+        if other in found or (_LEFT_OUT in (other, *found) and found):
+            raise DataError(f"line {number} repeats '{own}'", where=path)
+        found.append(other)
     if not mapping:
         raise DataError("the mapping is empty", where=path)
-    return {ours: [] if theirs == [_LEFT_OUT] else theirs for ours, theirs in mapping.items()}
+    return {own: [] if other == [_LEFT_OUT] else other for own, other in mapping.items()}
 
 
 def align(

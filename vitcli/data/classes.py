@@ -32,11 +32,7 @@ def class_of(label: str) -> ClassLabel:
 
 
 def read_classes(path: Path) -> Classes:
-    """Classes in index order from a file with one per line: `id`, or `id TAB name`.
-
-    Raises:
-        DataError: it cannot be read, is empty, or has an id twice.
-    """
+    """Classes in index order from a file with one per line: `id`, or `id TAB name`."""
     lines = read_lines(path, "the list of classes")
     while lines and not lines[-1].strip():
         lines.pop()

@@ -18,11 +18,7 @@ _SPLIT_COLUMNS = ("split", "part", "set", "subset")
 
 def open_csv(path: Path, known: Classes | None) -> Dataset:
     """The splits of a CSV (or TSV) with a header and one row per image: its path, relative to the
-    CSV's directory, and its label, a class's name or index; a column `split` names splits.
-
-    Raises:
-        DataError: not text, a column is missing, a row is cut short, a file does not exist.
-    """
+    CSV's directory, and its label, a class's name or index; a column `split` names splits."""
     rows = _read_rows(path)
     root = path.parent
     files = (file for files, _ in rows.values() for file in files)

@@ -45,7 +45,6 @@ class Splits:
     split_note: str
     """Where the validation split comes from, in one line."""
     warnings: tuple[str, ...]
-    """What a user should know about this data, one line each."""
     record: dict[str, Any]
     """The split as JSON: written to a run's directory, passed back to `open_data`."""
 
@@ -72,8 +71,7 @@ def open_data(
             data that has a test split.
 
     Raises:
-        DataError: it does not exist, cannot be read, is empty, has a single class, or one without
-            training images.
+        DataError: it cannot be read, is empty, has a single class, or one without training images.
         MissingExtraError: the library that reads it is not installed.
     """
     dataset = open_dataset(config, report)
@@ -135,13 +133,9 @@ def open_split(
         split: "auto" takes the test split if there is one, else the validation split, else all.
         record: the split of a run on this data: "val" (and "auto", if the data has no splits) is
             then what that run held out; a warning says if the model was trained on these images.
-        report: as in `open_data`.
 
     Returns:
         (the images, the name of the split for messages, warnings)
-
-    Raises:
-        DataError: as `open_data`; no such split.
     """
     dataset = open_dataset(config, report)
     named = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
@@ -156,7 +150,7 @@ def open_split(
         held, _ = _hold_out(there["train"], config, record, warnings)
         source, words = there["train"].select(held), "images held out of training"
     elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
-        warnings.append("the model was trained on these images: the metrics are too good")
+        warnings.append("the model was trained on these images, so the metrics are too optimistic")
     if source is None or not len(source):
         raise DataError(
             f"there is no {_WORDS[chosen]} split",

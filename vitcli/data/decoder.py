@@ -1,7 +1,7 @@
-"""Images on their way to a model: found, read, decoded and cut to its size in threads.
+"""Images found, read, decoded and fitted in threads, ahead of a model.
 
-Importing this module imports nothing heavy: the first images are on their way before torch is.
-"""
+Importing this module imports nothing heavy: the first images are decoded while torch is still
+being imported."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 AHEAD_BYTES = 64 << 20
 """Memory for decoded images that wait for the model."""
 PAUSE = 0.25
-"""Seconds without another image (a list that is being written) after which those that are there
-are looked at."""
+"""Seconds without another image (of a list that is being written) after which an incomplete batch
+is computed."""
 
 
 class Decoder:
@@ -43,7 +43,7 @@ class Decoder:
         workers: int | None = None,
         pause: float | None = PAUSE,
     ) -> None:
-        # Imported here: threads that import parts of one package at a time may meet half of it.
+        # Imported here: threads that import one package at the same time may see half of it.
         from vitcli.data.fit import Fit
 
         height, width = preprocess.size
@@ -65,15 +65,12 @@ class Decoder:
         self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
-        self.room.release()  # for `_find`, which finds that the pool is closed
+        self.room.release()  # for `_find`, which then sees that the pool is closed
 
     def take(self, count: int) -> list[Decoded]:
-        """The next images, at most `count`; fewer where these are more than are kept ahead, at
-        the end, or where no more are found for `pause` seconds; none after the end.
-
-        Raises:
-            Exception: whatever the iterator of images raised, after those that it gave.
-        """
+        """The next images: `count` of them, or fewer if that many are not kept ahead, at the end,
+        or if no more are found for `pause` seconds; none after the end. Raises what the iterator
+        of images raised, after the images before that."""
         count = min(count, self.ahead)
         with self.changed:
             self.changed.wait_for(lambda: self.waiting or self.ended)
@@ -88,7 +85,7 @@ class Decoder:
         return [image.result() for image in taken]
 
     def ready(self, count: int) -> bool:
-        """Whether `take` would give images without waiting."""
+        """Whether `take` would return images without waiting."""
         count = min(count, self.ahead)
         with self.changed:
             found = len(self.waiting) >= count or (self.ended and len(self.waiting) > 0)
@@ -106,7 +103,7 @@ class Decoder:
                 with self.changed:
                     self.waiting.append(decoded)
                     self.changed.notify()
-        except BaseException as error:  # of the caller's iterator; he is told by `take`
+        except BaseException as error:  # of the caller's iterator; `take` raises it
             failure = error
         with self.changed:
             self.ended, self.failure = True, failure

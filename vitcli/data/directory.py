@@ -29,12 +29,7 @@ _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 
 def open_directory(root: Path, known: Classes | None) -> Dataset:
     """The splits of a directory of class directories, or of train/, val/ and test/ that hold them.
-
-    Classes are in order of their ids, or those of the list of classes (`known`).
-
-    Raises:
-        DataError: no class directories, or no images.
-    """
+    Classes are in order of their ids, or those of the list of classes (`known`)."""
     warnings: list[str] = []
     places = _split_directories(root, warnings)
     if inner := _container(places, root):

@@ -75,15 +75,15 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
             if entry.is_file() or not os.path.exists(entry.path):  # a broken link is reported
                 yield entry.path
             else:
-                skipped["special files"] += 1
+                skipped["pipe or device"] += 1
         elif _suffix(entry.name) in _UNSUPPORTED:
             skipped[f".{_suffix(entry.name)}"] += 1
 
 
 def skipped_words(skipped: Counter[str]) -> str:
-    """What `walk` left out: "skipped 3 images of unsupported kinds: .heic (2), .svg (1)"."""
+    """What `walk` left out: "skipped 3 files of unsupported kinds: .heic (2), .svg (1)"."""
     kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items()))
-    words = f"skipped {skipped.total():,} images of unsupported kinds: {kinds}"
+    words = f"skipped {skipped.total():,} files of unsupported kinds: {kinds}"
     if any(kind[1:] in HEIF_SUFFIXES for kind in skipped):
         words += "; install pillow-heif to read HEIC: pip install 'vitcli[heif]'"
     return words

@@ -82,7 +82,7 @@ def _directory(path: str) -> Iterator[ImageInput]:
     skipped = Counter[str]()
     yield from map(_file, walk(path, skipped))
     if skipped:
-        warnings.warn(f"{path}: {skipped_words(skipped)}", VitWarning, stacklevel=2)
+        warnings.warn(f"{path}: {skipped_words(skipped)}", VitWarning, stacklevel=1)
 
 
 def _or_error(found: Iterator[ImageInput], name: str, what: str) -> Iterator[ImageInput]:

@@ -50,13 +50,8 @@ def is_parquet(name: str) -> bool:
 
 
 def open_parquet(path: Path, known: Classes | None) -> Dataset:
-    """The splits of a parquet file, or of a directory of them, named by the words train, validation
-    and test in the files' names (data/train-00000-of-00001.parquet).
-
-    Raises:
-        DataError: damaged, no column of images or of labels, or no labelled image.
-        MissingExtraError: `datasets` is not installed.
-    """
+    """The splits of a parquet file, or of a directory of them (data/train-00000-of-00001.parquet);
+    see `group_by_split`."""
     files = sorted(p for p in path.rglob("*") if is_parquet(p.name)) if path.is_dir() else [path]
     grouped = group_by_split(files, path)
     tables = {split: _load(group, path) for split, group in grouped.items()}
@@ -100,19 +95,13 @@ def _load(files: list[Path], path: Path) -> Any:
     files = [file for file in files if _count_rows(file)]  # `datasets` refuses empty ones
     if not files:
         return None
-    log = datasets.utils.logging
-    bars, verbosity = log.is_progress_bar_enabled(), log.get_verbosity()
-    log.disable_progress_bar()
-    log.set_verbosity(logging.CRITICAL)  # its errors are raised as well
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # its errors are raised as well
     try:
         names = [str(file.resolve()) for file in files]
         return datasets.load_dataset("parquet", data_files=names, split="train")
     except Exception as error:  # whatever pyarrow, fsspec and the disk raise
         raise _unreadable(files[0] if len(files) == 1 else path, error) from error
-    finally:
-        log.set_verbosity(verbosity)
-        if bars:
-            log.enable_progress_bar()
 
 
 def _count_rows(file: Path) -> int:
