@@ -83,6 +83,12 @@ class Plan(Event):
     sweep: tuple[float, ...] = ()
     retrain: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        fields = super().to_json()
+        if not self.sweep:
+            del fields["sweep"], fields["retrain"]
+        return fields
+
 
 @dataclass(frozen=True)
 class Step(Event):
