@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -39,6 +38,7 @@ def test_help_lists_every_command_with_its_line(vit):
     listed = result.stdout.partition("Commands:\n")[2]
     assert [line.split()[0] for line in listed.splitlines()] == list(COMMANDS)
     assert all(line in listed for line in COMMANDS.values())
+    assert vit("--version").stdout == f"vit {vitcli.__version__}\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -52,10 +52,6 @@ def test_every_command_explains_itself(vit, name):
         assert "--quiet" in result.stdout and "--debug" in result.stdout
 
 
-def test_version(vit):
-    assert vit("--version").stdout == f"vit {vitcli.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"), [("predcit", "'predict'"), ("train", "'finetune' or 'pretrain'")]
 )
@@ -65,30 +61,24 @@ def test_a_mistyped_command(vit, typed, meant):
     assert f"No such command '{typed}'. Did you mean {meant}?" in result.stderr
 
 
-def test_wrong_calls_have_the_plain_form(vit):
-    result = vit("predict")
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1] == "Error: Missing argument 'IMAGES...'."
-    result = vit("predict", "cat.jpg", "--top-k", "0")
-    assert result.exit_code == 2 and "Invalid value for '--top-k'" in result.stderr
-    result = vit("info", "B/16", "--resolution", "big")
-    assert result.exit_code == 2 and "'big' is not a size such as 384 or 192x320" in result.stderr
-
-
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["predict", "a.jpg", ""], "'IMAGES...'"),
-        (["predict", "a.jpg", "--model="], "'--model' / '-m'"),
-        (["finetune", "--data", ""], "'--data'"),
-        (["evaluate", "--data", ""], "'--data'"),
-        (["convert", "", "x"], "'SRC'"),
+        (["predict"], "Missing argument 'IMAGES...'."),
+        (["predict", "a.jpg", "--top-k", "0"], "Invalid value for '--top-k'"),
+        (["info", "B/16", "--resolution", "big"], "'big'"),
+        (["predict", "a.jpg", ""], "Invalid value for 'IMAGES...': it is empty"),
+        (["predict", "a.jpg", "--model="], "Invalid value for '--model' / '-m': it is empty"),
+        (["finetune", "--data", ""], "Invalid value for '--data': it is empty"),
+        (["convert", "", "x"], "Invalid value for 'SRC': it is empty"),
     ],
 )
-def test_an_empty_word_is_not_the_folder_here(vit, arguments, told):
+def test_wrong_calls_have_the_plain_form(vit, arguments, message):
+    """An empty word is a variable of the shell that is not set, not the directory here."""
     result = vit(*arguments)
     assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.splitlines()[-1] == f"Error: Invalid value for {told}: it is empty"
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("Error: ") and message in last
 
 
 # ---------------------------------------------------------------------------------------------
@@ -120,18 +110,9 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
         (ConfigError("no"), "error: no\n"),
         (ConfigError("\x1b[2J", where="\x07"), "error: \\x07: \\x1b[2J\n"),
         (FileNotFoundError(2, "No such file", "a.txt"), "error: a.txt: No such file\n"),
-        (
-            MemoryError(),
-            OUT_OF_MEMORY,
-        ),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-            OUT_OF_MEMORY,
-        ),
-        (
-            RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB, max allowed: 9 GB)."),
-            OUT_OF_MEMORY,
-        ),
+        (MemoryError(), OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB)"), OUT_OF_MEMORY),
         (
             KeyError("x"),
             "error: unexpected KeyError: 'x'\n"
@@ -150,15 +131,6 @@ def test_ctrl_c_says_nothing(vit, failing):
     failing(KeyboardInterrupt())
     result = vit("fail")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
-
-
-def test_debug_prints_the_traceback():
-    result = run("info", "no-such-model", "--debug")
-    assert result.returncode == 1
-    assert "Traceback (most recent call last)" in result.stderr
-    assert "ModelNotFoundError" in result.stderr
-    result = run("info", "no-such-model")
-    assert result.returncode == 1 and "Traceback" not in result.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -235,16 +207,6 @@ def test_without_the_private_exit_of_atexit_a_program_ends_as_any_other(monkeypa
     assert leaving.value.code == 3
 
 
-def test_help_starts_in_a_quarter_of_the_time_of_torch():
-    def seconds(*command: str) -> float:
-        start = time.perf_counter()
-        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - start
-
-    pairs = [(seconds("-m", "vitcli", "--help"), seconds("-c", "import torch")) for _ in range(3)]
-    assert statistics.median(ours / theirs for ours, theirs in pairs) <= 0.25
-
-
 # ---------------------------------------------------------------------------------------------
 # Completion
 
@@ -267,12 +229,6 @@ def test_the_shell_completes_commands_options_and_models():
     assert complete("predict", "--precision", "b") == ["bf16"]
     assert {"default", "default-pretrained"} <= set(complete("predict", "--model", "def"))
     assert "vit-b16-i21k" in complete("info", "vit-b16-")
-
-
-def test_the_completion_script_is_bashs():
-    result = run(env={**os.environ, "_VIT_COMPLETE": "source_bash"})
-    assert result.returncode == 0 and "complete -o default -F" in result.stdout
-    assert re.search(r"_VIT_COMPLETE=complete_bash", result.stdout)
 
 
 def test_the_entry_point_is_the_one_that_is_packaged():

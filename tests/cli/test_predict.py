@@ -78,15 +78,6 @@ def test_json_holds_what_timm_computes(predict, image_folder, tiny_checkpoint, e
         assert scores == pytest.approx([score for _, score in best[:3]], abs=1e-6)
 
 
-def test_repeated_names_are_shown_with_their_ids(predict, image_folder):
-    result = predict(image_folder / "a.png", "--json", "--top-k", 10)
-    labels = {p["index"]: (p["id"], p["label"]) for p in json.loads(result.stdout)["predictions"]}
-    assert labels[0] == ("n02012849", "crane (n02012849)")
-    assert labels[1] == ("n03126707", "crane (n03126707)")
-    assert labels[4] == ("n00000002", "ship")
-    assert labels[9] == ("Grüne Mamba", "Grüne Mamba")
-
-
 def test_lines_for_people(predict, image_folder, tiny_checkpoint, expected):
     result = predict(image_folder / "b.png", image_folder / "a.png", "-k", 2)
     assert result.exit_code == 0
@@ -119,6 +110,24 @@ def test_names_with_newlines_stay_on_their_line(predict, image_folder, tmp_path,
     ]
 
 
+def test_repeated_names_are_shown_with_their_ids(predict, image_folder):
+    result = predict(image_folder / "a.png", "--json", "--top-k", 10)
+    labels = {p["index"]: (p["id"], p["label"]) for p in json.loads(result.stdout)["predictions"]}
+    assert labels[0] == ("n02012849", "crane (n02012849)")
+    assert labels[1] == ("n03126707", "crane (n03126707)")
+    assert labels[9] == ("Grüne Mamba", "Grüne Mamba")
+
+
+def test_threshold(predict, image_folder, expected):
+    threshold = (expected[0][1][1] + expected[0][2][1]) / 2
+    image = image_folder / "a.png"
+    result = predict(image, "--json", "--threshold", threshold)
+    assert len(json.loads(result.stdout)["predictions"]) == 2
+    assert predict(image, "--threshold", 1).stdout.endswith(": no class above the threshold\n")
+    result = predict(image, "--csv", "--threshold", 1)
+    assert result.stdout.splitlines()[1:] == [f"{image},,,,,,"]
+
+
 def test_csv(predict, image_folder, expected, tmp_path):
     missing = tmp_path / "missing.jpg"
     result = predict(image_folder / "a.png", missing, "--csv", "--top-k", 2)
@@ -132,24 +141,6 @@ def test_csv(predict, image_folder, expected, tmp_path):
     assert float(rows[0]["score"]) == pytest.approx(expected[0][0][1], abs=1e-6)
     assert rows[0]["error"] == ""
     assert rows[2]["file"] == str(missing) and rows[2]["error"] == "there is no such file"
-
-
-def test_csv_has_a_line_for_a_image_without_an_answer(predict, image_folder):
-    result = predict(image_folder / "a.png", "--csv", "--threshold", 1)
-    assert result.stdout.splitlines()[1:] == [f"{image_folder}/a.png,,,,,,"]
-
-
-def test_json_and_csv_together_are_a_wrong_call(predict, image_folder):
-    result = predict(image_folder, "--json", "--csv")
-    assert result.exit_code == 2 and "choose one of --json and --csv" in result.stderr
-
-
-def test_threshold(predict, image_folder, expected):
-    threshold = (expected[0][1][1] + expected[0][2][1]) / 2
-    result = predict(image_folder / "a.png", "--json", "--threshold", threshold)
-    assert len(json.loads(result.stdout)["predictions"]) == 2
-    result = predict(image_folder / "a.png", "--threshold", 0.999)
-    assert result.exit_code == 0 and result.stdout.endswith(": no class above the threshold\n")
 
 
 @pytest.mark.parametrize(("score", "function"), [("sigmoid", expit), ("none", lambda x: x)])
@@ -167,20 +158,6 @@ def test_other_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path,
     shown = f"{got[best]:.1%}" if score == "sigmoid" else f"{got[best]:.4g}"
     text = vit("predict", image_folder / "a.png", "-m", folder, "-k", 1, *FP32).stdout
     assert text.endswith(f"{info.classes[best].name} {shown}\n")
-
-
-def test_output_file_gets_it_all(predict, image_folder, tmp_path):
-    printed = predict(image_folder, "--json").stdout
-    result = predict(image_folder, "--json", "--output", tmp_path / "out.jsonl")
-    assert result.exit_code == 0 and result.stdout == ""
-    assert (tmp_path / "out.jsonl").read_text("utf-8") == printed
-    assert os.listdir(tmp_path) == ["out.jsonl"]
-
-
-def test_quiet_prints_results_and_errors_alone(predict, image_folder):
-    result = predict(image_folder, "nothing.jpg", "--json", "--quiet")
-    assert len(result.stdout.splitlines()) == 4
-    assert result.stderr.splitlines()[0] == "error: nothing.jpg: there is no such file"
 
 
 def test_a_terminal_gets_bars_and_colours_unless_no_color(tiny_checkpoint, image_folder):
@@ -215,16 +192,6 @@ def timm_features():
     ]
 
 
-def test_features_npy(predict, image_folder, timm_features, tmp_path):
-    file = tmp_path / "features.npy"
-    result = predict(image_folder, "--features", file)
-    assert result.exit_code == 0 and result.stdout == ""
-    assert result.stderr == f"features: {file}, 3 x 48\n"
-    saved = np.load(file)
-    assert saved.shape == (3, 48) and saved.dtype == np.float32
-    np.testing.assert_allclose(saved[:2], timm_features, atol=2e-5)
-
-
 def test_features_safetensors_with_a_row_for_what_cannot_be_read(
     predict, image_folder, timm_features, tiny_checkpoint, tmp_path
 ):
@@ -242,11 +209,6 @@ def test_features_safetensors_with_a_row_for_what_cannot_be_read(
         assert opened.metadata() == {"model": str(tiny_checkpoint)}
     np.testing.assert_allclose(saved[[0, 2]], timm_features, atol=2e-5)
     assert np.isnan(saved[1]).all()
-
-
-def test_features_of_another_kind_are_refused(predict, image_folder, tmp_path):
-    result = predict(image_folder, "--features", tmp_path / "features.txt")
-    assert result.exit_code == 2 and "does not end in .npy or .safetensors" in result.stderr
 
 
 # ---------------------------------------------------------------------------------------------
@@ -327,7 +289,18 @@ def test_what_is_read_is_not_written_over(predict, image_folder, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------
-# Models that are none, and outputs that cannot be written
+# Wrong calls, models that are none, outputs that cannot be written
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--json --csv", "--resolution 0", "--top-k 0", "--threshold 2", "--device gpu"),
+        "--features features.txt",
+    ],
+)
+def test_wrong_calls(vit, image_folder, words):
+    assert vit("predict", image_folder, *words.split()).exit_code == 2
 
 
 @pytest.mark.parametrize("option", ["--output", "--features"])
@@ -339,7 +312,7 @@ def test_unwritable_output(predict, image_folder, tmp_path, option):
     assert result.stderr == f"error: {place}: cannot be written: Not a directory\n"
 
 
-def test_another_resolution(predict, vit, image_folder, tiny_checkpoint):
+def test_another_resolution(predict, image_folder, tiny_checkpoint):
     import vitcli
 
     model = vitcli.load(tiny_checkpoint, resolution=(96, 64), posemb_method="bicubic")
@@ -353,9 +326,6 @@ def test_another_resolution(predict, vit, image_folder, tiny_checkpoint):
     # A size that no memory holds fails at once, not after minutes.
     result = predict(image_folder / "a.png", "--resolution", "64000")
     assert result.exit_code == 1 and "GB of memory" in result.stderr
-    for words in (("--resolution", "0"), ("--top-k", "0"), ("--threshold", "2")):
-        assert predict(image_folder / "a.png", *words).exit_code == 2
-    assert vit("predict", image_folder, "--device", "gpu").exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt"])
@@ -370,7 +340,6 @@ def test_a_full_disk_is_told(predict, image_folder):
     result = predict(image_folder, "--output", "/dev/full")
     assert result.exit_code == 1
     assert result.stderr == "error: /dev/full: cannot be written: No space left on device\n"
-    assert os.path.exists("/dev/full") and not os.path.isfile("/dev/full")
 
 
 def test_no_such_model(vit, image_folder):
@@ -378,44 +347,6 @@ def test_no_such_model(vit, image_folder):
     assert result.exit_code == 1
     assert result.stderr.startswith("error: vit-b16-i21kk: there is no file, folder or model")
     assert "did you mean vit-b16-i21k" in result.stderr
-
-
-def damaged(tiny_checkpoint: Path, folder: Path, change) -> Path:
-    """A copy of the tiny model whose bytes were changed."""
-    file = folder / "model.safetensors"
-    file.write_bytes(change((tiny_checkpoint / "model.safetensors").read_bytes()))
-    return file
-
-
-def test_a_checkpoint_cut_by_one_byte(vit, image_folder, tiny_checkpoint, tmp_path):
-    file = damaged(tiny_checkpoint, tmp_path, lambda data: data[:-1])
-    result = vit("predict", image_folder, "--model", file)
-    assert result.exit_code == 1 and result.stdout == ""
-    first, second = result.stderr.splitlines()
-    assert first.startswith(f"error: {file}: ") and "bytes" in first
-    assert second == "hint: fetch or copy the file again"
-
-
-def test_a_header_that_claims_ten_gigabytes(vit, image_folder, tiny_checkpoint, tmp_path):
-    claim = (10 * 10**9).to_bytes(8, "little")
-    file = damaged(tiny_checkpoint, tmp_path, lambda data: claim + data[8:])
-    result = vit("predict", image_folder, "--model", file)
-    assert result.exit_code == 1
-    assert f"error: {file}: is not a valid safetensors file" in result.stderr
-
-
-def test_shapes_that_disagree_with_the_configuration(vit, image_folder, tiny_checkpoint, tmp_path):
-    def wider(data: bytes) -> bytes:
-        return data.replace(rb"\"mlp_dim\": 192", rb"\"mlp_dim\": 196").replace(
-            rb"\"mlp_dim\":192", rb"\"mlp_dim\":196"
-        )
-
-    file = damaged(tiny_checkpoint, tmp_path, wider)
-    result = vit("predict", image_folder, "--model", file)
-    assert result.exit_code == 1
-    assert f"error: {file}: its tensors do not fit the model that it describes" in result.stderr
-    assert "blocks.0.mlp.fc1.weight is (192, 48), not (196, 48)" in result.stderr
-    assert "blocks.1.mlp.fc2.weight is (48, 192), not (48, 196)" in result.stderr
 
 
 def test_a_model_without_classes_gives_features(
@@ -432,17 +363,13 @@ def test_a_model_without_classes_gives_features(
     folder = save_checkpoint(tmp_path / "bare", bare, CheckpointInfo(model, info.preprocess))
     result = vit("predict", image_folder, "--model", folder)
     assert result.exit_code == 1
-    told = f"error: {folder}: the model has no classification head\n"
-    assert result.stderr == told + "hint: save its features instead: --features FILE.npy\n"
+    assert "no classification head" in result.stderr and "--features" in result.stderr
     file = tmp_path / "features.npy"
-    assert vit("predict", image_folder, "-m", folder, "--features", file, *FP32).exit_code == 0
-    np.testing.assert_allclose(np.load(file)[:2], timm_features, atol=2e-5)
-
-
-def test_no_such_device(vit, image_folder, tiny_checkpoint):
-    result = vit("predict", image_folder, "-m", tiny_checkpoint, "--device", "cuda:77")
-    assert result.exit_code == 1
-    assert "error: this machine has no device 'cuda:77'" in result.stderr
+    result = vit("predict", image_folder, "-m", folder, "--features", file, *FP32)
+    assert (result.exit_code, result.stdout) == (0, "")
+    saved = np.load(file)
+    assert saved.shape == (3, 48) and saved.dtype == np.float32
+    np.testing.assert_allclose(saved[:2], timm_features, atol=2e-5)
 
 
 def test_the_model_inside_says_once_what_it_knows(
