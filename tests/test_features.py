@@ -25,7 +25,6 @@ from vitcli.config import (
 from vitcli.data.dataset import open_dataset
 from vitcli.errors import ConfigError, ImageError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
-from vitcli.models.cpu import multiplies_bf16
 from vitcli.prediction import Predictor
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -84,17 +83,6 @@ def test_the_default_is_the_input_of_the_head():
         with torch.inference_mode():
             expected = load(GOLDEN / case).features(images).numpy()
         np.testing.assert_array_equal(features(predictor(GOLDEN / case), images.numpy()), expected)
-
-
-@pytest.mark.parametrize("pool", ["head", "token", "gap"])
-@pytest.mark.skipif(not multiplies_bf16(), reason="this CPU multiplies no bf16")
-def test_the_accelerated_encoder_is_cut_and_pooled_too(pool, tiny_checkpoint, image_folder):
-    choice = {"pool": pool, "layer": 1}
-    exact, fast = (
-        np.stack([e.features for e in predictor(tiny_checkpoint, p, **choice).embed(image_folder)])
-        for p in ("fp32", "bf16")
-    )
-    assert 0 < np.abs(fast - exact).max() < 0.05 * np.abs(exact).max()
 
 
 def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():

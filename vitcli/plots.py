@@ -214,7 +214,7 @@ def training_curves(
                 label = f"stored weights: step {stored:,}"
                 axes.axvline(stored, color=GREY, linewidth=0.8, linestyle=":", label=label)
         for axes in (loss, accuracy):
-            if len(axes.get_lines()) > 1:
+            if len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="best")
         loss.set_ylabel("loss")
         accuracy.set_ylabel("accuracy")

@@ -12,6 +12,7 @@ post-activation (vit_jax/models_resnet.py): relu(x + norm(conv(...))). Parameter
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +22,14 @@ from vitcli.resnets import EXPANSION, GROUPS, BiTConfig, ResNetConfig
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """What TensorFlow's SAME puts before and behind one axis: ceil(size / stride) outputs, and
-    where the padding is odd, the odd one behind."""
+    """TensorFlow's SAME padding before and behind one axis, for ceil(size / stride) outputs; an odd
+    pixel goes behind."""
     total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
 
 def pad(x: Tensor, kernel: int, stride: int, config: ResNetConfig, value: float = 0.0) -> Tensor:
-    """Images (B, C, H, W) with a border of `value`, for a window of that kernel and stride."""
+    """Images (B, C, H, W) with the border that a window of that kernel and stride needs."""
     if config.padding == "symmetric":
         top = bottom = left = right = kernel // 2
     else:
@@ -38,8 +39,8 @@ def pad(x: Tensor, kernel: int, stride: int, config: ResNetConfig, value: float 
 
 
 class StdConv(nn.Conv2d):
-    """A convolution whose weights have mean 0 and variance 1 per output channel (arXiv 1903.10520),
-    in float32 at least."""
+    """A convolution with weights of mean 0 and variance 1 per output channel (arXiv 1903.10520),
+    standardised in float32 or better."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, config: ResNetConfig, stride: int = 1
@@ -48,7 +49,7 @@ class StdConv(nn.Conv2d):
         self.config = config
 
     def standardized(self) -> Tensor:
-        """The weights as they are used, (out, in, k, k)."""
+        """The weights that are convolved with, (out, in, k, k)."""
         w = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(w, dim=(1, 2, 3), correction=0, keepdim=True)
         eps = self.config.std_eps
@@ -68,7 +69,7 @@ def group_norm(channels: int, config: ResNetConfig) -> nn.GroupNorm:
 
 
 class Root(nn.Module):
-    """The first convolution and the max-pool; the norm and the ReLU between are post-activation's.
+    """The first convolution and the max-pool; post-activation ResNets have norm and ReLU between.
     Alone, it is the stem of R+Ti/16."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -100,16 +101,15 @@ class DropPath(nn.Module):
 
 
 class Downsample(nn.Module):
-    """The shortcut of a stage's first block: to its channels and its stride."""
+    """The shortcut of a stage's first block, with its channels and stride."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, config: ResNetConfig) -> None:
         super().__init__()
         self.conv = StdConv(inputs, outputs, 1, config, stride)
-        self.norm = None if config.preact else group_norm(outputs, config)
+        self.norm = nn.Identity() if config.preact else group_norm(outputs, config)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        return x if self.norm is None else self.norm(x)
+        return self.norm(self.conv(x))
 
 
 class Bottleneck(nn.Module):
@@ -171,14 +171,10 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig, drop_path: float = 0.0) -> None:
         super().__init__()
         blocks = sum(config.depths)
-        rates = [drop_path * i / max(blocks - 1, 1) for i in range(blocks)]
-        ends = [sum(config.depths[: i + 1]) for i in range(len(config.depths))]
+        rates = (drop_path * i / max(blocks - 1, 1) for i in range(blocks))
         self.stem = Root(config)
         self.stages = nn.Sequential(
-            *(
-                Stage(i, config, rates[end - depth : end])
-                for i, (depth, end) in enumerate(zip(config.depths, ends, strict=True))
-            )
+            *(Stage(i, config, list(islice(rates, n))) for i, n in enumerate(config.depths))
         )
         self.norm = group_norm(config.channels, config) if config.preact else None
 
@@ -192,12 +188,12 @@ class ResNet(nn.Module):
 
 
 def build_stem(config: ResNetConfig) -> nn.Module:
-    """A hybrid's stem; timm's is the root itself where there are no stages."""
+    """A hybrid's stem; without stages it is the root itself, as in timm."""
     return ResNet(config) if config.depths else Root(config)
 
 
 class ConvHead(nn.Module):
-    """The linear head, kept as a 1 x 1 convolution, as timm does; starts at zero."""
+    """The linear head as a 1 x 1 convolution of zeros, as in timm."""
 
     def __init__(self, features: int, num_classes: int, device: torch.device) -> None:
         super().__init__()
@@ -218,7 +214,7 @@ class BiT(ResNet):
         dropout: of the features; training only.
         drop_path: stochastic depth of the last block, rising linearly from 0; training only.
 
-    Parameters are left as torch makes them: load a checkpoint or call `init_weights`.
+    Parameters have torch's own initial values: load a checkpoint, or call `init_weights`.
     """
 
     def __init__(self, config: BiTConfig, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -228,7 +224,7 @@ class BiT(ResNet):
         self.reset_head(config.num_classes)
 
     def reset_head(self, num_classes: int) -> None:
-        """Puts a new linear head of zeros in place; 0 classes: none."""
+        """Replaces the head by a new one of zeros; 0 classes: by none."""
         self.config = self.config.with_classes(num_classes)
         device = self.stem.conv.weight.device
         self.head = (
@@ -255,8 +251,8 @@ class BiT(ResNet):
 
 
 def init_layer(name: str, p: Tensor, generator: torch.Generator, zero_last: bool = False) -> None:
-    """Fills a parameter of a ResNet as flax does; `zero_last`: every branch starts at zero, as in
-    the stems of vit_jax/models_resnet.py."""
+    """Fills a parameter of a ResNet as flax does; with `zero_last` every branch starts at zero, as
+    in the stems of vit_jax/models_resnet.py."""
     if p.ndim == 4:
         p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()), generator=generator)
     elif name.endswith("weight"):

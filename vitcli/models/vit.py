@@ -1,4 +1,4 @@
-"""The Vision Transformer of arXiv 2010.11929, and its released relatives by configuration.
+"""The Vision Transformer of arXiv 2010.11929 and, by configuration, its released relatives.
 
     images (B, 3, H, W) [-> a hybrid's ResNet]
       -> patches embedded (B, P, D), position embeddings added, prefix tokens in front (B, N, D)
@@ -30,11 +30,9 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v over (B, heads, N, d) (appendix A, equations 6 and 7), fused.
-
-    Written out where a CPU trains short sequences in bf16: the fused kernel's backward pass would
-    take more than half of the step there.
-    """
+    """softmax(q k^T / sqrt(d)) v over (B, heads, N, d) (appendix A, equations 6 and 7): fused, but
+    written out for training on short sequences in bf16 on a CPU, where the fused kernel's backward
+    pass would take more than half of the step."""
     short = q.shape[2] <= 128 and q.dtype is torch.bfloat16 and q.device.type == "cpu"
     if short and q.requires_grad:
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
@@ -139,8 +137,8 @@ class AttentionPool(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Equation 1's E: every patch through one matrix, as a strided convolution; the patches of a
-    hybrid are those of its stem's feature map (section 3.1)."""
+    """Equation 1's E: one matrix for every patch, as a strided convolution; a hybrid takes its
+    patches from its stem's feature map (section 3.1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -174,8 +172,7 @@ class ViT(nn.Module):
             (Table 3); training only.
         drop_path: stochastic depth of the last block, rising linearly from 0; training only.
 
-    Parameters are left as torch makes them (on the meta device: not at all): load a checkpoint
-    with `load_state_dict(..., assign=True)` or call `init_weights`.
+    Parameters have torch's own initial values: load a checkpoint, or call `init_weights`.
     """
 
     def __init__(self, config: ModelConfig, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -212,7 +209,7 @@ class ViT(nn.Module):
         self.reset_head(config.num_classes)
 
     def reset_head(self, num_classes: int) -> None:
-        """Puts a new linear head of zeros in place (section 3.2); 0 classes: none."""
+        """Replaces the head by a new one of zeros (section 3.2); 0 classes: by none."""
         self.config = self.config.with_classes(num_classes)
         size = self.config.feature_dim
         device = self.patch_embed.proj.weight.device
@@ -236,7 +233,7 @@ class ViT(nn.Module):
         """All tokens after the last block and the final norm, (B, N, D)."""
         expected = (3, *self.config.image_size)
         if tuple(images.shape[1:]) != expected:
-            raise ConfigError(f"images of {tuple(images.shape[1:])}; this model takes {expected}")
+            raise ConfigError(f"the model takes images of {expected}, not {(*images.shape[1:],)}")
         x = self.pos_drop(self.embed(images))
         return self.norm(self.blocks(self.norm_pre(x)))
 
@@ -251,7 +248,7 @@ class ViT(nn.Module):
         covered = {"all": len(prefix), "class": int(self.cls_token is not None), "patches": 0}
         n = covered[self.config.posemb_tokens]
         x = torch.cat([*prefix[:n], x], dim=1) + table
-        # What has no position embedding goes in behind what has: class token, registers, patches.
+        # Tokens without a position embedding go between: class token, registers, patches.
         return torch.cat([x[:, :n], *prefix[n:], x[:, n:]], dim=1) if prefix[n:] else x
 
     def position_embeddings(self) -> Tensor | None:
@@ -282,8 +279,8 @@ class ViT(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int, head_bias: float = 0.0) -> None:
         """Fills every parameter as vit_jax/models_vit.py does: Xavier-uniform dense layers with
-        biases near 0, LeCun-normal patch embedding, position embeddings N(0, 0.02), class token
-        and head 0. (Flax treats the patch embedding's fan-in as one patch of pixels.)"""
+        biases near 0, LeCun-normal patch embedding (its fan-in is one patch of pixels), position
+        embeddings N(0, 0.02), class token and head 0."""
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
             if name.startswith("head"):
@@ -303,7 +300,7 @@ class ViT(nn.Module):
                 p.normal_(0.0, 1.0 / math.sqrt(fan_in), generator=generator)
             elif name.endswith("bias"):
                 p.normal_(0.0, 1e-6 if ".fc" in name else 0.0, generator=generator)
-            elif ".qkv." in name or ".kv." in name:  # each of q, k, v is a matrix of its own
+            elif ".qkv." in name or ".kv." in name:  # q, k and v are separate matrices
                 for part in p.split(self.config.width):
                     nn.init.xavier_uniform_(part, generator=generator)
             else:
@@ -314,7 +311,7 @@ class ViT(nn.Module):
 
 
 class Head(nn.Linear):
-    """The linear head, which computes in the precision of its own weights."""
+    """The linear head, computed at the precision of its weights."""
 
     def forward(self, features: Tensor) -> Tensor:  # (B, F) -> (B, num_classes)
         return super().forward(features.to(self.weight.dtype))
@@ -324,7 +321,7 @@ def _zero_linear(features: int, classes: int, device: torch.device) -> nn.Module
     if not classes:
         return nn.Identity()
     linear = Head(features, classes, device="meta")
-    if device.type != "meta":  # there, to_empty would import the half of torch that compiles
+    if device.type != "meta":  # where to_empty would import torch's compiler
         linear.to_empty(device=device)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
