@@ -1,4 +1,4 @@
-"""What a model, its pre-processing, a data set and a training run are: dataclasses and tables.
+"""What a model, its preprocessing, a data set and a training run are: dataclasses and tables.
 
 Standard library only, so that every command can read a configuration before (or without) torch.
 The models' part is in `architectures.py` and `resnets.py`; this is the door to all of it.
@@ -87,7 +87,7 @@ class Preprocess:
     def __post_init__(self) -> None:
         check_fields(self)
         if min(self.size) < 1:
-            raise ConfigError(f"an image cannot have the size {self.size}")
+            raise ConfigError(f"invalid image size {self.size}")
         if not self.antialias and self.interpolation != "bilinear":
             raise ConfigError(f"antialias=False is for bilinear, not {self.interpolation}")
         if not 0 < self.crop_pct <= 1:

@@ -26,7 +26,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(
-            f"there is no device '{name}'", hint="take auto, cpu, cuda, cuda:N or mps"
+            f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps"
         ) from error
     found = {
         "cpu": 1,
@@ -34,7 +34,7 @@ def choose_device(name: str) -> torch.device:
         "mps": int(torch.backends.mps.is_available()),
     }
     if (device.index or 0) >= found.get(device.type, 0):
-        raise ConfigError(f"this machine has no device '{name}'", hint="take --device cpu")
+        raise ConfigError(f"this machine has no device '{name}'", hint="use --device cpu")
     return device
 
 
@@ -43,7 +43,7 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     if name in PRECISIONS:
         return PRECISIONS[name]
     if name != "auto":
-        raise ConfigError(f"there is no precision '{name}'", hint="take auto, fp32, bf16 or fp16")
+        raise ConfigError(f"unknown precision '{name}'", hint="use auto, fp32, bf16 or fp16")
     return torch.bfloat16 if multiplies_bf16(device) else torch.float32
 
 

@@ -2,7 +2,7 @@
 that a second run computes none.
 
 A cache is one SQLite file for each model and way of computing (hash of the weights, architecture,
-pre-processing, device, precision). Its rows are keyed by the hash of an image's bytes, so renamed
+preprocessing, device, precision). Its rows are keyed by the hash of an image's bytes, so renamed
 and moved images cost nothing.
 """
 

@@ -119,7 +119,7 @@ class ResNetConfig:
         if not 0 < self.width_factor <= 1024 or (64 * self.width_factor) % GROUPS:
             raise ConfigError(
                 f"width_factor {self.width_factor:g} does not give groups of {GROUPS} channels",
-                hint="take a multiple of 0.5",
+                hint="use a multiple of 0.5",
             )
         if self.preact and not self.depths:
             raise ConfigError("a pre-activation ResNet needs a stage")
@@ -192,7 +192,7 @@ class BiTConfig:
         if not self.resnet.preact:
             raise ConfigError("a BiT ResNet is pre-activation")
         if not 1 <= min(self.image_size) <= max(self.image_size) <= LARGEST_IMAGE:
-            raise ConfigError(f"an image cannot have the size {self.image_size}")
+            raise ConfigError(f"invalid image size {self.image_size}")
         check_range(self, 0, 10**9, "num_classes")
 
     @property

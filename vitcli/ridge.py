@@ -115,7 +115,7 @@ class RidgeSolver:
         smallest = self.eigenvalues[-1] * len(self.eigenvalues) * np.finfo(float).eps
         if l2 == 0 and self.eigenvalues[0] <= smallest:
             raise ConfigError(
-                "the system is singular at l2 0: images or features depend linearly on each other",
+                "the system is singular at l2 0: images or features are linearly dependent",
                 hint="choose an l2 above 0, or auto",
             )
         inverse: Floats = 1.0 / (self.eigenvalues + l2)

@@ -86,7 +86,7 @@ def test_zip_bombs_are_not_inflated(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez_compressed(path, **{"embedding/kernel": np.zeros(30_000_000)})
     assert path.stat().st_size < 1e6
-    with pytest.raises(CheckpointError, match="would inflate to 240,000,"):
+    with pytest.raises(CheckpointError, match="would decompress to 240,000,"):
         read_info(path)
     # One that lies: the directory says 64 bytes, the stream holds more.
     data = bytearray(path.read_bytes())

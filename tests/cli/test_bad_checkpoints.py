@@ -87,7 +87,7 @@ def objects(directory: Path) -> Path:
 BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a pickle that runs code": (pickled, "(exec); nothing in it was run"),
     "an array of objects": (objects, "holds Python objects, which could run code"),
-    "a zip bomb": (bomb, "would inflate to 96,"),
+    "a zip bomb": (bomb, "would decompress to 96,"),
     "not square": (
         lambda f: npz(f, **{POSITIONS: np.zeros((1, 1 + 192, 48), np.float32)}),
         "--old-grid",

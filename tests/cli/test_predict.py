@@ -275,9 +275,9 @@ def test_what_is_read_is_not_written_over(predict, image_folder, tmp_path):
     listed.write_text(f"{image}\n")
     before = image.read_bytes()
     for words, why in (
-        ((image, "-o", image), "is read"),
-        ((f"@{listed}", "-o", listed), "is read"),
-        ((tmp_path, "-o", image), "is an image"),
+        ((image, "-o", image), "an input"),
+        ((f"@{listed}", "-o", listed), "an input"),
+        ((tmp_path, "-o", image), "an image"),
     ):
         result = predict(*words)
         assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""What a conversion may change beside the layout: head, types, patches, pre-processing."""
+"""What a conversion may change beside the layout: head, types, patches, preprocessing."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     try:
         prepared = dataclasses.replace(info.preprocess, **{**fields, **changes.preprocess})
     except (TypeError, ConfigError) as error:
-        raise ConfigError(f"the pre-processing cannot be changed: {error}") from error
+        raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
     if prepared.size != model.image_size and "size" in changes.preprocess:
         if model.posemb != "none":
             raise ConfigError(

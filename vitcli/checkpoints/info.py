@@ -1,4 +1,4 @@
-"""The description of a checkpoint: its model, pre-processing, classes and provenance."""
+"""The description of a checkpoint: its model, preprocessing, classes and provenance."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _open_npz(path: Path) -> Store:
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         inflated = sum(member.file_size for member in members)
         if inflated > MOST_INFLATED * path.stat().st_size + (1 << 26):
-            raise CheckpointError(f"would inflate to {inflated:,} bytes", where=path)
+            raise CheckpointError(f"would decompress to {inflated:,} bytes", where=path)
         found = {}
         for member in members:
             name = member.filename.removesuffix(".npy")

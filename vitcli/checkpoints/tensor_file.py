@@ -112,7 +112,7 @@ def _damaged(path: str | Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"is not a valid safetensors file: {error}",
         where=path,
-        hint="fetch or copy the file again",
+        hint="download or copy the file again",
     )
 
 

@@ -75,7 +75,7 @@ Preprocessing = Annotated[
     typer.Option(
         "--preprocess",
         metavar="KEY=VALUE",
-        help="Change a field of the pre-processing, as in mean=0.5,0.5,0.5 or crop_mode=squash; "
+        help="Change a field of the preprocessing, as in mean=0.5,0.5,0.5 or crop_mode=squash; "
         "repeatable.",
         parser=_parse_preprocess,
     ),

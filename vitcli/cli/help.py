@@ -21,7 +21,7 @@ class GroupedCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             value = ctx.params.get(parameter.name or "")
             if value == "" or (isinstance(value, (list, tuple)) and "" in value):
-                raise typer.BadParameter("it is empty", ctx, cast(Any, parameter))
+                raise typer.BadParameter("the value is empty", ctx, cast(Any, parameter))
         return rest
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:

@@ -160,7 +160,7 @@ def as_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "images", images
     yield "forward pass", f"{found['flops'] / 1e9:,.2f} GFLOPs per image"
     if "preprocess" in found:
-        yield "pre-processing", _preprocess(found["preprocess"])
+        yield "preprocessing", _preprocess(found["preprocess"])
         yield "classes", _classes(found["classes"], config["num_classes"], found["score"])
         yield from _provenance(found["provenance"])
     if run := found.get("training"):

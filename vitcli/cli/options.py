@@ -47,10 +47,12 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
 
         target = os.path.realpath(written)
         if any(target == os.path.realpath(name) for name in read if name):
-            raise typer.BadParameter(f"'{written}' is read, and would be lost", param_hint=option)
+            raise typer.BadParameter(
+                f"'{written}' is an input and would be overwritten", param_hint=option
+            )
         if is_image(target):
             raise typer.BadParameter(
-                f"'{written}' is an image, and would be lost", param_hint=option
+                f"'{written}' is an image and would be overwritten", param_hint=option
             )
 
 
@@ -73,14 +75,18 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME|PATH|REPO",
-        help="A model's name, a run's folder or a checkpoint file (./x is always a path), or a "
-        "Hub repo: org/name[@revision].",
+        help="A name that vit models lists, a run's directory, a checkpoint file, or a Hub repo "
+        "(org/name[@revision]); ./x is always a path.",
         autocompletion=complete_model,
     ),
 ]
 Classes = Annotated[
     str | None,
-    typer.Option("--classes", metavar="FILE", help="The data's classes, one a line, in order."),
+    typer.Option(
+        "--classes",
+        metavar="FILE",
+        help="Names of the data's classes, one per line, in index order.",
+    ),
 ]
 BatchSize = Annotated[
     int | None,
@@ -89,7 +95,7 @@ BatchSize = Annotated[
         "-b",
         min=1,
         metavar="N",
-        help="Images that the model sees at once.  [default: by device]",
+        help="Images per batch.  [default: by device]",
     ),
 ]
 Device = Annotated[
@@ -97,43 +103,51 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="auto|cpu|cuda[:N]|mps",
-        help="Device to compute on.",
+        help="Device to run on.",
         callback=_check_device,
     ),
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"],
-    typer.Option("--precision", help="auto: bf16 where the hardware has it, else fp32."),
+    typer.Option("--precision", help="Precision; auto: bf16 where the hardware has it, else fp32."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Output = Annotated[
     str | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the results there, whole or not at all."
+        "--output", "-o", metavar="FILE", help="Write the results to FILE instead of stdout."
     ),
 ]
 PosembResize = Annotated[
     PosembMethod,
-    typer.Option("--posemb-method", help="How position embeddings are resized for a resolution."),
+    typer.Option("--posemb-method", help="Interpolation of position embeddings."),
 ]
 OldGrid = Annotated[
     str | None,
-    typer.Option("--old-grid", metavar="RxC", help="Today's grid, where the file does not say."),
+    typer.Option(
+        "--old-grid",
+        metavar="RxC",
+        help="Grid of the stored position embeddings, if the file does not state it.",
+    ),
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Do not use the network.")]
 AllowPickle = Annotated[
     bool,
     typer.Option(
         "--allow-pickle",
-        help="Take a Hub repo whose weights are a pickle only; tensors are read, nothing is run.",
+        help="Accept a Hub repo whose only weights are a pickle; no code in it is run.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be done, without doing it.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
 Debug = Annotated[
     bool,
-    typer.Option("--debug", help="Print the traceback of a failure.", callback=_remember_debug),
+    typer.Option(
+        "--debug", help="Print the traceback if the command fails.", callback=_remember_debug
+    ),
 ]
 
 
@@ -259,7 +273,7 @@ def _annotation(place: _Place) -> Any:
 
     def parse(text: str) -> Any:
         if not text:
-            raise typer.BadParameter("it is empty")
+            raise typer.BadParameter("the value is empty")
         try:
             value = from_text(hint, text) if declared.parse is None else declared.parse(text)
             check_value(field, hint, value)

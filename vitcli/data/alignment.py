@@ -64,7 +64,7 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
         own, _, other = (name.strip() for name in line.partition("\t"))
         if not own or not other:
             hint = "write the data's class, a tab, and the model's class (id or name; - for none)"
-            raise DataError(f"line {number} is not two classes", where=path, hint=hint)
+            raise DataError(f"line {number} does not name two classes", where=path, hint=hint)
         found = mapping.setdefault(own, [])
         if other in found or (_LEFT_OUT in (other, *found) and found):
             raise DataError(f"line {number} repeats '{own}'", where=path)

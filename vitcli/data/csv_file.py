@@ -24,7 +24,7 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
     files = (file for files, _ in rows.values() for file in files)
     if missing := [file for file in files if not os.path.isfile(os.path.join(root, file))]:
         raise DataError(
-            f"{len(missing):,} of its images do not exist: {listed(missing, 3)}",
+            f"missing images: {listed(missing, 3)}",
             where=path,
             hint=f"paths are relative to the CSV's directory, {root.resolve()}",
         )

@@ -26,7 +26,7 @@ LARGEST = 1 << 25
 
 
 class Fit:
-    """Resize and crop of a model's pre-processing: the pixels of timm's evaluation transform.
+    """Resize and crop of a model's preprocessing: the pixels of timm's evaluation transform.
 
     center: resizes the shorter side to size / crop_pct and crops the centre; squash: resizes both
     sides; border: resizes the longer side and fills the rest with the mean colour.

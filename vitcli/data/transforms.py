@@ -37,7 +37,7 @@ def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
 
 
 class EvalTransform:
-    """Resize and crop of a model's pre-processing: the pixels of timm's transform, see `Fit`."""
+    """Resize and crop of a model's preprocessing: the pixels of timm's transform, see `Fit`."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess, self.size = preprocess, preprocess.size

@@ -187,7 +187,7 @@ def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 def warnings(model: Architecture) -> list[str]:
     """What those who read an npz file compute differently."""
-    found = ["an npz file holds no class names and no pre-processing"]
+    found = ["an npz file holds no class names and no preprocessing"]
     if isinstance(model, BiTConfig):
         if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
             found.append("readers of this npz add 1e-10 to the variance in weight standardisation")

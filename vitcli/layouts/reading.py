@@ -108,7 +108,9 @@ def _describe(
     try:
         model = _with_fields(model, match)
     except ConfigError as error:
-        raise CheckpointError(f"makes no model: {error.what}", where=store.path) from error
+        raise CheckpointError(
+            f"does not describe a valid model: {error.what}", where=store.path
+        ) from error
     assumed -= {*match.fields, *match.known, *(("resnet",) if match.resnet else ())}
     assumed |= match.assumed
     preprocess = match.preprocess

@@ -41,7 +41,9 @@ def infer_architecture(
             return BiTConfig(resnet, num_classes=classes), {"resnet", "image_size"}
         return _infer_vit(shapes, where, grid, posemb_tokens)
     except ConfigError as error:
-        raise CheckpointError(f"its tensors make no model: {error.what}", where=where) from error
+        raise CheckpointError(
+            f"its tensors do not form a valid model: {error.what}", where=where
+        ) from error
 
 
 def _infer_resnet(shapes: Shapes, prefix: str) -> ResNetConfig | None:
@@ -74,7 +76,7 @@ def _infer_vit(
         raise CheckpointError(
             "does not hold a Vision Transformer under names that vit supports",
             where=where,
-            hint="put the config.json that belongs to it beside the file",
+            hint="put its config.json beside the file",
         )
     width, assumed = patch[0], {"num_heads", "activation", "norm_eps"}
     has_class, has_fc_norm = "cls_token" in shapes, "fc_norm.weight" in shapes
@@ -151,7 +153,7 @@ def _infer_posemb(
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
         + f" with {prefix} prefix tokens",
         where=where,
-        hint="say which grid they are for: `vit convert` and `vit resize-posemb` take --old-grid "
+        hint="state the grid: `vit convert` and `vit resize-posemb` take --old-grid "
         "ROWSxCOLUMNS",
     )
 
@@ -174,14 +176,14 @@ POOLS = {
 
 
 def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
-    """What is assumed of a fact, in words, as the model and its pre-processing have it."""
+    """What is assumed of a fact, in words, as the model and its preprocessing have it."""
     if fact == "image_size":
         return f"images of {model.image_size[0]} x {model.image_size[1]} pixels"
     if fact == "preprocess":
         part = "" if preprocess.crop_pct == 1 else f" of {preprocess.crop_pct:.1%}"
         crop = CROPS[preprocess.crop_mode] + part
         mean = ", ".join(f"{value:g}" for value in preprocess.mean)
-        return f"pre-processing: {preprocess.interpolation}, {crop}, mean {mean}"
+        return f"preprocessing: {preprocess.interpolation}, {crop}, mean {mean}"
     if isinstance(model, BiTConfig):
         resnet: ResNetConfig | None = model.resnet
     else:

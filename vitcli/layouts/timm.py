@@ -501,7 +501,7 @@ def otherwise_in_timm(model: Architecture) -> list[str]:
             "token is near zero"
         )
     if model.posemb == "sincos2d":
-        found.append("timm takes the sine-cosine position embeddings for learned ones")
+        found.append("timm loads the sine-cosine position embeddings as learned ones")
     return found
 
 
