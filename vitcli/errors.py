@@ -4,21 +4,21 @@
     ├── ConfigError         a value that no model, image or run can have
     ├── CheckpointError     a checkpoint that is damaged, incomplete or of an unknown kind
     ├── ModelNotFoundError  a name that is neither a path, a registry name nor a Hub repo
-    ├── HubError            the Hub did not answer, or answered no
-    ├── DataError           a data set that cannot be used
-    │   └── ImageError    one image that cannot be read; the others may be fine
-    ├── RunError            a run folder that cannot be started, resumed or trusted
-    │   └── DivergedError   a loss that is not finite any more
+    ├── HubError            the Hub did not answer, or refused
+    ├── DataError           a dataset that cannot be used
+    │   └── ImageError      an image that cannot be read; others may be fine
+    ├── RunError            a run directory that cannot be started, resumed or trusted
+    │   └── DivergedError   a loss that is no longer finite
     ├── OutputError         something that cannot be written
     └── MissingExtraError   an optional dependency that is not installed
 
-An error says what is wrong, with which file (`where`) and what to do (`hint`). The command line
-prints it in one or two lines and exits with 1; nothing else in the package words an exception.
+An error says what failed, where, and in a hint what to do. The command line prints it in one or two
+lines and exits with 1.
 """
 
 
 class VitError(Exception):
-    """Base class: `what` is wrong, `where` (a file, a folder, a repo), a `hint` on what to do."""
+    """What is wrong, where (a file, a directory, a repo), and a hint on what to do about it."""
 
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         super().__init__(what)
@@ -31,8 +31,8 @@ class VitError(Exception):
         return f"{line}\nhint: {self.hint}" if self.hint else line
 
 
-NOT_FINITE = "the weights hold NaN, or numbers too large for the precision: try --precision fp32"
-"""The hint where a model makes something else than numbers of an image."""
+NOT_FINITE = "the weights hold NaN, or values too large for the precision: try --precision fp32"
+"""The hint where a model's outputs are not finite numbers."""
 
 
 class ConfigError(VitError):
@@ -48,23 +48,23 @@ class ModelNotFoundError(VitError):
 
 
 class HubError(VitError):
-    """The Hub did not answer, or answered no."""
+    """The Hub did not answer, or refused."""
 
 
 class DataError(VitError):
-    """A data set that cannot be used."""
+    """A dataset that cannot be used."""
 
 
 class ImageError(DataError):
-    """One image that cannot be read; the others may be fine."""
+    """An image that cannot be read; others may be fine."""
 
 
 class RunError(VitError):
-    """A run folder that cannot be started, resumed or trusted."""
+    """A run directory that cannot be started, resumed or trusted."""
 
 
 class DivergedError(RunError):
-    """A loss that is not finite any more."""
+    """A loss that is no longer finite."""
 
 
 class OutputError(VitError):
@@ -82,5 +82,4 @@ class MissingExtraError(VitError):
 
 
 class VitWarning(UserWarning):
-    """Something that a person should know and that stops nothing. The command line prints it in a
-    line of its own, once."""
+    """Something that a user should know; the command line prints it once."""

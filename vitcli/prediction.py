@@ -9,7 +9,7 @@ import contextlib
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,21 +53,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer for one image: its classes, best first, or what is wrong with it."""
+    """The answer for one image, or why it could not be read."""
 
     file: str
     model: str
     predictions: tuple[Prediction, ...] = ()
-    error: DataError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """The head's input for one image, float32 (feature_dim,), or what is wrong with it."""
-
-    file: str
-    model: str
+    """The best classes first."""
     features: npt.NDArray[np.float32] | None = None
+    """(feature_dim,), the head's input, where features were asked for."""
     error: DataError | None = None
 
 
@@ -179,45 +172,40 @@ class Predictor:
                 hint="save its features instead: --features FILE.npy",
             )
         classes, names = self.classes, unique_names(self.classes)
-        for slots, logits in self.batches(images, "logits", batch_size):
+        for slots, logits in self._run(images, "logits", batch_size):
             rows = iter(logits)
             for name, error in slots:
-                found = () if error else self._best(next(rows), classes, names, top_k, threshold)
-                yield Result(name, self.name, tuple(found), error)
+                best = () if error else self._best(next(rows), top_k)
+                found = (
+                    Prediction(i, classes[i].id, names[i], score)
+                    for score, i in best
+                    if threshold is None or score >= threshold
+                )
+                yield Result(name, self.name, tuple(found), error=error)
 
-    def _best(
-        self,
-        logits: Tensor,
-        classes: Sequence[ClassLabel],
-        names: Sequence[str],
-        top_k: int,
-        threshold: float | None,
-    ) -> Iterator[Prediction]:
-        """The best classes of one image. For many images at once torch would wait for other cores,
-        which are busy with the next batch."""
+    def _best(self, logits: Tensor, top_k: int) -> Iterator[tuple[float, int]]:
+        """The best scores and classes of one image. For a whole batch torch would wait for other
+        cores, which compute the next one."""
         scores = to_scores(logits, self.info.score)
         best = scores.topk(min(top_k, len(scores)))
-        for score, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            if threshold is None or score >= threshold:
-                yield Prediction(i, classes[i].id, names[i], score)
+        return zip(best.values.tolist(), best.indices.tolist(), strict=True)
 
     def embed(
         self, images: AnyImage | Iterable[AnyImage], batch_size: int | None = None
-    ) -> Iterator[Embedding]:
-        """The head's input for each image, in order."""
-        for slots, features in self.batches(images, "features", batch_size):
+    ) -> Iterator[Result]:
+        """The features of each image, in order."""
+        for slots, features in self._run(images, "features", batch_size):
             rows = iter(features.numpy())
             for name, error in slots:
-                yield Embedding(name, self.name, None if error else next(rows), error)
+                row = None if error else next(rows)
+                yield Result(name, self.name, features=row, error=error)
 
-    def batches(
+    def _run(
         self,
         images: AnyImage | Iterable[AnyImage],
         output: Literal["logits", "features"],
-        batch_size: int | None = None,
+        batch_size: int | None,
     ) -> Iterator[tuple[list[Slot], Tensor]]:
-        """The slots of each batch, in order, and the model's output for those without an error:
-        float32 (n, num_classes or feature_dim) on the CPU."""
         found = as_images(images, self.offline)
         return run(found, self.info.preprocess, self.load, output, batch_size)
 

@@ -24,7 +24,7 @@ from scipy.special import expit, softmax
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.checkpoints.tensor_file import read_header
-from vitcli.cli.predict import _Classified
+from vitcli.cli.predict import ImageRow
 from vitcli.hub import registry
 from vitcli.prediction import Prediction, Result
 
@@ -100,7 +100,7 @@ def test_names_with_newlines_stay_on_their_line(predict, image_folder, tmp_path,
     assert line.startswith(f"{tmp_path}/a\\x0ab.png: ")
     assert f"error: {tmp_path}/c\\x0ad.png: " in result.stderr
     predictions = (Prediction(0, "0", "one\ntwo", 0.75), Prediction(1, "1", "three", 0.25))
-    answer = _Classified(Result("a\nb.png", "m", predictions), "softmax")
+    answer = ImageRow(Result("a\nb.png", "m", predictions), "softmax")
     assert answer.text(terminal=False) == "a\\x0ab.png: one\\x0atwo 75.0%; three 25.0%"
     shown = re.sub(r"\x1b\[\d*m", "", answer.text(terminal=True))
     assert [line.rstrip(" █") for line in shown.splitlines()] == [
@@ -345,7 +345,7 @@ def test_a_full_disk_is_told(predict, image_folder):
 def test_no_such_model(vit, image_folder):
     result = vit("predict", image_folder, "--model", "vit-b16-i21kk", "--offline")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: vit-b16-i21kk: there is no file, folder or model")
+    assert result.stderr.startswith("error: vit-b16-i21kk: ")
     assert "did you mean vit-b16-i21k" in result.stderr
 
 

@@ -14,9 +14,9 @@ import typer
 
 from vitcli.checkpoints.info import assumptions
 from vitcli.cli import options, output
-from vitcli.cli.rows import Format, Row, RowWriter, open_rows
+from vitcli.cli.rows import Format, RowWriter, open_rows
 from vitcli.config import Score
-from vitcli.prediction import TOP_K, Embedding, Predictor, Result
+from vitcli.prediction import TOP_K, Predictor, Result
 from vitcli.train_config import TrainConfig
 
 Images = Annotated[
@@ -107,10 +107,10 @@ def predict(
                 *(model, device, precision, offline, fetching, size, posemb_method, allow_pickle)
             )
         _introduce(predictor, model == "default", quiet)
-        answers: Iterable[_Answer]
+        answers: Iterable[ImageRow]
         if features is None:
             results = predictor.predict(images, top_k, threshold, batch_size)
-            answers = (_Classified(result, predictor.info.score) for result in results)
+            answers = (ImageRow(result, predictor.info.score) for result in results)
         else:
             answers = _save(predictor, images, batch_size, features, quiet)
         # On a terminal, the results themselves show how far it is.
@@ -141,28 +141,28 @@ def _introduce(predictor: Predictor, default: bool, quiet: bool) -> None:
 
 def _save(
     predictor: Predictor, images: list[str], batch_size: int | None, path: str, quiet: bool
-) -> Iterator[_Embedded]:
+) -> Iterator[ImageRow]:
     """Writes features to a file."""
     from vitcli.checkpoints.rows import row_file
 
     width = predictor.info.model.feature_dim
     with row_file(path, width, {"model": predictor.name}) as table:
-        for row, embedding in enumerate(predictor.embed(images, batch_size)):
-            table.add(embedding.features)
-            yield _Embedded(embedding, row)
+        for number, result in enumerate(predictor.embed(images, batch_size)):
+            table.add(result.features)
+            yield ImageRow(result, predictor.info.score, number)
     output.note(f"features: {path}, {table.count:,} x {width:,}", quiet)
 
 
 def _write(
-    answers: Iterable[_Answer], rows: RowWriter, meter: output.Meter, counted: list[str]
+    answers: Iterable[ImageRow], rows: RowWriter, meter: output.Meter, counted: list[str]
 ) -> int:
     """Writes answers as they come; the number of images that could not be read."""
     threading.Thread(target=_count, args=(meter, counted), daemon=True).start()
     failed = 0
     for answer in answers:
-        if error := answer.answer.error:
+        if error := answer.result.error:
             failed += 1
-            output.error(f"{output.printable(answer.answer.file)}: {error.what}", error.hint)
+            output.error(f"{output.printable(answer.result.file)}: {error.what}", error.hint)
         rows.write(answer)
         meter.advance()
     return failed
@@ -177,71 +177,48 @@ def _count(meter: output.Meter, images: list[str]) -> None:
             meter.total = sum(1 for _ in find_images(images, offline=True))
 
 
-class _Answer(Row):
-    """The row of an image."""
-
-    answer: Result | Embedding
-
-
 @dataclass(frozen=True)
-class _Classified(_Answer):
-    answer: Result
+class ImageRow:
+    """The row of an image: its classes, or where its features are."""
+
+    result: Result
     score: Score
+    number: int | None = None
+    """Of its row in the file of features."""
 
     def to_json(self) -> dict[str, Any]:
-        answer = self.answer
-        if answer.error is not None:
-            return {"file": answer.file, "error": answer.error.what}
-        predictions = [dataclasses.asdict(p) for p in answer.predictions]
-        return {"file": answer.file, "model": answer.model, "predictions": predictions}
+        result = self.result
+        if result.error is not None:
+            return {"file": result.file, "error": result.error.what}
+        row: dict[str, Any] = {"file": result.file, "model": result.model}
+        if self.number is not None:
+            return row | {"row": self.number}
+        return row | {"predictions": [dataclasses.asdict(p) for p in result.predictions]}
 
     def records(self) -> list[dict[str, Any]]:
         """A row per class; a single one where there is none, or an error."""
-        error = self.answer.error.what if self.answer.error else ""
-        found = [dataclasses.asdict(p) for p in self.answer.predictions]
+        file, error = self.result.file, self.result.error.what if self.result.error else ""
+        if self.number is not None:
+            return [{"file": file, "row": self.number, "error": error}]
+        found = [dataclasses.asdict(p) for p in self.result.predictions]
         none = dict.fromkeys(("index", "id", "label", "score"), "")
         return [
-            {"file": self.answer.file, "rank": rank if found else "", **cells, "error": error}
+            {"file": file, "rank": rank if found else "", **cells, "error": error}
             for rank, cells in enumerate(found or [none], 1)
         ]
 
     def text(self, terminal: bool) -> str | None:
         """Bars on a terminal, one line elsewhere."""
-        answer = self.answer
-        if answer.error is not None:
+        result, form = self.result, "{:.4g}" if self.score == "none" else "{:.1%}"
+        if result.error is not None or self.number is not None:
             return None
-        none = "no class above the threshold"
+        file, none = output.printable(result.file), "no class above the threshold"
+        found = [(output.printable(p.label), form.format(p.score)) for p in result.predictions]
         if not terminal:
-            named = [f"{p.label} {self._score(p.score)}" for p in answer.predictions]
-            return output.printable(f"{answer.file}: {'; '.join(named) or none}")
-        lines = [output.paint(output.printable(answer.file), "1")]
-        labels = [output.printable(p.label) for p in answer.predictions]
-        width = max(map(len, labels), default=0)
-        for label, p in zip(labels, answer.predictions, strict=True):
+            return f"{file}: {'; '.join(map(' '.join, found)) or none}"
+        lines = [output.paint(file, "1")]
+        width = max((len(label) for label, _ in found), default=0)
+        for (label, score), p in zip(found, result.predictions, strict=True):
             bar = "" if self.score == "none" else "█" * round(BAR * p.score)
-            shown = self._score(p.score)
-            lines.append(f"  {label:<{width}}  {shown:>6}  {output.paint(bar, '32')}".rstrip())
-        return "\n".join(lines if answer.predictions else [*lines, f"  {none}"])
-
-    def _score(self, score: float) -> str:
-        return f"{score:.4g}" if self.score == "none" else f"{score:.1%}"
-
-
-@dataclass(frozen=True)
-class _Embedded(_Answer):
-    answer: Embedding
-    row: int
-    """In the file of features."""
-
-    def to_json(self) -> dict[str, Any]:
-        answer = self.answer
-        if answer.error is not None:
-            return {"file": answer.file, "error": answer.error.what}
-        return {"file": answer.file, "model": answer.model, "row": self.row}
-
-    def records(self) -> list[dict[str, Any]]:
-        error = self.answer.error.what if self.answer.error else ""
-        return [{"file": self.answer.file, "row": self.row, "error": error}]
-
-    def text(self, terminal: bool) -> None:
-        return None
+            lines.append(f"  {label:<{width}}  {score:>6}  {output.paint(bar, '32')}".rstrip())
+        return "\n".join(lines if found else [*lines, f"  {none}"])
