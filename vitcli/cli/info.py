@@ -67,7 +67,7 @@ def info(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Describe a model and count what it costs.
+    """Describe a model, and compute what training costs.
 
     Reads headers, not weights. With --images, also counts the FLOPs of training: 3 x forward pass
     x images x epochs, for convolutions and matrix products without the head.

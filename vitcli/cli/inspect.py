@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Images = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[IMAGES...]",
+        metavar="IMAGES",
         help="Images, directories, patterns, URLs or @lists, as for vit predict. Without any, the "
         "weights are shown.",
         show_default=False,

@@ -22,17 +22,21 @@ from vitcli.train_config import TrainConfig
 Images = Annotated[
     list[str],
     typer.Argument(
-        metavar="IMAGES...",
+        metavar="IMAGES",
         help="Files, directories (searched recursively), patterns, URLs, @list.txt (one of these "
         "per line), or - for one image on standard input.",
         show_default=False,
     ),
 ]
-TopK = Annotated[int, typer.Option("--top-k", "-k", min=1, help="Classes for each image.")]
+TopK = Annotated[int, typer.Option("--top-k", "-k", min=1, metavar="K", help="Classes per image.")]
 Threshold = Annotated[
     float | None,
     typer.Option(
-        "--threshold", min=0.0, max=1.0, help="Leave out classes with a lower score.  [default: 0]"
+        "--threshold",
+        min=0.0,
+        max=1.0,
+        metavar="X",
+        help="Leave out classes with a lower score.  [default: 0]",
     ),
 ]
 Resolution = Annotated[

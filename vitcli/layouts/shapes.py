@@ -153,8 +153,7 @@ def _infer_posemb(
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
         + f" with {prefix} prefix tokens",
         where=where,
-        hint="state the grid: `vit convert` and `vit resize-posemb` take --old-grid "
-        "ROWSxCOLUMNS",
+        hint="state the grid: `vit convert` and `vit resize-posemb` take --old-grid ROWSxCOLUMNS",
     )
 
 
