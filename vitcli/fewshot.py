@@ -113,23 +113,25 @@ def measure(
             unreadable |= {int(used[i]): error for i, error in errors.items()}
         meter = advance(len(used), total)
         x_test, errors = source_features(model, test, cache, batch_size, meter, strict)
-    readable = np.setdiff1d(np.arange(len(test)), list(errors))
-    if not len(readable):
+    if errors:
+        readable = np.setdiff1d(np.arange(len(test)), list(errors))
+        test, x_test = test.select(readable), x_test[readable]
+    if not len(test):
         raise DataError("no image of the test split can be read", where=config.data.path)
-    x_test, y, y_test = x_test[readable], train.labels[used], test.labels[readable]
+    y = train.labels[used]
     trials, saved = list[Trial](), None
     for (shots, seed), examples in zip(draws, chosen, strict=True):
         rows = np.searchsorted(used, examples)
         solver = RidgeSolver(x[rows], y[rows], classes)
         for l2 in config.l2 or [solver.best_l2(AUTO_L2)]:
             head = solver.solve(l2)
-            trial = Trial(shots, seed, l2, float((head.predict(x_test) == y_test).mean()))
+            trial = Trial(shots, seed, l2, float((head.predict(x_test) == test.labels).mean()))
             trials.append(trial)
             first = saved is None and (shots, seed) == (max(config.shots), config.seeds[0])
             if keep_head and first:
                 saved = trial, head.scaled(solver.sharpness(l2))
     skipped = (*unreadable.values(), *errors.values())
-    return Report(wanted, tuple(trials), splits, len(readable), skipped, saved)
+    return Report(wanted, tuple(trials), splits, len(test), skipped, saved)
 
 
 def check_shots(
