@@ -29,8 +29,6 @@ from vitcli.errors import DataError, ImageError, VitError
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,))."""
 
-OnUnreadable = Callable[[ImageError], None]
-
 _CHUNK_BYTES = 4 << 20
 _CHUNK_IMAGES = 256
 
@@ -59,18 +57,20 @@ def train_batches(
     start_step: int,
     steps: int,
     workers: int,
+    on_unreadable: Callable[[ImageError], None],
     rank: int = 0,
     world: int = 1,
     balanced: bool = False,
-    on_unreadable: OnUnreadable | None = None,
 ) -> Generator[Batch]:
     """This rank's run of each global batch, for the steps start_step .. steps - 1. Rank r of w gets
     the r-th of w consecutive runs of the batch.
 
-    Args:
-        on_unreadable: called once with each image that cannot be read; the next readable image of
-            its class (`Source.others_of_class`) takes its place, with the same random choices.
-            Which one depends on the files alone. None: the first such image raises its ImageError.
+    `on_unreadable` is called with each image that cannot be read, whenever it comes. The next
+    readable image of its class (`Source.same_class`) takes its place, with the same random
+    choices; which one depends on the files alone.
+
+    Raises:
+        ImageError: no image of a class can be read.
     """
     first, end = batch_size * rank // world, batch_size * (rank + 1) // world
     chunk_size, prefetch = _amounts(transform.size, batch_size // world, workers)
@@ -80,7 +80,7 @@ def train_batches(
         for start in range(first, end, chunk_size)
         for stop in [min(start + chunk_size, end)]
     )
-    images = _Images(source, transform, seed, skip=on_unreadable is not None)
+    images = _Images(source, transform, seed)
     if workers:
         chunks = _in_processes(images, orders, workers, prefetch)
     else:
@@ -89,25 +89,18 @@ def train_batches(
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
     gathered: list[_Chunk] = []
-    reported: set[str | None] = set()
     try:
         for chunk in chunks:
             if isinstance(chunk, VitError):
                 raise chunk
             for error in chunk.unreadable:
-                if on_unreadable is not None and error.where not in reported:
-                    reported.add(error.where)
-                    on_unreadable(error)
+                on_unreadable(error)
             # A copy makes room in the memory that processes share.
             gathered.append(chunk._replace(images=chunk.images.clone()) if workers else chunk)
             if chunk.last:
+                pixels = torch.cat([piece.images for piece in gathered])
                 indices = np.concatenate([piece.indices for piece in gathered])
-                labels = torch.from_numpy(source.labels[indices])
-                yield (
-                    torch.cat([piece.images for piece in gathered]),
-                    labels,
-                    torch.from_numpy(indices),
-                )
+                yield pixels, torch.from_numpy(source.labels[indices]), torch.from_numpy(indices)
                 gathered = []
     finally:
         chunks.close()
@@ -118,16 +111,16 @@ class _Images(Dataset[_Chunk | VitError]):
     """Makes chunks; lives in the worker processes."""
 
     def __init__(
-        self, source: Source, transform: TrainTransform | EvalTransform, seed: int, skip: bool
+        self, source: Source, transform: TrainTransform | EvalTransform, seed: int
     ) -> None:
-        self.source, self.transform, self.seed, self.skip = source, transform, seed, skip
+        self.source, self.transform, self.seed = source, transform, seed
 
     def __getitem__(self, order: _Order) -> _Chunk | VitError:
         chunk = _Chunk(torch.empty(0), order.indices.copy(), [], order.last)
         images = []
         for place, epoch in enumerate(order.epochs.tolist()):
             wanted = int(order.indices[place])
-            for index in self._candidates(wanted):
+            for index in self.source.same_class(wanted):
                 try:
                     images.append(self._image(index, sample_rng(self.seed, epoch, wanted)))
                     chunk.indices[place] = index
@@ -137,11 +130,6 @@ class _Images(Dataset[_Chunk | VitError]):
             else:  # returned, as torch would bury it in the text of a traceback
                 return chunk.unreadable[-1]
         return chunk._replace(images=torch.stack(images))
-
-    def _candidates(self, wanted: int) -> Iterator[int]:
-        yield wanted
-        if self.skip:
-            yield from self.source.others_of_class(wanted).tolist()
 
     def _image(self, index: int, rng: np.random.Generator) -> torch.Tensor:
         try:

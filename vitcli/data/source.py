@@ -118,10 +118,12 @@ class Source:
         """int64 (K,): images of each class."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
-    def others_of_class(self, index: int) -> Ints:
-        """The other images of the same class, from the next one on; the first follow the last."""
+    def same_class(self, index: int) -> Iterator[int]:
+        """Image `index`, then the others of its class: the next one first, the first after the
+        last."""
+        yield index
         members = np.flatnonzero(self.labels == self.labels[index])
-        return np.roll(members, -1 - int(np.searchsorted(members, index)))[:-1]
+        yield from np.roll(members, -1 - int(np.searchsorted(members, index)))[:-1].tolist()
 
     def fingerprint(self) -> str:
         """A short hash of names, labels and classes, which changes when the dataset does."""
