@@ -86,6 +86,12 @@ def test_architectures_by_name() -> None:
     assert architecture_from_args("vit_large_patch14_clip_336", {}).norm_eps == 1e-5
     assert architecture_from_args("vit_base_patch16_siglip_gap_224", {}).final_norm
     assert architecture_from_args("vit_base_patch16_reg4_gap_256", {}).fc_norm
+    radio = architecture_from_args("vit_huge_patch16_radio_v4", {})
+    assert (radio.num_registers, radio.final_norm, radio.image_size) == (9, False, (512, 512))
+    assert architecture_from_args("vit_giant_patch14_reg1_tipsv2", {}).swiglu
+    assert architecture_from_args("eva_large_patch14_196", {}).grid == (14, 14)
+    assert architecture_from_args("vit_intern300m_patch14_448", {}).layer_scale
+    assert architecture_from_args("flexivit_small", {}).posemb_prefix == 0
 
 
 @pytest.mark.parametrize("name", architectures())

@@ -195,3 +195,11 @@ def test_a_model_without_a_pooler_gets_one_that_changes_nothing(tmp_path: Path) 
     images = torch.randn(1, 3, 32, 32)
     with torch.inference_mode():
         assert torch.equal(load(out)(images), load(VIT).features(images))
+
+
+@pytest.mark.parametrize("kind", ["metaclip_2", "altclip", "chinese_clip_vision_model", "clip"])
+def test_relatives_of_clip_are_read(tmp_path: Path, kind: str) -> None:
+    folder = copied(CLIP, tmp_path / "m", model_type=kind)
+    images = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(load(folder)(images), load(CLIP)(images))

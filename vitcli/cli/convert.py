@@ -12,6 +12,7 @@ import typer
 from vitcli.cli import options, output
 from vitcli.config import Preprocess
 from vitcli.fields import key_value
+from vitcli.layouts.catalogue import formats
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import Conversion
@@ -44,9 +45,21 @@ Target = Annotated[
         metavar="DST", help="A .safetensors or .npz file, or a directory.", show_default=False
     ),
 ]
+
+
+def _layout(name: str | None) -> str | None:
+    """The value of --to. Raises BadParameter where no such layout is written."""
+    if name is not None and name not in (*formats(), "timm"):
+        raise typer.BadParameter(f"'{name}' is not one of {', '.join(formats())}.")
+    return "vit" if name == "timm" else name
+
+
 To = Annotated[
-    Literal["vit", "timm", "transformers", "vit-npz", "bit-npz", "big_vision"] | None,
+    str | None,
     typer.Option(
+        metavar="|".join(formats()),
+        callback=_layout,
+        autocompletion=formats,
         help="Layout: vit and timm are one; transformers is a directory; vit-npz, bit-npz and "
         "big_vision are .npz files.  [default: the authors' for .npz, else vit]",
     ),
@@ -154,7 +167,7 @@ def convert(
         job = converting.plan_convert(
             source,
             target,
-            "vit" if to == "timm" else to,
+            to,
             changes,
             old_grid=options.parse_resolution(old_grid) if old_grid else None,
             offline=offline,

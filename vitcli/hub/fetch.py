@@ -26,11 +26,10 @@ from vitcli.errors import HubError, VitWarning
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, root
 from vitcli.hub.retry import Progress as Progress
 from vitcli.hub.retry import Transfer, ask, is_offline, may_pass, missing
+from vitcli.layouts import catalogue
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
 
 MAIN, CONFIG = "main", "config.json"
-BESIDE = (CONFIG, "preprocessor_config.json")
-"""What is read beside the weights, where a repo has it."""
 
 
 def fetch(
@@ -58,7 +57,8 @@ def fetch(
     _check_name(repo, revision)
     found = _look(cache, revision, offline or is_offline(), timeout, on_progress)
     weights = _choose(found.listing, repo, allow_pickle)
-    file = found.get([name for name in BESIDE if name in found.listing] + [weights])
+    beside = [name for name in catalogue.companions() if name in found.listing]
+    file = found.get([*beside, weights])
     if weights == INDEX:
         found.get(_shards(file))
     if found.unavailable is None:
