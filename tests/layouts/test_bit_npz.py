@@ -143,11 +143,7 @@ def test_a_name_of_timms_takes_timms_epsilons() -> None:
     found, _ = change(info, tensors, Changes(arch="resnetv2_50x1_bit"))
     assert found.model == timms
     assert change(info, tensors, Changes(arch="R50x1"))[0].model == info.model
-<<<<<<< HEAD
-    with pytest.raises(ConfigError, match=r"depths is \(3, 4, 23, 3\) in R101x1"):
-=======
     with pytest.raises(ConfigError, match="depths"):
->>>>>>> ae2891d (Take the layouts that convert writes and the files that a fetch brings from the list of layouts)
         change(info, tensors, Changes(arch="R101x1"))
 
 
