@@ -164,13 +164,6 @@ def test_a_head_on_a_distilled_model(colours, tmp_path):
     assert (again["images"], again["top1"]) == (row["test"], row["accuracies"][0])
 
 
-def test_a_saved_model_can_be_pushed(greys, tiny_checkpoint, tmp_path, hub):
-    rows(fewshot(greys, tiny_checkpoint, "--shots", "3", "--save", tmp_path / "greys", "--json"))
-    result = vit("push", tmp_path / "greys", "me/greys", "--license", "mit")
-    assert result.exit_code == 0, result.stderr
-    assert {"model.safetensors", "config.json", "README.md"} <= set(hub.files("me/greys"))
-
-
 def test_a_head_in_one_file(colours, tiny_checkpoint, tmp_path):
     file = tmp_path / "new" / "head.safetensors"
     words = ("--shots", "4", "--save", file)
@@ -200,26 +193,6 @@ def test_images_that_cannot_be_read_are_skipped_and_counted(greys, tiny_checkpoi
     assert result.exit_code == 1 and not result.stdout
     result = fewshot(data, tiny_checkpoint, "--shots", "5")  # too few are left of class two
     assert result.exit_code == 1 and "--shots up to 4" in result.stderr
-
-
-def test_classes_from_a_file(colours, tiny_checkpoint, tmp_path):
-    table = [f"{p},{k}" for k, p in enumerate(colours.iterdir()) for p in sorted(p.iterdir())]
-    (tmp_path / "data.csv").write_text("\n".join(["path,label", *table]))
-    (tmp_path / "names.txt").write_text("a\nb\n")
-    words = ("--shots", "1", "--seeds", "0", "--classes", tmp_path / "names.txt")
-    save = ("--save", tmp_path / "few")
-    assert fewshot(tmp_path / "data.csv", tiny_checkpoint, *words, *save).exit_code == 0
-    assert [label.name for label in read_info(tmp_path / "few")[0].classes] == ["a", "b"]
-
-
-def test_l2_0_on_a_singular_system(colours, tiny_checkpoint, tmp_path):
-    for name in ("dark", "light"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for i in range(6):  # one image, six times
-            shutil.copy(colours / name / "0.png", tmp_path / "data" / name / f"{i}.png")
-    words = (tmp_path / "data", tiny_checkpoint, "--shots", "3")
-    assert fewshot(*words, "--l2", "0").exit_code == 1
-    assert fewshot(*words, "--l2", "1e-3").exit_code == 0
 
 
 def test_features_that_are_not_finite_are_not_cached(colours, tiny_checkpoint, tmp_path):
