@@ -22,8 +22,7 @@ def test_lines_for_people(vit, tiny_checkpoint):
         "parameters": "94,906",
         "images": "64 x 64 px, patches of 16 x 16: a grid of 4 x 4, 17 tokens",
         "forward": "pass        0.00 GFLOPs per image",
-        "preprocessing": "64 x 64, bicubic, centre crop, mean (0.5, 0.5, 0.5), "
-        "std (0.5, 0.5, 0.5)",
+        "preprocessing": "64 x 64, bicubic, centre crop, mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5)",
         "classes": "10 (softmax): crane (n02012849); crane (n03126707); cat; dog; ship; jay; "
         "horse; rocket; coffee; Grüne Mamba",
         "data": "none",

@@ -68,7 +68,10 @@ def test_a_mistyped_command(vit, typed, meant):
         (["predict", "a.jpg", "--top-k", "0"], "Invalid value for '--top-k'"),
         (["info", "B/16", "--resolution", "big"], "'big'"),
         (["predict", "a.jpg", ""], "Invalid value for 'IMAGES': the value is empty"),
-        (["predict", "a.jpg", "--model="], "Invalid value for '--model' / '-m': the value is empty"),
+        (
+            ["predict", "a.jpg", "--model="],
+            "Invalid value for '--model' / '-m': the value is empty",
+        ),
         (["finetune", "--data", ""], "Invalid value for '--data': the value is empty"),
         (["convert", "", "x"], "Invalid value for 'SRC': the value is empty"),
     ],
