@@ -173,8 +173,7 @@ class AugmentConfig:
     randaugment: tuple[int, int] | None = option(
         None,
         "--randaugment N,M",
-        "RandAugment: number of operations and magnitude (0 to 30), for example 2,10.",
-        shown="off",
+        "RandAugment: operations and their magnitude (0 to 30), as 2,10.  [default: off]",
         min=0,
         max=30,
     )
@@ -225,8 +224,7 @@ class FewshotConfig:
     layer: int | None = option(
         None,
         "--layer N",
-        "Use the features after block N; the final norm is kept.",
-        shown="the last",
+        "Use the features after block N; the final norm is kept.  [default: the last]",
         min=1,
     )
     transform: Literal["big_vision", "checkpoint"] = option(

@@ -25,22 +25,15 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Option:
-    """What a field's metadata holds under "option"."""
+    """What the metadata of a field holds as "option"; `option` describes it."""
 
     names: tuple[str, ...]
-    """The option's name and its short form; further long names are former ones, not shown."""
     metavar: str | None
     help: str
     group: str | None
-    """Heading in `--help` of this option and of those after it."""
-    shown: str | None
-    """The default in words, where the field's value does not say it."""
-    parse: Callable[[str], Any] | None
-    """Makes a value of a word; None: by the field's type (`from_text`)."""
-    task: str | None
-    """The only command that has the option; None: all that use the dataclass."""
-    on_resume: bool
-    """Whether a run that is resumed may be given another value."""
+    parse: Callable[[str], Any] | None = None
+    task: str | None = None
+    on_resume: bool = False
 
 
 def option(
@@ -49,7 +42,6 @@ def option(
     help: str,
     group: str | None = None,
     *,
-    shown: str | None = None,
     parse: Callable[[str], Any] | None = None,
     task: str | None = None,
     on_resume: bool = False,
@@ -59,15 +51,21 @@ def option(
 
     Args:
         default: the field's default; `...` for a field that must be given.
-        usage: the names and the placeholder of the value, as in "--batch-size -b N".
+        usage: the names and the placeholder of the value, as in "--batch-size -b N"; further long
+            names are former ones, which `--help` does not show.
+        help: with the default if the field's value does not say it.
+        group: the heading in `--help` of this option and of those after it.
+        parse: makes a value of a word; None: by the field's type (`from_text`).
+        task: the only command that has the option; None: all that use the dataclass.
+        on_resume: whether a resumed run may be given another value.
         limits: any of min and max (included), above and below (excluded), for a number and for
             each number of a tuple.
     """
     words = usage.split(" ")
     names = tuple(word for word in words if word.startswith("-"))
     metavar = " ".join(words[len(names) :]) or None
-    declared = Option(names, metavar, help, group, shown, parse, task, on_resume)
-    start: Any = {"default": default}
+    declared = Option(names, metavar, help, group, parse, task, on_resume)
+    start: dict[str, Any] = {"default": default}
     if default is ...:
         start = {}
     elif default == {}:

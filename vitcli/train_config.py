@@ -38,7 +38,7 @@ class TrainConfig:
 
     data: DataConfig
     output: str = option(
-        ..., "--output -o DIR", "Directory of the run.", DATA, shown="runs/NAME-OF-DATA"
+        ..., "--output -o DIR", "Directory of the run.  [default: runs/NAME-OF-DATA]", DATA
     )
     task: Literal["pretrain", "finetune"] = "finetune"
     """Where the weights start and which defaults hold; the loop is the same."""
@@ -49,21 +49,19 @@ class TrainConfig:
     model: str | None = option(
         None,
         "--model -m NAME|PATH|REPO",
-        "Model to start from.",
-        shown="finetune: vit-b16-i21k, or offline the model inside the package; pretrain: none",
+        "Model to start from.  [default: vit-b16-i21k, or offline the model inside the package; "
+        "pretrain: none]",
     )
     keep_head: bool = option(
         False,
         "--keep-head",
-        "Keep the head's weights for the classes that the model knows (matched by ID, then by "
-        "name) instead of starting with a head of zeros.",
+        "Keep the head's weights for known classes (by ID, then by name) instead of zeros.",
         task="finetune",
     )
     variant: str = option(
         "Ti/16",
         "--variant NAME/PATCH",
-        "Architecture: Ti, S, B, L or H and the patch size; R50+B/16 for a hybrid; R50x1 for a "
-        "ResNet.",
+        "Architecture: Ti, S, B, L or H with a patch size; R50+B/16 (hybrid), R50x1 (ResNet).",
         task="pretrain",
     )
     overrides: dict[str, Any] = option(
@@ -77,26 +75,24 @@ class TrainConfig:
     resolution: Size | None = option(
         None,
         "--resolution N|HxW",
-        "Height and width of the input in pixels.",
-        shown="the model's",
+        "Height and width of the input in pixels.  [default: the model's]",
         parse=parse_size,
     )
 
     steps: int | None = option(
-        None, "--steps N", "Number of optimizer steps.", RECIPE, shown="auto", min=1
+        None, "--steps N", "Number of optimizer steps.  [default: auto]", RECIPE, min=1
     )
     epochs: float | None = option(
         None, "--epochs X", "Passes over the training split, instead of --steps.", above=0
     )
     batch_size: int | None = option(
-        None, "--batch-size -b N", "Images per optimizer step.", shown="auto", min=1
+        None, "--batch-size -b N", "Images per optimizer step.  [default: auto]", min=1
     )
     lr: float | None = option(
         None,
         "--lr X[,X...]",
         "Peak learning rate. Of several, the one with the best validation accuracy is chosen, and "
-        "a last run uses it on training and validation images together.",
-        shown="auto",
+        "a last run uses it on training and validation images together.  [default: auto]",
         parse=functools.partial(from_text, tuple[float, ...]),
         above=0,
     )
@@ -107,7 +103,9 @@ class TrainConfig:
         "--retrain/--no-retrain",
         "With several learning rates: do that last run, or keep the best one.",
     )
-    warmup: int | None = option(None, "--warmup N", "Steps of linear warm-up.", shown="auto", min=0)
+    warmup: int | None = option(
+        None, "--warmup N", "Steps of linear warm-up.  [default: auto]", min=0
+    )
     schedule: Literal["cosine", "linear", "constant"] = option(
         "cosine", "--schedule", "Decay of the learning rate to 0 after the warm-up."
     )
@@ -130,8 +128,7 @@ class TrainConfig:
     layer_decay: float | None = option(
         None,
         "--layer-decay X",
-        "Factor on the learning rate from each layer to the one below, for example 0.75.",
-        shown="off",
+        "Factor on the learning rate from layer to layer downwards, as 0.75.  [default: off]",
         task="finetune",
         above=0,
         max=1,
@@ -139,8 +136,7 @@ class TrainConfig:
     freeze: Literal["backbone"] | int | None = option(
         None,
         "--freeze backbone|N",
-        "Freeze the backbone (a linear probe), or the patch embedding and the first N blocks.",
-        shown="off",
+        "Freeze the backbone (a linear probe), or the stem and N blocks.  [default: off]",
         task="finetune",
         min=0,
     )
@@ -148,16 +144,14 @@ class TrainConfig:
         None,
         "--ema X",
         "Decay of a running (Polyak) average of the weights, for example 0.9999; the model or its "
-        "average is stored, whichever validates better.",
-        shown="off",
+        "average is stored, whichever validates better.  [default: off]",
         above=0,
         below=1,
     )
     patience: int | None = option(
         None,
         "--patience N",
-        "Stop after N evaluations without a better validation accuracy.",
-        shown="off",
+        "Stop after N evaluations without a better validation accuracy.  [default: off]",
         min=1,
     )
 
@@ -168,8 +162,7 @@ class TrainConfig:
         None,
         "--class-weights balanced|FILE",
         "Weight of each class in the loss: balanced (inverse to its number of images), or a file "
-        "with lines of CLASS,WEIGHT.",
-        shown="all 1",
+        "with lines of CLASS,WEIGHT.  [default: all 1]",
         parse=str,
     )
     balanced_sampling: bool = option(
@@ -229,7 +222,7 @@ class TrainConfig:
         0, "--seed N", "Seed of initial weights, data order, augmentation, dropout.", RUN, min=0
     )
     eval_every: int | None = option(
-        None, "--eval-every N", "Steps between evaluations.", shown="auto", min=1
+        None, "--eval-every N", "Steps between evaluations.  [default: auto]", min=1
     )
     strict: bool = option(
         False,
@@ -237,10 +230,10 @@ class TrainConfig:
         "Check all images first and stop if one cannot be read, instead of skipping it.",
     )
     log_every: int | None = option(
-        None, "--log-every N", "Steps between lines of metrics.jsonl.", shown="auto", min=1
+        None, "--log-every N", "Steps between lines of metrics.jsonl.  [default: auto]", min=1
     )
     save_every: int | None = option(
-        None, "--save-every N", "Steps between resumable states.", shown="once a minute", min=1
+        None, "--save-every N", "Steps between resumable states.  [default: once a minute]", min=1
     )
     save_dtype: Literal["float32", "float16", "bfloat16"] = option(
         "float32", "--save-dtype", "Data type of the stored weights."
@@ -263,16 +256,14 @@ class TrainConfig:
     workers: int | None = option(
         None,
         "--workers N",
-        "Processes that decode images.",
-        shown="by device",
+        "Processes that decode images.  [default: by device]",
         on_resume=True,
         min=0,
     )
     accumulate: int | None = option(
         None,
         "--grad-accum --accumulate N",
-        "Split each batch into N micro-batches and accumulate their gradients.",
-        shown="by free memory",
+        "Accumulate gradients over N micro-batches.  [default: by free memory]",
         min=1,
     )
 

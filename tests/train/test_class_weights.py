@@ -55,7 +55,7 @@ def test_a_file_names_classes_by_id_or_by_unique_name(tmp_path):
         ("dog 3\n", "line 1 is not a class and its weight: 'dog 3'"),
         ("dog,-1\n", "line 1 is not a class"),
         ("dog,nan\n", "line 1 is not a class"),
-        ("dog,1\ndog,2\n", "line 2 gives 'dog' a second weight"),
+        ("dog,1\ndog,2\n", "line 2 repeats the class 'dog'"),
         ("\n", "is empty"),
     ],
 )

@@ -167,12 +167,28 @@ class _Place(NamedTuple):
     default: Any
 
 
+def _places(
+    config: Any, task: str, defaults: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[_Place]:
+    hints, group = field_types(config), None
+    for field in dataclasses.fields(config):
+        hint, declared = hints[field.name], field.metadata.get("option")
+        default = defaults.get(field.name, field.default)
+        if dataclasses.is_dataclass(hint):
+            inner = default if isinstance(default, dict) else {}
+            yield from _places(hint, task, inner, (*path, field.name))
+        elif declared is not None:
+            group = declared.group or group
+            if declared.task in (None, task):
+                yield _Place((*path, field.name), field, hint, declared, group, default)
+
+
 def from_fields(
     config: Any, task: str = "", without: Iterable[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command an option for each field of a dataclass that declares one, before its own
-    parameters. What was given on the command line, and nothing else, reaches the command as
-    `given`: {field: value}, with a dict for a field that is a dataclass.
+    parameters. What was given on the command line reaches the command as `given`: {field: value},
+    with a dict for a field that is a dataclass.
 
     Args:
         config: the dataclass; fields of dataclasses in it become options as well.
@@ -208,68 +224,14 @@ def from_fields(
     return decorate
 
 
-def given_options(config: Any, task: str, given: Mapping[str, Any]) -> list[Option]:
-    """The options that were given, by their declarations."""
-
-    def holds(values: Any, path: tuple[str, ...]) -> bool:
-        return not path or (path[0] in values and holds(values[path[0]], path[1:]))
-
-    return [place.option for place in _places(config, task, {}) if holds(given, place.path)]
-
-
-def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A dataclass with other values, given as `from_fields` gives them; a class is made an object.
-
-    Raises:
-        BadParameter: the values cannot be.
-    """
-    try:
-        return _replaced(config, changes)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _replaced(config: Any, changes: Mapping[str, Any]) -> Any:
-    hints = field_types(config if isinstance(config, type) else type(config))
-    fields = {}
-    for name, value in changes.items():
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
-            value = _replaced(getattr(config, name, hints[name]), value)
-        fields[name] = value
-    return config(**fields) if isinstance(config, type) else dataclasses.replace(config, **fields)
-
-
-def _places(
-    config: Any, task: str, defaults: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[_Place]:
-    hints, group = field_types(config), None
-    for field in dataclasses.fields(config):
-        hint, declared = hints[field.name], field.metadata.get("option")
-        default = defaults.get(field.name, field.default)
-        if dataclasses.is_dataclass(hint):
-            inner = default if isinstance(default, dict) else {}
-            yield from _places(hint, task, inner, (*path, field.name))
-        elif declared is not None:
-            group = declared.group or group
-            if declared.task in (None, task):
-                yield _Place((*path, field.name), field, hint, declared, group, default)
-
-
 def _annotation(place: _Place) -> Any:
-    """The annotation of an option that is None where it is not given."""
+    """The annotation of an option that is None unless it is given."""
     field, hint, declared = place.field, place.hint, place.option
-    shown = declared.shown or _shown(place)
     settings: dict[str, Any] = {
-        "help": declared.help + (f"  [default: {shown}]" if shown else ""),
+        "help": declared.help + _shown_default(place),
         "metavar": declared.metavar,
         "rich_help_panel": place.group,
     }
-    if hint is bool:
-        return Annotated[bool | None, typer.Option(*declared.names, **settings)]
-    if get_origin(hint) is Literal and declared.parse is None:
-        return Annotated[hint | None, typer.Option(*declared.names, **settings)]
-    if "--model" in declared.names:
-        settings["autocompletion"] = complete_model
 
     def parse(text: str) -> Any:
         if not text:
@@ -281,17 +243,55 @@ def _annotation(place: _Place) -> Any:
             raise typer.BadParameter(str(error)) from error
         return value
 
-    kind = list[str] if get_origin(hint) is dict else str
-    return Annotated[kind | None, typer.Option(*declared.names, parser=parse, **settings)]
+    kind: Any = list[str] if get_origin(hint) is dict else str
+    if hint is bool or (get_origin(hint) is Literal and declared.parse is None):
+        kind = hint
+    else:
+        settings["parser"] = parse
+    if "--model" in declared.names:
+        settings["autocompletion"] = complete_model
+    return Annotated[kind | None, typer.Option(*declared.names, **settings)]
 
 
-def _shown(place: _Place) -> str:
-    """A field's default as one would type it; "" for none."""
-    value = place.default
-    if value is dataclasses.MISSING or value is None:
+def _shown_default(place: _Place) -> str:
+    """A field's default as one would type it, unless it is None or a plain flag."""
+    value, (on, _, off) = place.default, place.option.names[0].replace("--", "").partition("/")
+    if value is dataclasses.MISSING or value is None or (isinstance(value, bool) and not off):
         return ""
     if isinstance(value, bool):
-        on, _, off = place.option.names[0].replace("--", "").partition("/")
-        return (on if value else off) if off else ""
-    parts = value if isinstance(value, tuple) else (value,)
-    return ",".join(f"{p:g}" if isinstance(p, float) else str(p) for p in parts)
+        text = on if value else off
+    else:
+        parts = value if isinstance(value, tuple) else (value,)
+        text = ",".join(f"{p:g}" if isinstance(p, float) else str(p) for p in parts)
+    return f"  [default: {text}]"
+
+
+def given_options(config: Any, task: str, given: Mapping[str, Any]) -> list[Option]:
+    """The options that were given, by their declarations."""
+
+    def holds(values: Any, path: tuple[str, ...]) -> bool:
+        return not path or (path[0] in values and holds(values[path[0]], path[1:]))
+
+    return [place.option for place in _places(config, task, {}) if holds(given, place.path)]
+
+
+def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
+    """A dataclass with other values, given as `from_fields` gives them; of a class, an object.
+
+    Raises:
+        BadParameter: the values contradict each other.
+    """
+
+    def replace(config: Any, changes: Mapping[str, Any]) -> Any:
+        is_class = isinstance(config, type)
+        kind: Any = config if is_class else type(config)
+        hints, fields = field_types(kind), dict(changes)
+        for name, value in changes.items():
+            if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
+                fields[name] = replace(getattr(config, name, hints[name]), value)
+        return config(**fields) if is_class else dataclasses.replace(config, **fields)
+
+    try:
+        return replace(config, changes)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.cli import options, output
-from vitcli.cli.training_display import preset_event, preset_text, show_event, stored_text
+from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
 from vitcli.config import TASK_DEFAULTS
 from vitcli.presets import PRESETS, PresetName
 from vitcli.train_config import RECIPE, RUN, TrainConfig
@@ -175,7 +174,7 @@ def _run(
             force=force,
             offline=offline,
             allow_pickle=allow_pickle,
-            on_event=functools.partial(show_event, display=display, json=json, quiet=quiet),
+            on_event=Screen(display, json, quiet),
         )
     where = shlex.quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:

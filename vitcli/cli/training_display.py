@@ -14,33 +14,44 @@ if TYPE_CHECKING:
     from vitcli.train.loop import Outcome
 
 
-def show_event(event: Event, display: output.TrainingDisplay, json: bool, quiet: bool) -> None:
-    """Shows an event on stderr, and prints it as JSON if that is wanted."""
-    from vitcli.train import events
+class Screen:
+    """Shows events on stderr, and prints them as JSON if that is wanted."""
 
-    if json and not isinstance(event, events.Advance):
-        output.json_line(event.to_json())
-    match event:
-        case events.Advance():
-            display.count(event.what, event.done, event.total)
-        case events.Step():
-            display(event.to_json())
-        case events.Caution():
-            output.warning(event.text)
-        case events.Note():
-            display.note(event.text)
-        case events.Plan():
-            display.note(plan_text(event))
-        case events.Validation():
-            display.note(validation_text(event))
-        case events.TrialStart():
-            display.close()  # the bar of the run before is full
-            display.note(f"learning rate {event.lr:g}, {event.number} of {event.of}")
-        case events.Trial():
-            display.note(f"learning rate {event.lr:g}: {event.failure or _trial_text(event)}")
-        case events.Choice() if not json:
-            display.close()
-            show_sweep(event, quiet)
+    def __init__(self, display: output.TrainingDisplay, json: bool, quiet: bool) -> None:
+        self.display, self.json, self.quiet = display, json, quiet
+        self.trial: dict[str, float] = {}
+        """{"trial": its learning rate} in a run of a sweep."""
+
+    def __call__(self, event: Event) -> None:
+        from vitcli.train import events
+
+        display = self.display
+        if isinstance(event, events.TrialStart | events.Trial):
+            self.trial = {}
+        if self.json and not isinstance(event, events.Advance):
+            output.json_line(event.to_json() | self.trial)
+        match event:
+            case events.Advance():
+                display.count(event.what, event.done, event.total)
+            case events.Step():
+                display(event.to_json() | self.trial)
+            case events.Caution():
+                output.warning(event.text)
+            case events.Note():
+                display.note(event.text)
+            case events.Plan():
+                display.note(plan_text(event))
+            case events.Validation():
+                display.note(validation_text(event))
+            case events.TrialStart():
+                self.trial = {"trial": event.lr}
+                display.close()  # the bar of the run before is full
+                display.note(f"learning rate {event.lr:g}, {event.number} of {event.of}")
+            case events.Trial():
+                display.note(f"learning rate {event.lr:g}: {event.failure or _trial_text(event)}")
+            case events.Choice() if not self.json:
+                display.close()
+                show_sweep(event, self.quiet)
 
 
 def _trial_text(trial: Trial) -> str:
@@ -61,10 +72,10 @@ def plan_text(plan: Plan) -> str:
     some = f" ({trained:,} trained)" if trained < plan.parameters else ""
     parts = f" in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
     rate, runs = f"learning rate {plan.lr or 0:g}", ""
-    if plan.sweep:
-        rate = f"learning rates {numbers(plan.sweep)}"
-        then = ", then the best on all images" if plan.retrain else ""
-        runs = f" for {len(plan.sweep)} runs{then}"
+    if rates := getattr(plan, "sweep", ()):
+        rate = f"learning rates {numbers(rates)}"
+        then = ", then the best on all images" if getattr(plan, "retrain", False) else ""
+        runs = f" for {len(rates)} runs{then}"
     lines = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{some}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: {plan.tokens:,} tokens per "
@@ -95,37 +106,27 @@ def stored_text(outcome: Outcome) -> str:
 
 
 _PRESET_FIELDS = (
-    *("steps", "batch_size", "warmup", "resolution", "optimizer", "momentum", "weight_decay"),
-    *("clip_norm", "schedule"),
+    *("steps", "batch_size", "resolution", "warmup", "schedule", "optimizer", "momentum"),
+    *("weight_decay", "clip_norm"),
 )
 
 
 def preset_event(name: str, given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
     """A preset's values, and which of them options replaced."""
-    values: dict[str, Any] = {
-        "lr": config.sweep or (config.lr,),
-        "val_fraction": config.data.val_fraction,
-    }
-    values |= {field: getattr(config, field) for field in _PRESET_FIELDS}
-    overridden = sorted(
-        key for key in {**given, **given.get("data", {})} if key in values or key == "epochs"
-    )
-    return {"event": "preset", "preset": name, **values, "overridden": overridden}
+    values: dict[str, Any] = {field: getattr(config, field) for field in _PRESET_FIELDS}
+    values["lr"] = config.sweep or (config.lr,)
+    values["val_fraction"] = config.data.val_fraction
+    overridden = [k for k in {**given, **given.get("data", {})} if k in values or k == "epochs"]
+    return {"event": "preset", "preset": name, **values, "overridden": sorted(overridden)}
 
 
 def preset_text(event: Mapping[str, Any]) -> str:
     """The preset in a line, and one for what replaces some of it."""
-    height, width = event["resolution"]
-    length = "steps by --epochs" if event["steps"] is None else f"{event['steps']:,} steps"
-    warmup = "by the auto rule" if event["warmup"] is None else f"{event['warmup']} steps"
-    told = (
-        f"{event['preset']}: {length} of {event['batch_size']}, {height} x {width} px, "
-        f"learning rate {numbers(event['lr'])}, warm-up {warmup}, {event['schedule']} decay, "
-        f"{event['optimizer']}, momentum {event['momentum']:g}, weight decay "
-        f"{event['weight_decay']:g}, clipped at norm {event['clip_norm']:g}, "
-        f"{event['val_fraction']:.0%} held out"
-    )
-    lines = [_line("preset", told)]
+    values = {key: event[key] for key in ("lr", *_PRESET_FIELDS, "val_fraction")}
+    values["lr"] = numbers(event["lr"])
+    values["resolution"] = "{} x {}".format(*event["resolution"])
+    parts = [f"{key.replace('_', ' ')} {'auto' if v is None else v}" for key, v in values.items()]
+    lines = [_line("preset", f"{event['preset']}: {', '.join(parts)}")]
     if event["overridden"]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in event["overridden"])
         lines.append(_line("", f"overridden: {names}"))

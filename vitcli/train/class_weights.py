@@ -19,26 +19,28 @@ ClassWeights = Literal["balanced"] | dict[str, float]
 
 
 def read_class_weights(path: str | Path) -> dict[str, float]:
-    """{class: weight} from a file with one a line: id or name, then a tab or comma, then a number.
+    """{class: weight} from a file with one per line: ID or name, a tab or comma, a number.
 
     Raises:
-        DataError: it cannot be read, or a line is not of this form; a class is there twice.
+        DataError: it cannot be read or is empty, a line is not of this form, or a class repeats.
     """
-    lines = read_lines(Path(path).expanduser(), "class weights")
     weights: dict[str, float] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(Path(path).expanduser(), "class weights"), 1):
         if not line.strip():
             continue
         name, separator, value = line.rpartition("\t" if "\t" in line else ",")
-        weight = _number(value)
-        if not separator or weight is None:
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = math.nan
+        if not separator or not 0 <= weight < math.inf:
             raise DataError(
                 f"line {number} is not a class and its weight: '{line.strip():.60}'",
                 where=path,
-                hint="each line holds a class, a tab or a comma, and a number from 0 on",
+                hint="write a class, a tab or comma, and a number of at least 0 on each line",
             )
         if name.strip() in weights:
-            raise DataError(f"line {number} gives '{name.strip()}' a second weight", where=path)
+            raise DataError(f"line {number} repeats the class '{name.strip()}'", where=path)
         weights[name.strip()] = weight
     if not weights:
         raise DataError("the list of class weights is empty", where=path)
@@ -68,11 +70,3 @@ def class_weights(wanted: ClassWeights, train: Source) -> npt.NDArray[np.float32
     if not weights[counts > 0].any():
         raise DataError("all classes have the weight 0", where="class weights")
     return weights
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None

@@ -9,21 +9,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Event:
     """Base class."""
 
     kind: ClassVar[str]
-    """Its name in JSON."""
-    trial: float | None = None
-    """The learning rate of the run, in a sweep."""
 
     def to_json(self) -> dict[str, Any]:
         """The event as a line of JSON."""
-        fields = dataclasses.asdict(self)
-        if fields["trial"] is None:
-            del fields["trial"]
-        return {"event": self.kind, **fields}
+        return {"event": self.kind, **dataclasses.asdict(self)}
 
 
 OnEvent = Callable[[Event], None]
@@ -75,24 +69,23 @@ class Plan(Event):
     accumulate: int
     optimizer: str
     lr: float | None
-    """None in a sweep."""
     warmup: int
     device: str
     precision: str
     estimated_seconds: float
-    sweep: tuple[float, ...] = ()
-    retrain: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        fields = super().to_json()
-        if not self.sweep:
-            del fields["sweep"], fields["retrain"]
-        return fields
+
+@dataclass(frozen=True)
+class SweepPlan(Plan):
+    """The plan of a sweep, whose `lr` is None."""
+
+    sweep: tuple[float, ...]
+    retrain: bool
 
 
 @dataclass(frozen=True)
 class Step(Event):
-    """A step of training; averages since the event before."""
+    """A step of training; averages since the event before, and the seconds left."""
 
     kind = "train"
     step: int
@@ -102,27 +95,24 @@ class Step(Event):
     lr: float
     images_per_second: float
     eta: float
-    """Seconds left."""
 
 
 @dataclass(frozen=True)
 class Validation(Event):
-    """An evaluation on the validation split."""
+    """An evaluation on the validation split: val_top1, val_loss, ...; ema_val_top1, ... of the
+    averaged weights."""
 
     kind = "evaluation"
     step: int
     metrics: dict[str, float]
-    """As val_top1 and val_loss; ema_val_top1 of the averaged weights."""
 
     def to_json(self) -> dict[str, Any]:
-        fields = super().to_json()
-        metrics: dict[str, float] = fields.pop("metrics")
-        return fields | metrics
+        return {"event": self.kind, "step": self.step, **self.metrics}
 
 
 @dataclass(frozen=True)
 class TrialStart(Event):
-    """The start of a sweep's run."""
+    """The start of a sweep's run; the events that follow are its own, up to its `Trial`."""
 
     kind = "trial"
     lr: float
@@ -132,18 +122,15 @@ class TrialStart(Event):
 
 @dataclass(frozen=True)
 class Trial(Event):
-    """A finished run of a sweep."""
+    """A finished run of a sweep: the metrics of its stored model, or how the loss diverged."""
 
     kind = "trial_result"
     lr: float
     val_top1: float | None = None
-    """Of its stored model, in [0, 1]; None if the loss diverged."""
     val_loss: float | None = None
     best_step: int | None = None
-    """The step of the stored model."""
     seconds: int | None = None
     failure: str | None = None
-    """How the loss diverged."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +141,3 @@ class Choice(Event):
     lr: float
     retrain: bool
     trials: tuple[Trial, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"trials": [trial_fields(trial) for trial in self.trials]}
-
-
-def trial_fields(trial: Trial) -> dict[str, Any]:
-    """A trial as sweep.json has it."""
-    fields = trial.to_json()
-    del fields["event"]
-    return fields

@@ -27,23 +27,14 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, config_to_json, read_train_config
-from vitcli.train.events import (
-    Choice,
-    Event,
-    Note,
-    OnEvent,
-    Plan,
-    Trial,
-    TrialStart,
-    trial_fields,
-)
+from vitcli.train.events import Choice, Event, Note, OnEvent, Plan, SweepPlan, Trial, TrialStart
 from vitcli.train.inputs import Computed, has_fixed_features
 from vitcli.train.loop import Outcome, train
 from vitcli.train.plan import plan_of
 from vitcli.train.run import Run
 from vitcli.train_config import TrainConfig
 
-Train = Callable[[TrainConfig, OnEvent], Outcome]
+Train = Callable[[TrainConfig], Outcome]
 """One run of the sweep, from wherever a former call was stopped."""
 
 
@@ -78,8 +69,7 @@ def run_sweep(
         config: the run; what it leaves open is planned once and holds for all of its runs.
         resume: continue the sweep in the directory; `config` is then the one that it wrote.
         force, offline, allow_pickle: as `train`.
-        on_event: called with the events of all runs, marked with the rate as `trial`, and with
-            those of the sweep.
+        on_event: called with the events of the sweep and of all its runs.
 
     Raises:
         RunError: nothing is held out to choose by, or the loss diverges at every rate.
@@ -88,7 +78,7 @@ def run_sweep(
     directory, tell = RunDirectory(config.output), _without_repeats(on_event)
     computed: Computed = {}
 
-    def run(part: TrainConfig, tell: OnEvent) -> Outcome:
+    def run(part: TrainConfig) -> Outcome:
         place = RunDirectory(part.output)
         if place.is_finished():
             return Outcome(part, place, part.steps or 0)
@@ -132,17 +122,10 @@ def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
             where=config.data.path,
             hint="leave out --val-fraction 0, or give one learning rate",
         )
-    plan: Plan = plan_of(prepared)
     runs = (1 if has_fixed_features(prepared) else len(config.sweep)) + config.retrain
-    tell(
-        dataclasses.replace(
-            plan,
-            lr=None,
-            sweep=config.sweep,
-            retrain=config.retrain,
-            estimated_seconds=plan.estimated_seconds * runs,
-        )
-    )
+    plan = vars(plan_of(prepared))
+    plan |= {"lr": None, "estimated_seconds": plan["estimated_seconds"] * runs}
+    tell(SweepPlan(**plan, sweep=config.sweep, retrain=config.retrain))
     return dataclasses.replace(config, lr=None)
 
 
@@ -158,7 +141,7 @@ def _try_rates(
         place = directory.trial(f"lr-{lr!r}")
         tell(TrialStart(lr, number, len(config.sweep)))
         try:
-            outcome = run(_part(config, place, lr=lr, note=note), _of_trial(lr, tell))
+            outcome = run(_part(config, place, lr=lr, note=note))
         except DivergedError as error:
             trials.append(Trial(lr, failure=error.what))
         else:
@@ -190,7 +173,7 @@ def _finish(
         )
         data = dataclasses.replace(config.data, merge_val=True)
         last = _part(config, place, lr=best.lr, note=note, data=data, patience=None)
-        outcome = run(last, tell)
+        outcome = run(last)
         if outcome.stopped_by is not None:
             return dataclasses.replace(outcome, directory=directory)
     provenance = _provenance(place)
@@ -239,7 +222,7 @@ def _read_trials(directory: RunDirectory) -> list[Trial]:
 
 def _write_record(directory: RunDirectory, config: TrainConfig, trials: list[Trial]) -> None:
     """sweep.json: `--config RUN/sweep.json` sweeps again."""
-    listed = [trial_fields(trial) for trial in trials]
+    listed = [dataclasses.asdict(trial) for trial in trials]
     record = {"vit": {"train": config_to_json(config)}, "trials": listed}
     directory.write_json(directory.sweep, record)
 
@@ -272,25 +255,20 @@ def _move_up(place: RunDirectory, directory: RunDirectory) -> None:
     place.path.rmdir()
 
 
-def _of_trial(lr: float, tell: OnEvent) -> OnEvent:
-    """Marks events with the rate of their run, whose plan is the sweep's."""
-
-    def on_event(event: Event) -> None:
-        if not isinstance(event, Plan):
-            tell(dataclasses.replace(event, trial=lr))
-
-    return on_event
-
-
 def _without_repeats(on_event: OnEvent) -> OnEvent:
-    """Passes each note on once: the runs of a sweep have the same data and model."""
-    seen: set[str] = set()
+    """Passes each note on once, as all runs have the same data and model; without their plans."""
+    seen = set[Event]()
+    in_trial = False
 
     def tell(event: Event) -> None:
+        nonlocal in_trial
+        if isinstance(event, TrialStart | Trial):
+            in_trial = isinstance(event, TrialStart)
         if isinstance(event, Note):
-            if event.text in seen:
+            if event in seen:
                 return
-            seen.add(event.text)
-        on_event(event)
+            seen.add(event)
+        if not (in_trial and isinstance(event, Plan)):
+            on_event(event)
 
     return tell
