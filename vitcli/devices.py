@@ -16,26 +16,20 @@ def choose_device(name: str) -> torch.device:
     """auto: CUDA, else Apple's MPS, else the CPU; or cpu, cuda, cuda:N, mps.
 
     Raises:
-        ConfigError: there is no such device, or not on this machine.
+        ConfigError: the device is unknown, or not on this machine.
     """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps"
-        ) from error
-    found = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-    }
-    if (device.index or 0) >= found.get(device.type, 0):
+    kind, _, index = name.partition(":")
+    mps = int(torch.backends.mps.is_available())
+    found = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": mps}
+    if kind not in found or not (index or "0").isdecimal():
+        raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
+    if int(index or 0) >= found[kind]:
         raise ConfigError(f"this machine has no device '{name}'", hint="use --device cpu")
-    return device
+    return torch.device(name)
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
@@ -48,8 +42,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch's means that: CUDA has a class of its own for it, MPS and the CPU
-    have words alone ("MPS backend out of memory", "can't allocate memory: you tried to ...")."""
+    """Whether an error of torch means that. CUDA has a class for it, MPS and the CPU only messages
+    ("MPS backend out of memory", "can't allocate memory: you tried to ...")."""
     words = ("out of memory", "you tried to allocate")
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
@@ -64,8 +58,8 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU's there. CUDA takes it aside at once, and what it computes need not be
-    waited for. MPS would read it later, when its memory may be another's (pytorch issue 189690)."""
+    """A CPU tensor on a device. CUDA copies it while computing; MPS would read it later, when its
+    memory may belong to another (pytorch issue 189690)."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

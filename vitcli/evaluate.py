@@ -1,4 +1,4 @@
-"""How good a model is on labelled images: one pass, whoever asks.
+"""Evaluation of a model on labelled images.
 
 `evaluate` is for a checkpoint on any data, whose classes are matched to the model's;
 `evaluate_source` for images that have the model's classes, as a training run's have.
@@ -307,10 +307,10 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
     return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
 
 
-def _split_record(folder: Path, data: str) -> dict[str, Any] | None:
-    """What a run held out (its split.json), where it was trained on this data."""
+def _split_record(directory: Path, data: str) -> dict[str, Any] | None:
+    """The split of a run (its split.json), where it was trained on this data."""
     try:
-        record: dict[str, Any] = json.loads((folder / "split.json").read_text("utf-8"))
+        record: dict[str, Any] = json.loads((directory / "split.json").read_text("utf-8"))
         same = Path(record["data"]).resolve() == Path(data).expanduser().resolve()
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -115,7 +115,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per l
 Output = Annotated[
     str | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the results to FILE instead of stdout."
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the results to FILE instead of stdout, by its suffix as .csv, .json or .jsonl.",
     ),
 ]
 PosembResize = Annotated[

@@ -35,7 +35,7 @@ SPEED_OF = 10.0
 
 
 def line(text: str = "", file: TextIO | None = None) -> None:
-    """One line of results, written out at once: whoever reads a pipe sees each as it comes."""
+    """One line of results, flushed, so that the reader of a pipe gets it at once."""
     print(text, file=file or sys.stdout, flush=True)
 
 
@@ -48,8 +48,7 @@ def json_line(value: Any, file: TextIO | None = None) -> None:
 
 
 def entry(name: str, text: str, indent: int, stream: TextIO) -> str:
-    """A name and, `indent` columns from the left, what there is to say; on a terminal folded there
-    between words."""
+    """A name, and `indent` columns from the left a text, folded between words on a terminal."""
     text, room = printable(text), shutil.get_terminal_size().columns - indent
     if stream.isatty() and room >= 30:
         lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)

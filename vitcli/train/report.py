@@ -22,23 +22,23 @@ def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
     Returns:
         The metrics of each split, as val_top1 and test_top1.
     """
-    folder = run.directory
+    directory = run.directory
     metrics, shown = _evaluate(run, on_event)
     info = run.stored_info(metrics)
-    rewrite_info(folder.path, info, train=config_to_json(run.config))
-    plots.training_curves(folder.read_metrics(), folder.curves, run.progress.best_step)
-    images = {"Loss, accuracy and learning rate": folder.curves.name}
+    rewrite_info(directory.path, info, train=config_to_json(run.config))
+    plots.training_curves(directory.read_metrics(), directory.curves, run.progress.best_step)
+    images = {"Loss, accuracy and learning rate": directory.curves.name}
     if shown is not None:
         names = [info.classes[i].name for i in shown.seen]
         if len(names) <= plots.DRAWN:
-            plots.confusion_matrix(shown.confusion_of(shown.seen), names, folder.confusion)
-            images["Confusion matrix"] = folder.confusion.name
+            plots.confusion_matrix(shown.confusion_of(shown.seen), names, directory.confusion)
+            images["Confusion matrix"] = directory.confusion.name
         bins = shown.calibration
         plots.reliability(
-            bins.counts, bins.confidence, bins.accuracy, bins.error, folder.reliability
+            bins.counts, bins.confidence, bins.accuracy, bins.error, directory.reliability
         )
-        images["Reliability"] = folder.reliability.name
-    write_text(folder.card, card.model_card(info, shown, name=folder.name, images=images))
+        images["Reliability"] = directory.reliability.name
+    write_text(directory.card, card.model_card(info, shown, name=directory.name, images=images))
     return metrics
 
 
