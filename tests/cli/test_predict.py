@@ -281,7 +281,7 @@ def test_what_is_read_is_not_written_over(predict, image_folder, tmp_path):
     ):
         result = predict(*words)
         assert result.exit_code == 2
-        assert f"'{words[2]}' {why}, and would be lost" in result.stderr
+        assert f"'{words[2]}' is {why}" in result.stderr
     assert image.read_bytes() == before and listed.read_text() == f"{image}\n"
     result = predict(image, "--features", both, "-o", both)
     assert result.exit_code == 2 and "--output and --features name one file" in result.stderr
