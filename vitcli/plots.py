@@ -278,7 +278,6 @@ def accuracy_by_resolution(
         lines: by the dataset's name, ((height, width), accuracy in [0, 1]) of each resolution.
         trained: the model's own resolution, which is marked.
     """
-
     sizes = {size for points in lines.values() for size, _ in points} | {trained}
     side = {size: math.sqrt(math.prod(size)) for size in sizes}
     names = _drawable(list(lines), path)

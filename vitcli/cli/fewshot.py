@@ -109,7 +109,7 @@ def fewshot(
         output.note(f"saved the model of {what} in {save}", quiet)
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}", quiet)
     if report.unreadable:
-        output.note(f"images that cannot be read, skipped: {len(report.unreadable):,}")
+        output.note(f"images that cannot be read, skipped: {len(report.unreadable):,}", quiet)
         raise typer.Exit(1)
 
 
@@ -127,14 +127,15 @@ def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, 
 
 
 def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
-    """Prints the rows as a table."""
-    columns = ["shots", *(f"seed {seed}" for seed in config.seeds), "mean", "std"]
-    columns += {0: ["l2 by seed"], 1: []}.get(len(config.l2), ["l2"])
+    """Prints the rows as a table; with l2 unless it is the same for all."""
+    columns = ["shots", *(f"seed {seed}" for seed in config.seeds), "mean", "std", "l2"]
     cells = []
     for row in rows:
         shares = [f"{share:.2%}" for share in (*row["accuracies"], row["mean"], row["std"])]
-        l2s = ", ".join(f"{l2:g}" for l2 in (row["l2"][:1] if config.l2 else row["l2"]))
-        cells.append([str(row["shots"]), *shares, *([l2s] if len(config.l2) != 1 else [])])
+        l2s = row["l2"][:1] if config.l2 else row["l2"]  # auto: one by seed
+        cells.append([str(row["shots"]), *shares, ", ".join(f"{l2:g}" for l2 in l2s)])
+    if len(config.l2) == 1:
+        columns, cells = columns[:-1], [cell[:-1] for cell in cells]
     output.table(columns, cells, range(len(columns)))
 
 
