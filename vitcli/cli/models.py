@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +15,12 @@ from typer.core import TyperGroup
 
 from vitcli.cli import options, output
 from vitcli.cli.main import PLAIN
-from vitcli.config import Architecture, ClassLabel, nearest
+from vitcli.config import ClassLabel, nearest
 from vitcli.errors import HubError, ModelNotFoundError, VitError
 from vitcli.hub import registry
 from vitcli.hub.cache import RepoCache, fetched
 from vitcli.hub.fetch import cached
-from vitcli.hub.registry import HubRepo, RegistryEntry
+from vitcli.hub.registry import RegistryEntry
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -77,11 +79,12 @@ def list_models(
     debug: options.Debug = False,
 ) -> None:
     """List models; words choose among them."""
-    rows = [row for row in _rows() if all(word.lower() in _line(row) for word in words or ())]
+    wanted = [word.lower() for word in words or ()]
+    rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
     if not rows:
-        like = nearest(" ".join(words or ()), registry.names())
+        like = nearest(" ".join(wanted), registry.names())
         raise ModelNotFoundError(
-            f"no model matches '{' '.join(words or ())}'",
+            f"no model matches '{' '.join(wanted)}'",
             hint=f"did you mean {' or '.join(like)}?"
             if like
             else "`vit models` lists all, `vit pull NAME` downloads one",
@@ -100,9 +103,8 @@ def list_models(
 @app.command()
 def show(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
     """Describe one model, without downloading it."""
-    found = registry.find(name) or _cached(name) or registry.known(name)
-    row = _row(found)
-    details, classes = _details(found)
+    found = _known(name)
+    row, details, classes = _row(found), *_details(found)
     if json:
         output.json_line({**row, **details})
         return
@@ -137,101 +139,82 @@ def remove(
 
 # ---------------------------------------------------------------------------------------------
 
-Model = RegistryEntry | Path | HubRepo
-"""A released model, the directory of one that ships, or any other repo that was fetched."""
+
+@dataclass(frozen=True)
+class Model:
+    """A released model, one that ships, or any other repo that was downloaded."""
+
+    name: str
+    here: str | None = None
+    path: Path | None = None
+    entry: RegistryEntry | None = None
+    repo: str | None = None
+
+    def info(self) -> CheckpointInfo:
+        """What the checkpoint says of itself. Raises VitError."""
+        from vitcli.checkpoints.read import read_info
+
+        if self.path is None:
+            raise HubError("is only partly in the cache", where=self.repo, hint="vit pull it again")
+        return read_info(self.path)[0]
 
 
-def _rows() -> list[dict[str, Any]]:
+def _models() -> list[Model]:
     """All models, those that ship first."""
-    released = registry.entries().values()
-    known = {entry.repo for entry in released}
-    others = [HubRepo(repo) for repo in fetched() if repo not in known]
-    models: list[Model] = [*registry.shipped().values(), *released, *others]
-    return [_row(model) for model in models]
+    return [
+        *(Model(name, "ships", path) for name, path in registry.shipped().items()),
+        *map(_released, registry.entries().values()),
+        *(_other(repo) for repo in fetched() if registry.entry_of(repo) is None),
+    ]
 
 
-def _cached(name: str) -> HubRepo | None:
-    """The fetched repo of that name, which the registry does not know."""
-    return HubRepo(name) if name in fetched() else None
+def _released(entry: RegistryEntry) -> Model:
+    path = cached(entry.repo, entry.revision)
+    return Model(entry.name, "cached" if path else None, path, entry, entry.repo)
+
+
+def _other(repo: str) -> Model:
+    path = cached(repo)
+    return Model(repo, "cached" if path else "incomplete", path, repo=repo)
+
+
+def _known(name: str) -> Model:
+    """Raises ModelNotFoundError."""
+    if registry.find(name) is None and name in fetched():
+        return _other(name)
+    found = registry.known(name)
+    return Model(found.name, "ships", found) if isinstance(found, Path) else _released(found)
 
 
 def _row(model: Model) -> dict[str, Any]:
-    if isinstance(model, Path):
-        return _shipped(model)
-    return _released(model) if isinstance(model, RegistryEntry) else _other(model)
-
-
-def _released(entry: RegistryEntry) -> dict[str, Any]:
-    here = cached(entry.repo, entry.revision)
+    """As JSON; null is unknown."""
+    entry, info = model.entry, None
+    if entry is None:
+        with contextlib.suppress(VitError):  # a repo of another kind of model
+            info = model.info()
+    known = info and info.model
+    size = (entry.size, entry.size) if entry else known and known.image_size
+    macs = known and known.macs() + known.feature_dim * known.num_classes
+    if entry:
+        weight = FLOAT32 * entry.params
+    else:
+        files = model.path.glob("*.safetensors") if model.path and not model.repo else ()
+        weight = sum(file.stat().st_size for file in files) or RepoCache(model.name).size()
     return {
-        "name": entry.name,
-        "repo": entry.repo,
-        "revision": entry.revision,
-        "parameters": entry.params,
-        "classes": entry.classes,
-        "labels": entry.labels,
-        "bytes": FLOAT32 * entry.params,
-        "resolution": [entry.size, entry.size],
-        "gmacs": entry.gmacs,
-        "top1": entry.top1,
-        "license": entry.license,
-        "here": "cached" if here else None,
-        "path": str(here) if here else None,
+        "name": model.name,
+        "repo": model.repo,
+        "revision": entry and entry.revision,
+        "parameters": entry.params if entry else known and known.num_params(),
+        "classes": entry.classes if entry else known and known.num_classes,
+        "labels": entry and entry.labels,
+        "bytes": weight,
+        "resolution": size and list(size),
+        "gmacs": entry.gmacs if entry else macs and round(macs / 1e9, 2),
+        "top1": entry and entry.top1,
+        "license": entry.license if entry else None if model.repo else registry.shipped_license(),
+        "here": model.here,
+        "path": model.path and str(model.path),
     }
-
-
-def _other(repo: HubRepo) -> dict[str, Any]:
-    here, info = cached(repo.id), _stored_info(repo)
-    return {
-        "name": repo.id,
-        "repo": repo.id,
-        "revision": None,
-        "parameters": info and info.model.num_params(),
-        "classes": info and info.model.num_classes,
-        "labels": None,
-        "bytes": RepoCache(repo.id).size(),
-        "resolution": info and list(info.model.image_size),
-        "gmacs": info and _gmacs(info.model),
-        "top1": None,
-        "license": None,
-        "here": "cached" if here else "incomplete",
-        "path": str(here) if here else None,
-    }
-
-
-def _shipped(directory: Path) -> dict[str, Any]:
-    info = _stored_info(directory)
-    assert info is not None
-    return {
-        "name": directory.name,
-        "repo": None,
-        "revision": None,
-        "parameters": info.model.num_params(),
-        "classes": info.model.num_classes,
-        "labels": None,
-        "bytes": (directory / "model.safetensors").stat().st_size,
-        "resolution": list(info.model.image_size),
-        "gmacs": _gmacs(info.model),
-        "top1": None,
-        "license": registry.shipped_license(),
-        "here": "ships",
-        "path": str(directory),
-    }
-
-
-def _gmacs(model: Architecture) -> float:
-    return round((model.macs() + model.feature_dim * model.num_classes) / 1e9, 2)
-
-
-def _stored_info(model: Path | HubRepo) -> CheckpointInfo | None:
-    """What a checkpoint that is here says of itself; None where it cannot be read."""
-    from vitcli.checkpoints.read import read_info
-
-    path = model if isinstance(model, Path) else cached(model.id)
-    try:
-        return read_info(path)[0] if path else None
-    except VitError:
-        return None
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -258,29 +241,23 @@ def _aliases(name: str) -> list[str]:
     return [alias for alias, means in registry.aliases().items() if means == name]
 
 
-def _details(found: Model) -> tuple[dict[str, Any], Sequence[ClassLabel]]:
-    """What `show` adds to a model's row."""
-    from vitcli.checkpoints.read import read_info
+def _details(model: Model) -> tuple[dict[str, Any], Sequence[ClassLabel]]:
+    """What `show` adds to a model's row, and its classes."""
     from vitcli.cli.info import describe_model
 
-    released = found if isinstance(found, RegistryEntry) else None
-    if isinstance(found, RegistryEntry):
-        source: RegistryEntry | CheckpointInfo = found
-        classes = registry.labels(found.labels) if found.labels else ()
+    entry = model.entry
+    source: RegistryEntry | CheckpointInfo = entry or model.info()
+    if isinstance(source, RegistryEntry):
+        classes = registry.labels(source.labels) if source.labels else ()
     else:
-        path = found if isinstance(found, Path) else cached(found.id)
-        if path is None:
-            raise HubError("is only partly in the cache", hint="`vit pull` fetches the rest")
-        source = read_info(path)[0]
         classes = source.classes
-    return {
+    details = {
         **describe_model(source.model),
         "preprocess": dataclasses.asdict(source.preprocess),
         "score": source.score,
-        "transformers": released and released.transformers,
-        "source": released and released.source,
-        "note": released and released.note,
-    }, classes
+        **{key: entry and getattr(entry, key) for key in ("transformers", "source", "note")},
+    }
+    return details, classes
 
 
 def _as_lines(

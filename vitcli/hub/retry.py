@@ -24,6 +24,63 @@ PAUSE = 1.0
 """Seconds before the first retry; each further pause is twice as long, up to 16 times this."""
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
+NOT_THE_HUB = (
+    "{host} answered, but not as the Hub does",
+    "the login page of a network, or a proxy, may have answered: open it in a browser, and check "
+    "HF_ENDPOINT",
+)
+UNREACHABLE = ("cannot reach {host}: {error}", "check the network, the proxy and HF_ENDPOINT")
+NO_ANSWER = ("the Hub did not answer in time", "try again, or wait longer with --timeout")
+BAD_TOKEN = ("the token holds characters that no token has", LOGIN)
+BAD_ENDPOINT = ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it")
+
+MEANINGS = {
+    "GatedRepoError": ("access is restricted", f"request it on the repo's page, then {LOGIN}"),
+    "RepositoryNotFoundError": (
+        "no such file or directory here, and no such repo on the Hub",
+        f"check the name; for a private repo, {LOGIN}",
+    ),
+    "RevisionNotFoundError": (
+        "has no revision '{revision}'",
+        "look at the branches on the repo's page; its history may have been rewritten",
+    ),
+    "EntryNotFoundError": ("has no {name}", "try again: the repo may just have changed"),
+    "400": ("the Hub rejects the request: {said}", "check --license and the README.md"),
+    "401": ("the Hub does not accept the token (401)", LOGIN),
+    "403": (
+        "the token has no permission for this (403)",
+        f"{LOGIN}; to write, it needs write access to {{owner}}, or use --create-pr",
+    ),
+    "403 elsewhere": (
+        "{server} refuses the download (403)",
+        "try again; if it lasts, a firewall may block that server",
+    ),
+    "409": ("exists already, or is being changed by someone else (409)", "try again"),
+    "412": ("the repo changed meanwhile", "push again"),
+    "429": (
+        "the Hub limits the rate of requests and asks to wait {wait} (429)",
+        "try later, or wait longer with --timeout",
+    ),
+    "HfHubHTTPError": ("the Hub answered with error {status}", "try again later"),
+    "HFValidationError": ("is not the name of a Hub repo", "write org/name"),
+    "OfflineModeIsEnabled": ("the network is forbidden", "unset HF_HUB_OFFLINE"),
+    "UnicodeEncodeError": BAD_TOKEN,
+    "LocalProtocolError": BAD_TOKEN,
+    "UnsupportedProtocol": BAD_ENDPOINT,
+    "InvalidURL": BAD_ENDPOINT,
+    "TimeoutException": NO_ANSWER,
+    "TimeoutError": NO_ANSWER,
+    "ConnectError": UNREACHABLE,
+    "ProxyError": UNREACHABLE,
+    "TransportError": ("the connection broke", "try again"),
+    "OSError": (
+        "cannot store {name}: {error}",
+        "check the disk, or set HF_HOME to a directory on another one",
+    ),
+    **dict.fromkeys(("HTTPError", "ValueError", "TypeError"), NOT_THE_HUB),
+    **dict.fromkeys(("KeyError", "AttributeError"), NOT_THE_HUB),
+}
+"""What failed and what to do, by the status of an answer or the class of an exception."""
 
 
 class Transfer(NamedTuple):
@@ -44,7 +101,7 @@ def ask(
     repo: str,
     call: Callable[[], T],
     *,
-    name: str = "",
+    name: str = "the files",
     revision: str | None = None,
     timeout: float | None = None,
     position: Callable[[], int] = lambda: 0,
@@ -68,16 +125,15 @@ def ask(
         except VitError:
             raise
         except Exception as error:
-            meaning = explain(error, repo, name, revision)
+            meaning = explain(error, repo, name, revision or "main")
             if position() > reached:
                 reached, since, pause = position(), time.monotonic(), PAUSE
             wait = max(pause, _retry_after(error))
             late = time.monotonic() + wait > since + timeout
-            unreachable = isinstance(meaning, UnreachableError) and not reached
-            if not may_pass(error) or unreachable or late:
+            if not may_pass(error) or late or (_is_unreachable(error) and not reached):
                 raise meaning from error
         if on_progress is not None:
-            note = f"{name or repo}: {meaning.what}; trying again in {wait:.0f} s"
+            note = f"{meaning.where}: {meaning.what}; trying again in {wait:.0f} s"
             on_progress(Transfer(name, reached, note=note))
         time.sleep(wait)
         pause = min(2 * pause, 16 * PAUSE)
@@ -85,7 +141,7 @@ def ask(
 
 def may_pass(error: BaseException | None) -> bool:
     """Whether a failure says nothing about the repo: no network, a time-out, a Hub in trouble."""
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
     error = _root(error)
     if isinstance(error, httpx.TransportError):
@@ -97,10 +153,6 @@ def may_be_done(error: BaseException | None) -> bool:
     """Whether the Hub may have done what it was asked for, although that failed: 412 is also the
     answer to a second try."""
     return may_pass(error) or _status(_root(error)) == 412
-
-
-class UnreachableError(HubError):
-    """There is no connection to the Hub at all."""
 
 
 def is_offline() -> bool:
@@ -118,105 +170,45 @@ def missing(repo: str, what: str, hint: str) -> HubError:
     return HubError(what, where=repo, hint=hint)
 
 
-def explain(
-    error: BaseException, repo: str, name: str = "", revision: str | None = None
-) -> HubError:
+def explain(error: BaseException, repo: str, name: str, revision: str) -> HubError:
     """The HubError that a failure of the client means. Raises what is no failure of the Hub."""
-    from huggingface_hub import constants, errors
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
+    from huggingface_hub import constants
 
     error = _root(error) or error
-    host = urlsplit(constants.ENDPOINT).hostname or "the Hub"
-
-    def say(what: str, hint: str, kind: type[HubError] = HubError) -> HubError:
-        return kind(what, where=repo, hint=hint)
-
-    if isinstance(error, errors.HfHubHTTPError):
-        return _refusal(error, repo, name, revision, host)
-    if isinstance(error, errors.HFValidationError):
-        return say("is not the name of a Hub repo", "write org/name: letters, digits, - _ and .")
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return say("the network is forbidden", "unset HF_HUB_OFFLINE")
-    if isinstance(error, UnicodeEncodeError | httpx.LocalProtocolError):
-        return say("the token holds characters that no token has", LOGIN)
-    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return say("HF_ENDPOINT is not a URL", "set it to https://..., or unset it")
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
-        return say("the Hub did not answer in time", "try again, or wait longer with --timeout")
-    if isinstance(error, httpx.ConnectError | httpx.ProxyError):
-        hint = "check the network, the proxy and HF_ENDPOINT"
-        return say(f"cannot reach {host}: {error}", hint, UnreachableError)
-    if isinstance(error, httpx.TransportError):
-        return say("the connection broke", "try again")
-    if isinstance(error, OSError):
-        reason = error.strerror or error
-        hint = "check the disk, or set HF_HOME to a directory on another one"
-        return say(f"cannot store {name or 'the files'}: {reason}", hint)
-    if isinstance(error, httpx.HTTPError | ValueError | TypeError | KeyError | AttributeError):
-        return say(
-            f"{host} answered, but not as the Hub does",
-            "a proxy or the login page of a network may have answered: open it in a browser, and "
-            "check HF_ENDPOINT",
-        )
-    raise error
-
-
-def _refusal(error: Exception, repo: str, name: str, revision: str | None, host: str) -> HubError:
-    """What an answer with an error status means."""
-    from huggingface_hub import errors
-
     status, response = _status(error), getattr(error, "response", None)
-
-    def say(what: str, hint: str) -> HubError:
-        return HubError(what, where=repo, hint=hint)
-
-    if isinstance(error, errors.GatedRepoError):
-        return say("access is restricted", f"request it on the repo's page, then {LOGIN}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        what = "no such file or directory here, and no such repo on the Hub"
-        return missing(repo, what, f"check the name; for a private repo, {LOGIN}")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return say(
-            f"has no revision '{revision or 'main'}'",
-            "look at the branches on the repo's page; its history may have been rewritten",
-        )
-    if isinstance(error, errors.EntryNotFoundError):
-        return say(f"has no {name or 'such file'}", "try again: the repo may just have changed")
-    if status == 400:
-        said = getattr(error, "server_message", None) or str(error).splitlines()[0]
-        return say(f"the Hub rejects the request: {said}", "check --license and the README.md")
-    if status == 401:
-        return say("the Hub does not accept the token (401)", LOGIN)
-    if status == 403 and response is not None and response.request.url.host != host:
-        hint = "try again; if it lasts, a firewall may block that server"
-        return say(f"{response.request.url.host} refuses the download (403)", hint)
-    if status == 403:
-        owner = repo.partition("/")[0]
-        return say(
-            "the token has no permission for this (403)",
-            f"{LOGIN}; to write, it needs write access to {owner} (or use --create-pr)",
-        )
-    if status == 409:
-        return say("exists already, or is being changed by someone else (409)", "try again")
-    if status == 412:
-        return say("the repo changed meanwhile", "push again")
-    if status == 429:
-        wait = _retry_after(error)
-        asked = f", asks to wait {wait:.0f} s" if wait else ""
-        return say(f"the Hub limits the rate of requests{asked} (429)", "try later, or --timeout")
-    if status >= 500:
-        return say(f"the Hub is having trouble (error {status})", "try again later")
-    return say(f"the Hub answered with error {status}", "try again later")
+    facts = {
+        "name": name,
+        "revision": revision,
+        "owner": repo.partition("/")[0],
+        "error": getattr(error, "strerror", None) or error,
+        "status": status,
+        "said": getattr(error, "server_message", None) or "error 400",
+        "wait": f"{_retry_after(error):.0f} s" if _retry_after(error) else "a while",
+        "host": urlsplit(constants.ENDPOINT).hostname or "the Hub",
+        "server": urlsplit(str(response.request.url)).hostname if response is not None else "",
+    }
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    if "HfHubHTTPError" in kinds:
+        elsewhere = " elsewhere" if facts["server"] != facts["host"] and status == 403 else ""
+        kinds.insert(kinds.index("HfHubHTTPError"), f"{status}{elsewhere}")
+    key = next((kind for kind in kinds if kind in MEANINGS), None)
+    if key is None:
+        raise error
+    what, hint = (text.format(**facts) for text in MEANINGS[key])
+    if key == "RepositoryNotFoundError":
+        return missing(repo, what, hint)
+    return HubError(what, where=repo, hint=hint)
 
 
 def _root(error: BaseException | None) -> BaseException | None:
     """What the client wrapped: a failure in one of its upload threads, or of its cache."""
-    from huggingface_hub import errors
-
-    wrappers = errors.LocalEntryNotFoundError | RuntimeError
-    while isinstance(error, wrappers) and _status(error) == 0 and error.__cause__ is not None:
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    return any(kind.__name__ == "ConnectError" for kind in type(_root(error)).__mro__)
 
 
 def _status(error: BaseException | None) -> int:
