@@ -352,7 +352,7 @@ def test_what_is_resumed_wrongly_is_fetched_anew(hub: LoopbackHub, commit: str) 
 
 
 def test_processes_that_want_one_repo_download_it_once(hub: LoopbackHub, commit: str) -> None:
-    hub.faults.append(Fault("slow", "GET /lfs/", seconds=0.1, times=9))
+    hub.faults.append(Fault("slow", "GET /lfs/", seconds=0.3, times=9))
     command = [sys.executable, "-m", "vitcli", "pull", "me/model"]
     with ThreadPoolExecutor(4) as pool:
         runs = list(
