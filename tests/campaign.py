@@ -1,0 +1,319 @@
+"""Damage by the thousand: mutated files, bombs and kills, in one seeded command.
+
+    python tests/campaign.py --minutes 5 [--seed 0] [--only WORD]
+    python tests/campaign.py --replay TARGET:NUMBER [--seed 0]
+
+A mutant is read in a process that is watched from outside. It must be read, or refused with a
+VitError, within 5 seconds and 1 GB; a killed command must not keep the next one from its result.
+Prints counts by target and outcome, and how to replay what failed; exits with 1 if anything did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import resource
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.numpy import load_file, save
+from typer.testing import CliRunner
+
+from vitcli.checkpoints.load import load
+from vitcli.checkpoints.read import locate, open_checkpoint
+from vitcli.cli.main import app
+from vitcli.config import DataConfig
+from vitcli.data.classes import read_classes
+from vitcli.data.dataset import open_dataset
+from vitcli.data.images import decode
+from vitcli.data.inputs import find_images
+from vitcli.errors import VitError
+
+TESTS = Path(__file__).resolve().parent
+GOLDEN, PHOTO = TESTS / "golden", TESTS / "images" / "cat.jpg"
+SECONDS, MEGABYTES = 5.0, 1000
+FAILURES = ("foreign", "hung", "crashed", "memory", "half-written")
+WORDS = [b"\0", b"\xff", b'"', b"[", b"-1", b"null", b"1e999", b"NaN", b'"\\ud800"', b"../../x"]
+WORDS += [b"9" * 30, b"9" * 5000, b"[" * 2000, b"x" * 300, "é".encode(), b"\x80\x02", b"0"]
+VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -1e300, float("inf"), float("nan")]
+VALUES += ["", "x", "\0", "\ud800", "a" * 5000, [], {}, [[[]]], [1, "x"], {"a": {"b": [None]}}]
+VALUES += [[3, -7, 10**9], [0, 0], {"x": 1}, [[1, 2]] * 3]
+Target = tuple[dict[str, bytes], Callable[[Path], Any]]
+"""The files of a directory, the one to be damaged first, and what reads that one."""
+
+
+def read_checkpoint(path: Path) -> None:
+    for tensor in open_checkpoint(locate(path).file).tensors.values():
+        tensor.read()
+
+
+def read_directory(path: Path) -> None:
+    read_checkpoint(path.parent)
+
+
+def read_ours(path: Path) -> None:
+    result = CliRunner().invoke(app, ["info", str(path), "--debug"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    load(path)
+
+
+def read_list(path: Path) -> None:
+    for image in itertools.islice(find_images([f"@{path}"], offline=True), 100):
+        with contextlib.suppress(VitError):
+            decode(image.read())
+
+
+def read_dataset(path: Path) -> None:
+    dataset = open_dataset(DataConfig(str(path)))
+    for source in (dataset.train, dataset.val, dataset.test):
+        for row in range(min(len(source), 20) if source is not None else 0):
+            source.read(row)  # type: ignore[union-attr]
+
+
+def written(write: Callable[[Any], Any]) -> bytes:
+    write(buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+def targets() -> dict[str, Target]:
+    found: dict[str, Target] = {}
+    for case in sorted(GOLDEN.iterdir()):
+        files = {path.name: path.read_bytes() for path in case.glob("*.json")}
+        for path in [*case.glob("model.*"), *case.glob("checkpoint.npz")]:
+            data, name = path.read_bytes(), path.name.removesuffix(".gz")
+            weights = {name: gzip.decompress(data) if path.suffix == ".gz" else data}
+            found[case.name] = weights | files, read_checkpoint
+            if "config.json" in files:
+                first = {"config.json": files["config.json"]}
+                found[f"{case.name} config"] = first | files | weights, read_directory
+    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    state = {"model": {name: torch.from_numpy(array) for name, array in tensors.items()}}
+    for zipped in (True, False):
+        file = io.BytesIO()
+        torch.save(state, file, _use_new_zipfile_serialization=zipped)
+        name = f"pickle {'zip' if zipped else 'old'}"
+        found[name] = {"x.pth": file.getvalue()}, read_checkpoint
+    found["ours"] = {"model.safetensors": locate("default").file.read_bytes()}, read_ours
+    names = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    shards = {"model.safetensors.index.json": json.dumps({"weight_map": names}).encode()}
+    for part in names.values():
+        shards[part] = save({n: array for n, array in tensors.items() if names[n] == part})
+    found["index"] = shards, read_checkpoint
+    image = Image.open(PHOTO).resize((48, 40))
+    for kind in ("jpeg", "gif", "bmp", "tiff", "webp", "png"):
+        image.save(file := io.BytesIO(), kind)
+        found[f"image {kind}"] = {"x": (png := file.getvalue())}, lambda p: decode(p.read_bytes())
+    pictures = {"a.png": png, "b.png": png}
+    found["list"] = {"list.txt": b"a.png\nb*.png\n# c\nd/\n", **pictures}, read_list
+    found["classes"] = {"classes.txt": "n1\tcat\nn2\tdög\nship\n".encode()}, read_classes
+    rows = b"path,label,split\na.png,cat,train\nb.png,dog,test\n"
+    found["csv"] = {"data.csv": rows, **pictures}, read_dataset
+    with tarfile.open(fileobj=(file := io.BytesIO()), mode="w") as tar:
+        for i, (suffix, data) in itertools.product(range(3), ((".png", png), (".cls", b"1"))):
+            member = tarfile.TarInfo(f"{i}{suffix}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    found["shard"] = {"train-0.tar": file.getvalue()}, read_dataset
+    found["shard gz"] = {"train-0.tar.gz": gzip.compress(file.getvalue())}, read_dataset
+    bomb = written(lambda file: np.savez_compressed(file, x=np.zeros(20_000_000)))
+    found["bomb npz"] = {"x.npz": bomb}, read_checkpoint
+    bomb = written(lambda file: torch.save({"x": torch.zeros(1).expand(10**6, 10**5)}, file))
+    found["bomb pickle"] = {"x.pth": bomb}, read_checkpoint
+    bomb = written(lambda file: Image.new("1", (30_000, 30_000)).save(file, "png"))
+    found["bomb png"] = {"x.png": bomb}, lambda path: decode(path.read_bytes())
+    return found
+
+
+def mutate(data: bytes, draw: random.Random) -> bytes:
+    """A change of bytes, or of the JSON or zip archive that the file consists of."""
+    length = int.from_bytes(data[:8], "little")
+    with contextlib.suppress(Exception):  # what is damaged already is no archive and no JSON
+        if draw.random() < 0.7 and data.startswith(b"PK"):
+            return mutate_zip(data, draw)
+        if draw.random() < 0.7 and data[8:9] == b"{":
+            text = json.dumps(mutate_json(json.loads(data[8 : 8 + length]), draw)).encode()
+            return len(text).to_bytes(8, "little") + text + data[8 + length :]
+        if draw.random() < 0.7:
+            return json.dumps(mutate_json(json.loads(data), draw)).encode()
+    return mutate_bytes(data, draw)
+
+
+def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
+    """Bytes that are changed, left out, repeated or replaced; near the start more often."""
+    size = max(len(data), 1)
+    at = draw.randrange(min(size, draw.choice((64, 4096, size))))
+    end = at + draw.choice((1, 4, 100))
+    new = draw.choice((b"", data[at:end] * 2, bytes([draw.randrange(256)]), draw.choice(WORDS)))
+    return data[: draw.choice((at, end))] + new + (data[end:] if draw.random() < 0.95 else b"")
+
+
+def mutate_json(value: Any, draw: random.Random) -> Any:
+    """A value somewhere below is replaced, left out or renamed; also of JSON within a string."""
+    if isinstance(value, dict) and value and draw.random() < 0.93:
+        key, kind = draw.choice([*value, *["__metadata__"] * 20]), draw.random()
+        key = key if key in value else draw.choice(list(value))
+        if kind < 0.1:
+            renamed = {k + ("\0" if k == key else ""): v for k, v in value.items()}
+            return renamed if kind < 0.05 else {k: v for k, v in value.items() if k != key}
+        return {**value, key: mutate_json(value[key], draw)}
+    if isinstance(value, list) and value and draw.random() < 0.85:
+        at = draw.randrange(len(value))
+        return [*value[:at], mutate_json(value[at], draw), *value[at + draw.choice((0, 1, 1)) :]]
+    if isinstance(value, str) and value.startswith("{") and draw.random() < 0.95:
+        return json.dumps(mutate_json(json.loads(value), draw))
+    return draw.choice(VALUES)
+
+
+def mutate_zip(data: bytes, draw: random.Random) -> bytes:
+    """One member is mutated and the archive written anew, so that its checksums are right."""
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as old,
+        zipfile.ZipFile(file := io.BytesIO(), "w") as new,
+    ):
+        if sum(member.file_size for member in old.infolist()) > 1e7:
+            return mutate_bytes(data, draw)
+        pickles = [name for name in old.namelist() if name.endswith(".pkl")]
+        chosen = draw.choice(pickles or old.namelist())
+        for name in old.namelist():
+            content = old.read(name)
+            start = mutate_bytes(content[:4096], draw) if name == chosen else content[:4096]
+            new.writestr(name, start + content[4096:])
+    return file.getvalue()
+
+
+def attempt(target: Target, name: str, number: int, seed: int) -> tuple[str, str]:
+    """Reads a mutant, of which number 0 is the file as it was; (outcome, what failed)."""
+    draw, before = random.Random(f"{seed}-{name}-{number}"), peak()
+    with tempfile.TemporaryDirectory() as directory:
+        for file, data in target[0].items():
+            Path(directory, file).write_bytes(data)
+        path = Path(directory, next(iter(target[0])))
+        for _ in range(number and draw.choice((1, 1, 2, 4))):
+            path.write_bytes(mutate(path.read_bytes(), draw))
+        try:
+            target[1](path)
+        except VitError:
+            return "refused", ""
+        except Exception as error:
+            traceback.print_exc()
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            return "foreign", f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
+    return ("memory", name) if peak() - before > MEGABYTES else ("read", "")
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+
+
+def work(pipe: Any, found: dict[str, Target], seed: int) -> None:
+    with open(os.devnull, "w") as sys.stderr:
+        while True:
+            name, number = pipe.recv()
+            pipe.send(attempt(found[name], name, number, seed))
+
+
+def mutants(found: dict[str, Target], seed: int) -> Iterator[tuple[str, int, str, str]]:
+    """(target, number, outcome, what failed), one after another, without end."""
+    process = None
+    for number, name in ((number, name) for number in itertools.count() for name in found):
+        if process is None:
+            pipe, other = multiprocessing.Pipe()
+            arguments = (other, found, seed)
+            process = multiprocessing.Process(target=work, args=arguments, daemon=True)
+            process.start()
+            other.close()
+        pipe.send((name, number))
+        try:
+            outcome, what = pipe.recv() if pipe.poll(SECONDS) else ("hung", name)
+        except EOFError:
+            outcome, what = "crashed", name
+        if outcome in ("hung", "crashed", "memory"):
+            process.kill()
+            process = None
+        yield name, number, outcome, what
+
+
+def kills(seed: int, out: Path) -> Iterator[tuple[str, int, str, str]]:
+    """kill -9 at random moments of commands that write, each then run to its end."""
+    draw, source = random.Random(seed), GOLDEN / "timm_vit_default" / "model.safetensors"
+    commands = {
+        "x.safetensors": ["convert", source, "OUT", "--force"],
+        "x": ["convert", source, "OUT", "--force", "--to", "transformers"],
+        "y.safetensors": ["resize-posemb", source, "--grid", "24", "-o", "OUT", "--force"],
+        "x.json": ["predict", PHOTO, "--json", "-o", "OUT"],
+    }
+    for number, (name, words) in enumerate(itertools.cycle(commands.items())):
+        path = out / name
+        command = [sys.executable, "-m", "vitcli"]
+        command += [str(word).replace("OUT", str(path)) for word in words]
+        with subprocess.Popen(command, stdout=-3, stderr=-3) as process:
+            time.sleep(draw.uniform(0.1, 1.5))
+            process.kill()
+        after_kill = contents(path)
+        done = subprocess.run(command, stdout=-3, stderr=-3).returncode == 0
+        left = [file.name for file in out.iterdir() if file.name[0] == "."]
+        fine = done and not left and after_kill in ({}, contents(path))
+        yield f"kills {name}", number, "whole" if fine else "half-written", str(left)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = path.iterdir() if path.is_dir() else [path] if path.exists() else []
+    return {file.name: file.read_bytes() for file in files}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Damage by the thousand.")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", metavar="WORD", help="that is in a target's name")
+    parser.add_argument("--replay", metavar="TARGET:NUMBER", default="")
+    given = parser.parse_args()
+    found, counts, failures = targets(), Counter[tuple[str, str]](), dict[str, str]()
+    if given.replay:
+        name, _, number = given.replay.partition(":")
+        print(*attempt(found[name], name, int(number), given.seed))
+        return 0
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
+        (out := Path(place, "out")).mkdir()
+        chosen = {name: target for name, target in found.items() if given.only in name}
+        sources = [mutants(chosen, given.seed)] * 20 if chosen else []
+        sources += [kills(given.seed, out)] if given.only in "kills" else []
+        end = time.monotonic() + 60 * given.minutes
+        for source in itertools.cycle(sources):
+            name, number, outcome, what = next(source)
+            counts[name, outcome] += 1
+            if outcome in FAILURES:
+                failures.setdefault(f"{outcome}: {what}", f"{name}:{number}")
+            if time.monotonic() > end:
+                break
+    for (name, outcome), count in sorted(counts.items()):
+        print(f"{name:45} {outcome:12} {count:8,}")
+    for what, replay in failures.items():
+        print(f"{what}  (--seed {given.seed} --replay '{replay}')")
+    print(f"{sum(counts.values()):,} mutants and kills, {len(failures)} kinds of failure")
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
