@@ -1,0 +1,107 @@
+"""Configurations of other programs, mutated in every way: read, or refused by a CheckpointError."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from checkpoints.golden_cases import GOLDEN
+from layouts.released_names import open_clip
+from vitcli.checkpoints.read import open_checkpoint
+from vitcli.errors import CheckpointError
+from vitcli.layouts.catalogue import companions
+
+PROCESSOR = {
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+    "size": {"shortest_edge": 40},
+    "crop_size": {"height": 32, "width": 32},
+    "do_center_crop": True,
+}
+OPEN_CLIP = {
+    "model_cfg": {"quick_gelu": True, "vision_cfg": {"width": 48, "image_size": 32}},
+    "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"},
+}
+VALUES: list[Any] = [
+    None, True, False, -1, 0, 1, 2, 3, 48, 10**9, 2**63 - 1, 2**100, 0.5, -0.5, 1e-300, 1e300,
+    float("inf"), float("nan"), "", "x", "gelu", "\ud800", [], [0], [1, 2], [1, 2, 3], [[1]] * 3,
+    ["a"], {}, {"a": 1}, {"0": "a"},
+]  # fmt: skip
+
+
+def mutate(value: Any, draw: random.Random) -> Any:
+    """The value with one thing in it changed."""
+    if draw.random() < 0.25 or not isinstance(value, (dict, list)) or not value:
+        changed = copy.deepcopy(draw.choice(VALUES))
+        for _ in range(draw.choice([0, 0, 0, 0, 60])):
+            changed = [changed]
+        return changed
+    if isinstance(value, list):
+        k = draw.randrange(len(value))
+        return [*value[:k], mutate(value[k], draw), *value[k + 1 :]]
+    key = draw.choice(list(value))
+    rest = {name: item for name, item in value.items() if name != key}
+    return rest if draw.random() < 0.1 else {**rest, key: mutate(value[key], draw)}
+
+
+def sources(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Weights with their configurations: golden cases, and a CLIP under OpenAI's names."""
+    found = []
+    for case in sorted(GOLDEN.iterdir()):
+        if (case / "config.json").is_file() and (case / "model.safetensors").is_file():
+            config = json.loads((case / "config.json").read_text())
+            found.append((case / "model.safetensors", {"config.json": config}))
+            if case.name.startswith("hf_"):
+                found[-1][1]["preprocessor_config.json"] = PROCESSOR
+    source = GOLDEN / "timm_clip_prenorm" / "model.safetensors"
+    arrays = load_file(source)
+    save_file(open_clip(arrays), folder / "clip.safetensors")
+    return [*found, (folder / "clip.safetensors", {"open_clip_config.json": OPEN_CLIP})]
+
+
+def fuzz(folder: Path, rounds: int, seed: int) -> tuple[int, int]:
+    """(refused, accepted); anything but a CheckpointError is raised."""
+    draw = random.Random(seed)
+    cases, refused = sources(folder), 0
+    (folder / "model").mkdir()
+    for _ in range(rounds):
+        weights, configs = draw.choice(cases)
+        file = folder / "model" / "model.safetensors"
+        for name in companions():
+            (folder / "model" / name).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+        file.symlink_to(weights)
+        for name, config in configs.items():
+            for _ in range(draw.randint(1, 2)):
+                config = mutate(config, draw)
+            (folder / "model" / name).write_text(json.dumps(config))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                open_checkpoint(file)
+        except CheckpointError:
+            refused += 1
+    shutil.rmtree(folder / "model")
+    return refused, rounds - refused
+
+
+def test_mutated_configurations(tmp_path: Path) -> None:
+    refused, accepted = fuzz(tmp_path, 500, seed=0)
+    assert refused > 100 and accepted > 50
+
+
+@pytest.mark.slow
+def test_many_mutated_configurations(tmp_path: Path) -> None:
+    refused, accepted = fuzz(tmp_path, 30_000, seed=1)
+    assert refused > 5_000 and accepted > 2_000
