@@ -48,7 +48,7 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
     other = next(c for i, c in enumerate(predictor.classes) if i not in (best, second) and i > 1)
     report = evaluate(predictor, DataConfig(str(labelled(right.id, other.name))))
     assert report.evaluation.top1 == 0.5
-    found = report.evaluation.confusion
+    found = report.evaluation.confusion_of(range(10))
     assert found[best, best] == 1
     assert found[predictor.classes.index(other), second] == 1
     assert report.split == "all images" and report.errors == () and report.warnings == ()

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -117,13 +117,8 @@ class Evaluation:
         """The classes that occur, as a label or as an answer, in index order."""
         return [int(i) for i in np.union1d(self.labels, self.predictions)]
 
-    @property
-    def confusion(self) -> Ints:
-        """(K, K): row is the label, column the prediction."""
-        return self.confusion_of(range(self.num_classes))
-
     def confusion_of(self, classes: Sequence[int]) -> Ints:
-        """(n, n): the confusion matrix of some classes, in the given order."""
+        """(n, n): the confusion matrix of some classes: row is the label, column the prediction."""
         place = np.full(self.num_classes, -1)
         place[list(classes)] = np.arange(len(classes))
         rows, columns = place[self.labels], place[self.predictions]
@@ -136,23 +131,26 @@ class Evaluation:
     def by_class(self) -> list[ClassMetrics]:
         """The metrics of each class that occurs, in index order."""
 
-        def total(of: Ints, wanted: Any = True) -> Ints:
-            return np.bincount(of, np.where(wanted, self.counts, 0), self.num_classes).astype(int)
+        def totals(of: Ints, counts: Ints) -> list[int]:
+            return list(np.bincount(of, counts, self.num_classes).astype(int).tolist())
 
-        images, taken = total(self.labels), total(self.predictions)
-        right = total(self.labels, self.labels == self.predictions)
-        others = {label: taken_for for label, taken_for, _ in reversed(self.mistakes())}
-
-        def part(of: int, all: int) -> float:
+        def share(of: int, all: int) -> float:
             return of / all if all else math.nan
 
-        rows = []
-        for i in self.seen:
-            hit, support, answers = int(right[i]), int(images[i]), int(taken[i])
-            f1 = 2 * hit / (support + answers)  # support is TP + FN, answers are TP + FP
-            recall, precision = part(hit, support), part(hit, answers)
-            rows.append(ClassMetrics(i, support, recall, precision, f1, others.get(i)))
-        return rows
+        images, answers = totals(self.labels, self.counts), totals(self.predictions, self.counts)
+        hits = totals(self.labels, np.where(self.labels == self.predictions, self.counts, 0))
+        others = {label: other for label, other, _ in reversed(self.mistakes())}
+        return [
+            ClassMetrics(
+                index=i,
+                count=images[i],
+                recall=share(hits[i], images[i]),
+                precision=share(hits[i], answers[i]),
+                f1=2 * hits[i] / (images[i] + answers[i]),  # TP + FN, and TP + FP
+                taken_for=others.get(i),
+            )
+            for i in self.seen
+        ]
 
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
         """(label, prediction, images) of the most frequent confusions, worst first."""
