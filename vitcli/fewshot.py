@@ -144,12 +144,12 @@ def check_shots(
     short = np.flatnonzero((counts > 0) & (left < shots))
     if len(short):
         worst = short[left[short].argmin()]
+        name, most = train.classes[worst].name, left[worst]
         others = f" ({len(short):,} classes have too few)" if len(short) > 1 else ""
         raise DataError(
-            f"class '{train.classes[worst].name}' has {left[worst]} training images, fewer than "
-            f"{shots} shots{others}",
+            f"class '{name}' has {most} training images, fewer than {shots} shots{others}",
             where=where,
-            hint=f"use --shots up to {left[worst]}" if left[worst] else None,
+            hint=f"use --shots up to {most}" if most else None,
         )
 
 

@@ -1,4 +1,5 @@
-"""The few-shot solver beside scikit-learn's `Ridge`; runs in the peers' Python.
+"""The few-shot solver beside scikit-learn's `Ridge`: `fewshot_solve.py [COUNT SIZE CLASSES]`, in the
+peers' Python.
 
 25,000 x 768 features of 1,000 classes at ten l2 values. Both get the same features and targets, but
 vit whitens the features within its time, while Ridge gets them whitened, with the constant
@@ -7,7 +8,6 @@ feature. They take turns; ratios are taken within a turn.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -18,7 +18,7 @@ from sklearn.linear_model import Ridge
 from vitcli.ridge import RidgeSolver
 
 L2 = [2.0**power for power in range(-8, 20, 3)]
-BAR, AGREE = 0.1, 0.999
+BAR, AGREE, RUNS = 0.1, 0.999, 3
 
 
 def features(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -36,18 +36,14 @@ def features(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarra
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--size", type=int, nargs=3, default=(25_000, 768, 1_000))
-    arguments = parser.parse_args()
-    count, size, classes = arguments.size
+    count, size, classes = map(int, sys.argv[1:] or (25_000, 768, 1_000))
     train, labels, test = features(count, size, classes)
     solver = RidgeSolver(train, labels, classes)
     x, x_test = solver.whitened(train), solver.whitened(test)
     targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
 
     times: list[tuple[float, float]] = []
-    for _ in range(arguments.runs):
+    for _ in range(RUNS):
         start = time.perf_counter()
         solver = RidgeSolver(train, labels, classes)
         heads = [solver.solve(l2) for l2 in L2]

@@ -50,7 +50,7 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
         for name in ("timm-b16", "transformers-b16", "photographs", "vit-b16", "b16.npz", "output")
     )
     photo, tensors = f"{photographs}/000.jpg", f"{timm}/model.safetensors"
-    predict = {"vit predict": [*vit, "predict", "--model", timm, "--json"]}
+    predict = [*vit, "predict", "--model", timm, "--json"]
     return {
         "start": Suite(
             "Start-up",
@@ -68,7 +68,7 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
                 "timm": [*peer, "timm", timm, photo],
                 "transformers pipeline": [*peer, "transformers", transformers, photo],
             },
-            {name: [*command, photo] for name, command in predict.items()},
+            {"vit predict": [*predict, photo]},
             bars=(0.5,),
             lines=1,
         ),
@@ -81,7 +81,7 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
                     *(*peer, "transformers", transformers, photographs, "bfloat16")
                 ],
             },
-            {name: [*command, photographs] for name, command in predict.items()},
+            {"vit predict": [*predict, photographs]},
             bars=(0.6,),
             lines=199,
         ),

@@ -116,13 +116,7 @@ class Bottleneck(nn.Module):
     """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the 3 x 3 one has the stride."""
 
     def __init__(
-        self,
-        inputs: int,
-        inner: int,
-        stride: int,
-        first: bool,
-        config: ResNetConfig,
-        drop_path: float,
+        self, inputs: int, inner: int, stride: int, first: bool, config: ResNetConfig, rate: float
     ) -> None:
         super().__init__()
         outputs = inner * EXPANSION
@@ -134,7 +128,7 @@ class Bottleneck(nn.Module):
         self.conv2 = StdConv(inner, inner, 3, config, stride)
         self.norm3 = group_norm(inner if config.preact else outputs, config)
         self.conv3 = StdConv(inner, outputs, 1, config)
-        self.drop_path = DropPath(drop_path)
+        self.drop_path = DropPath(rate)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, inputs, h, w) -> (B, outputs, h / s, w / s)
         if self.preact:
