@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -19,10 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.errors import CheckpointError, VitError
+from vitcli.errors import CheckpointError
 
 TIMM = GOLDEN / "timm_vit_default"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
@@ -125,6 +123,13 @@ def test_headers_of_arrays_that_lie(tmp_path: Path) -> None:
         read_info(tmp_path / "x.npz")
 
 
+class Blocked:
+    """Of a module that torch names in words of its own."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("exit 1",)
+
+
 class Bomb:
     """A pickle that would run code."""
 
@@ -138,6 +143,10 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -
     torch.save({"model": Bomb()}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"\(exec\); nothing in it was run"):
         convert(path, tmp_path / "out")
+    torch.save({"model": Blocked()}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="nothing in it was run") as caught:
+        convert(path, tmp_path / "out")
+    assert "damaged" not in str(caught.value) and "weights_only" not in str(caught.value)
     torch.save({"model": torch.nn.Linear(2, 2)}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"\(torch.nn.modules.linear.Linear\)"):
         convert(path, tmp_path / "out")
@@ -199,39 +208,6 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, target: str, most: i
     assert lines[0].startswith(str(old)) and lines[1].startswith(str(new))
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     assert not new.exists() and sorted(p.name for p in tmp_path.iterdir()) == [target]
-
-
-def test_grids_that_are_not_square_are_asked_for(tmp_path: Path) -> None:
-    arrays = dict(np.load(NPZ))
-    name = "Transformer/posembed_input/pos_embedding"
-    arrays[name] = np.zeros((1, 1 + 6 * 8, 48), np.float32)
-    np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(CheckpointError, match="49 position embeddings are not") as caught:
-        read_info(tmp_path / "x.npz")
-    assert "`vit convert` and `vit resize-posemb` take --old-grid" in str(caught.value)
-    out = convert(tmp_path / "x.npz", tmp_path / "out", old_grid=(6, 8))
-    assert read_info(out)[0].model.grid == (6, 8)
-    assert read_info(out)[0].preprocess.size == (96, 128)
-    back = np.load(convert(out, tmp_path / "back.npz"))
-    assert np.array_equal(back[name], arrays[name])
-    with pytest.raises(CheckpointError, match="not a grid of 5 x 5"):
-        convert(tmp_path / "x.npz", tmp_path / "y", old_grid=(5, 5))
-
-
-def test_what_is_no_checkpoint_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    save_file({"a": torch.zeros(2)}, path)
-    (tmp_path / "empty").mkdir()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    (tmp_path / "x.zip").write_bytes(buffer.getvalue())
-    (tmp_path / "x.txt").write_text("{} no weights")
-    for source in (path, tmp_path / "empty", tmp_path / "x.zip", tmp_path / "x.txt"):
-        with pytest.raises(VitError):
-            convert(source, tmp_path / "out")
-    assert tensor_file.read_header(path).shapes == {"a": (2,)}
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_model_of_transformers_that_is_none_of_ours_is_called(tmp_path: Path) -> None:

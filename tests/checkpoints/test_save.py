@@ -72,6 +72,7 @@ def test_config_json_holds_timms_layout_ours_and_the_run(
     assert config["architecture"].startswith("vit_") and config["label_names"] == ["a", "ö"]
     assert CheckpointInfo.from_dict(config["vit"]) == INFO
     assert config["vit"]["train"] == {"steps": 7}
+    assert config["dtype"] == "float32"  # of transformers' computation, whatever is stored
     assert "train" not in json.loads(read_header(tmp_path / "model.safetensors").metadata["vit"])
     with safe_open(tmp_path / "model.safetensors", framework="np") as file:
         assert file.metadata()["format"] == "pt"  # transformers asks for it

