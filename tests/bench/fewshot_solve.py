@@ -1,5 +1,6 @@
-"""The few-shot solver beside scikit-learn's `Ridge`: `fewshot_solve.py [COUNT SIZE CLASSES]`, in the
-peers' Python.
+"""The few-shot solver beside scikit-learn's `Ridge`, in the peers' Python.
+
+    python fewshot_solve.py [COUNT SIZE CLASSES]
 
 25,000 x 768 features of 1,000 classes at ten l2 values. Both get the same features and targets, but
 vit whitens the features within its time, while Ridge gets them whitened, with the constant
