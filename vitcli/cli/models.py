@@ -46,7 +46,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="WORDS",
-        help="Only models whose line has all of these, as in: b16 384 i21k; cached.",
+        help="List only models whose line contains all of these words, such as cached.",
         show_default=False,
     ),
 ]
@@ -57,18 +57,27 @@ Name = Annotated[
 Names = Annotated[
     list[str],
     typer.Argument(
-        metavar="NAME...",
+        metavar="NAME",
         help="Names of models, or Hub repos: org/name.",
         show_default=False,
         autocompletion=options.complete_model,
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")]
 
 
 @app.callback()
 def models() -> None:
-    """List the models that have a name: vit models [WORDS]..., as in vit models b16 384 i21k."""
+    """List models, describe one, and remove downloads.
+
+    `vit models WORDS...` is short for `vit models list WORDS...`.
+
+    \b
+    Examples:
+      vit models b16 384 i21k
+      vit models show vit-b16-i21k
+      vit models rm vit-b16-i21k
+    """
 
 
 @app.command("list")
@@ -78,7 +87,7 @@ def list_models(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """List models; words choose among them."""
+    """List models that have a short name, and downloaded repos."""
     wanted = [word.lower() for word in words or ()]
     rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
     if not rows:
@@ -119,7 +128,7 @@ def remove(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Remove downloaded models from the Hub's cache, and nothing else."""
+    """Remove downloaded models from the Hub's cache."""
     repos = [RepoCache(repo) for repo in dict.fromkeys(map(_repo, names))]
     if missing := [cache.repo for cache in repos if not cache.directory.is_dir()]:
         raise HubError("is not in the cache", where=", ".join(missing))

@@ -39,6 +39,11 @@ def pull(
 
     Prints the path of each. An interrupted download is resumed by the next one. If one model
     fails, the others are downloaded all the same, and the exit code is 1.
+
+    \b
+    Examples:
+      vit pull vit-b16-i21k
+      vit pull timm/vit_tiny_patch16_224.augreg_in21k google/vit-base-patch16-224@main
     """
     failed = 0
     for name in names:

@@ -87,6 +87,11 @@ def push(
     Weights, config.json, a model card and its images are uploaded in one commit; files that have
     not changed are skipped. What was edited in the card on the Hub stays. Directory names, tokens
     and the state of a run are never uploaded.
+
+    \b
+    Examples:
+      vit push runs/flowers me/flowers --dry-run
+      vit push runs/flowers me/flowers --private
     """
     if create_pr and revision not in (None, "main"):
         raise typer.BadParameter("a pull request goes to main: leave out --revision")
