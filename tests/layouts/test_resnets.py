@@ -51,33 +51,6 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in PACKED}
 
 
-def test_what_timm_says_of_them_is_read(unpacked: dict[str, Path]) -> None:
-    hybrid, resnet = (read_info(unpacked[case.folder.name])[0].model for case in (HYBRID, RESNET))
-    assert isinstance(hybrid, ModelConfig) and isinstance(resnet, BiTConfig)
-    assert hybrid.stem == ResNetConfig((2, 1, 1), 0.5)
-    assert hybrid.grid == (4, 4) and hybrid.patch_size == (16, 16)
-    assert hybrid.num_params() == HYBRID.said["n_params"]
-    assert resnet.resnet == bit_resnet((1, 1, 1, 1), 0.5)
-    assert resnet.num_params() == RESNET.said["n_params"]
-
-
-def test_the_other_border_of_the_max_pool_is_another_model(unpacked: dict[str, Path]) -> None:
-    """big_vision's -inf for timm's zeros: the root's corner can only fall."""
-    model = vitcli.load(unpacked[RESNET.folder.name])
-    infinite = BiT(
-        dataclasses.replace(
-            model.config, resnet=dataclasses.replace(model.config.resnet, pool_padding="-inf")
-        )
-    ).eval()
-    infinite.load_state_dict(model.state_dict())
-    images = torch.from_numpy(RESNET.arrays["input"])
-    with torch.inference_mode():
-        zeros, below = model.stem(images), infinite.stem(images)
-    assert (below <= zeros).all()
-    assert torch.equal(below[:, :, 1:, 1:], zeros[:, :, 1:, 1:])
-    assert not torch.equal(below, zeros)
-
-
 @pytest.mark.parametrize("name", PACKED)
 def test_files_without_a_config_are_understood_but_for_heads_and_epsilons(
     unpacked: dict[str, Path], name: str, tmp_path: Path
@@ -151,17 +124,6 @@ def test_a_bit_resnet_at_another_resolution_is_the_same(tmp_path: Path) -> None:
     assert "posemb_resize" not in model.info.provenance
     before = load_weights(tmp_path).tensors
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
-@pytest.mark.parametrize("case", [HYBRID, RESNET], ids=["hybrid", "resnet"])
-def test_a_missing_layer_is_named(case: Case, unpacked: dict[str, Path], tmp_path: Path) -> None:
-    weights = load_weights(unpacked[case.folder.name])
-    prefix = "patch_embed.backbone." if case is HYBRID else ""
-    lost = f"{prefix}stages.0.blocks.0.downsample.conv.weight"
-    tensors = {name: tensor for name, tensor in weights.tensors.items() if name != lost}
-    save_checkpoint(tmp_path, tensors, weights.info)
-    with pytest.raises(CheckpointError, match=f"1 missing: {lost}"):
-        vitcli.load(tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from checkpoints.golden_cases import CASES, Case
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
-from vitcli.layouts.shapes import compare_keys, infer_architecture
+from vitcli.layouts.shapes import infer_architecture
 from vitcli.layouts.timm import architecture_from_args, architectures
 from vitcli.models.vit import ViT
 
@@ -115,15 +115,3 @@ def test_a_grid_that_is_no_square_has_to_be_told() -> None:
     shapes = ModelConfig(**{**SMALL, "image_size": (32, 40)}).tensor_shapes()
     with pytest.raises(CheckpointError, match="21 position embeddings are not a square grid"):
         infer_architecture(shapes)
-
-
-def test_keys_are_compared_in_words() -> None:
-    assert compare_keys({"a": (1,)}, {"a": (1,)}) == []
-    found = compare_keys({"a": (1, 2), "b": (3,)}, {"b": (4,), "c": ()})
-    assert found == [
-        "1 missing: a (1, 2)",
-        "1 unexpected: c ()",
-        "1 misshapen: b is (4), not (3)",
-    ]
-    many = compare_keys({f"x{i}": (i,) for i in range(50)}, {})[0]
-    assert many.startswith("50 missing: x0 (0), ") and many.endswith("x19 (19) and 30 more")
