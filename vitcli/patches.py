@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.config import Size
+from vitcli.posemb import in_float64
 
 
 def area_matrix(old: int, new: int) -> npt.NDArray[np.float64]:
@@ -40,8 +41,4 @@ def resize_patches(weight: Any, size: Size) -> Any:
     if old == tuple(size):
         return weight
     rows, columns = area_matrix(size[0], old[0]), area_matrix(size[1], old[1])
-    if hasattr(weight, "new_tensor"):
-        exact = weight.double()
-        rows, columns = exact.new_tensor(rows), exact.new_tensor(columns)
-        return (rows.T @ exact @ columns).to(weight.dtype)
-    return (rows.T @ weight.astype(np.float64) @ columns).astype(weight.dtype)
+    return in_float64(weight, lambda exact: rows.T @ exact @ columns)

@@ -12,6 +12,7 @@ A resize is linear and separable, so a method is one small matrix per axis. Thre
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,21 +62,21 @@ def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMet
         return posemb
     rows = resize_matrix(old[0], new[0], method)
     columns = resize_matrix(old[1], new[1], method)
-    is_torch = hasattr(posemb, "new_tensor")
-    exact = posemb.double() if is_torch else posemb.astype(np.float64)
-    if is_torch:
-        rows, columns = exact.new_tensor(rows), exact.new_tensor(columns)
-    grid = rows @ exact[0, num_prefix:].reshape(old[0], old[1] * dim)  # (new rows, columns D)
-    grid = columns @ grid.reshape(new[0], old[1], dim)  # (new rows, new columns, D)
-    out_tokens = num_prefix + new[0] * new[1]
-    if is_torch:
-        out = posemb.new_empty((1, out_tokens, dim))
-        out[0, num_prefix:] = grid.reshape(-1, dim).to(posemb.dtype)
-    else:
-        out = np.empty((1, out_tokens, dim), posemb.dtype)
-        out[0, num_prefix:] = grid.reshape(-1, dim).astype(posemb.dtype)
-    out[0, :num_prefix] = posemb[0, :num_prefix]
-    return out
+
+    def resampled(table: Matrix) -> Matrix:
+        grid = rows @ table[0, num_prefix:].reshape(old[0], old[1] * dim)  # (new rows, columns D)
+        grid = columns @ grid.reshape(new[0], old[1], dim)  # (new rows, new columns, D)
+        return np.concatenate([table[:, :num_prefix], grid.reshape(1, -1, dim)], axis=1)
+
+    return in_float64(posemb, resampled)
+
+
+def in_float64(array: Any, function: Callable[[Matrix], Matrix]) -> Any:
+    """A function of a numpy array or torch tensor, computed in float64; the result is of the same
+    kind and type."""
+    if hasattr(array, "new_tensor"):
+        return array.new_tensor(function(array.detach().cpu().double().numpy()))
+    return function(array.astype(np.float64)).astype(array.dtype)
 
 
 def sincos2d(grid: Size, width: int, temperature: float = 10_000.0) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError
 from vitcli.layouts import flax
 from vitcli.layouts.bit import find_bit
-from vitcli.layouts.layout import Layout, Match, bit_refusals, find_prefix, refusals
+from vitcli.layouts.layout import Match, bit_refusals, find_prefix, refusals
 from vitcli.layouts.table import Row
 
 _BIT_ANCHOR = "root_block/conv_root/kernel"
@@ -26,12 +26,10 @@ head.fc.*                head/*                            pointwise
 )
 
 
-class BigVision(Layout):
+class BigVision(flax.NpzLayout):
     """Submodules are numbered as Linen does; the max-pool of a BiT ResNet pads with -inf."""
 
     name = "big_vision"
-    library = "timm"
-    suffixes = (".npz",)
 
     def find(self, store: Store) -> Match | None:
         found = find_bit(store, _BIT_ANCHOR, _BIT, "-inf") or flax.find_vit(store, authors=False)
@@ -41,7 +39,7 @@ class BigVision(Layout):
 
     def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
         if isinstance(model, BiTConfig) or model.pool == "map":
-            return Preprocess(model.image_size, interpolation="bilinear", crop_mode="squash")
+            return super().default_preprocess(match, model)
         return Preprocess(model.image_size, interpolation="bilinear", crop_pct=0.875)
 
     def refusals(self, model: Architecture) -> list[str]:
@@ -69,6 +67,3 @@ class BigVision(Layout):
         from vitcli.posemb import sincos2d
 
         return {"pos_embed": sincos2d(model.grid, model.width)}
-
-    def warnings(self, model: Architecture) -> list[str]:
-        return flax.warnings(model)

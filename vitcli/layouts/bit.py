@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from vitcli.checkpoints.store import Store
-from vitcli.config import Architecture, BiTConfig, Preprocess
+from vitcli.config import Architecture, BiTConfig
 from vitcli.layouts import flax
-from vitcli.layouts.layout import Layout, Match, below, bit_refusals, find_prefix, renamed
+from vitcli.layouts.layout import Match, below, bit_refusals, find_prefix, renamed
 from vitcli.layouts.table import Row, prefixed
 
 _ANCHOR = "root_block/standardized_conv2d/kernel"
@@ -49,18 +49,13 @@ def find_bit(
     return Match(rows, tensors, prefix, names, outside, flax.TRAINING, resnet=resnet)
 
 
-class Bit(Layout):
+class Bit(flax.NpzLayout):
     """Names are TensorFlow's, below "resnet/"."""
 
     name = "bit-npz"
-    library = "timm"
-    suffixes = (".npz",)
 
     def find(self, store: Store) -> Match | None:
         return find_bit(store, _ANCHOR, _TABLES, "zeros")
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return Preprocess(model.image_size, interpolation="bilinear", crop_mode="squash")
 
     def refusals(self, model: Architecture) -> list[str]:
         if not isinstance(model, BiTConfig):
@@ -71,6 +66,3 @@ class Bit(Layout):
         assert isinstance(model, BiTConfig)
         table = flax.resnet_rows(_TABLES, model.resnet.depths, "", "unit{:02}", flat=False)
         return prefixed(table, "resnet/")
-
-    def warnings(self, model: Architecture) -> list[str]:
-        return flax.warnings(model)

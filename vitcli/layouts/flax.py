@@ -13,8 +13,8 @@ from typing import Any
 from vitcli.architectures import STEM
 from vitcli.checkpoints.store import Store
 from vitcli.checkpoints.tensor_file import LazyTensor
-from vitcli.config import Architecture, BiTConfig
-from vitcli.layouts.layout import Match, below, find_prefix
+from vitcli.config import Architecture, BiTConfig, Preprocess
+from vitcli.layouts.layout import Layout, Match, below, find_prefix
 from vitcli.layouts.table import CHANNELS, SAME, Row, rows
 
 TRAINING = r"^(opt|optimizer|opt_state|state)/|^(global_)?step$|^epoch$"
@@ -185,17 +185,25 @@ def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     return found
 
 
-def warnings(model: Architecture) -> list[str]:
-    """What those who read an npz file compute differently."""
-    found = ["an npz file holds no class names and no preprocessing"]
-    if isinstance(model, BiTConfig):
-        if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
-            found.append("readers of this npz add 1e-10 to the variance in weight standardisation")
+class NpzLayout(Layout):
+    """A layout of npz files."""
+
+    library = "timm"
+    suffixes = (".npz",)
+
+    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
+        return Preprocess(model.image_size, interpolation="bilinear", crop_mode="squash")
+
+    def warnings(self, model: Architecture) -> list[str]:
+        found = ["an npz file holds no class names and no pre-processing"]
+        if isinstance(model, BiTConfig):
+            if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
+                found.append("its readers add 1e-10 to the variance in weight standardization")
+            return found
+        if model.activation != "gelu_tanh":
+            found.append("its readers compute GELU's tanh approximation: logits differ by 1e-4")
+        if model.norm_eps != 1e-6:
+            found.append(f"its readers use LayerNorm epsilon 1e-6, not {model.norm_eps}")
+        if model.stem and model.stem.std_eps_in != "deviation":
+            found.append("its readers add 1e-5 in weight standardization: logits differ")
         return found
-    if model.activation != "gelu_tanh":
-        found.append("readers of this npz compute GELU's tanh approximation: logits differ by 1e-4")
-    if model.norm_eps != 1e-6:
-        found.append(f"readers of this npz use LayerNorm epsilon 1e-6, not {model.norm_eps}")
-    if model.stem and model.stem.std_eps_in != "deviation":
-        found.append("readers of this npz add 1e-5 in weight standardisation: logits differ")
-    return found

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from vitcli.checkpoints.store import Store
-from vitcli.config import Architecture, ModelConfig, Preprocess
+from vitcli.config import Architecture, ModelConfig
 from vitcli.layouts import flax
-from vitcli.layouts.layout import Layout, Match, refusals
+from vitcli.layouts.layout import Match, refusals
 from vitcli.layouts.table import Row
 
 
-class VitJax(Layout):
+class VitJax(flax.NpzLayout):
     """Submodules are numbered as flax did before Linen; files with Linen's numbers are read too."""
 
     name = "vit-npz"
-    library = "timm"
-    suffixes = (".npz",)
 
     def find(self, store: Store) -> Match | None:
         return flax.find_vit(store, authors=True)
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return Preprocess(model.image_size, interpolation="bilinear", crop_mode="squash")
 
     def refusals(self, model: Architecture) -> list[str]:
         if not isinstance(model, ModelConfig):
@@ -39,6 +34,3 @@ class VitJax(Layout):
         assert isinstance(model, ModelConfig)
         stem = flax.stem_rows(model.stem.depths) if model.stem else ()
         return flax.vit_rows(flax.PRE_LINEN, flax.POSITIONS[0], None) + stem
-
-    def warnings(self, model: Architecture) -> list[str]:
-        return flax.warnings(model)
