@@ -88,6 +88,13 @@ def test_class_directories_may_lie_in_a_container(make_directory: MakeDirectory)
     assert str(root / "images") in splits.warnings[0]
 
 
+def test_class_directories_one_level_too_deep(make_directory: MakeDirectory) -> None:
+    root = make_directory({"beds/a": 2, "beds/b": 3})
+    with pytest.raises(DataError) as caught:
+        open_data(DataConfig(str(root)))
+    assert f"{root}/beds" in str(caught.value.hint)
+
+
 def test_synsets_keep_their_id(make_directory: MakeDirectory) -> None:
     train = {"train/n00000002_tabby_cat": 3, "train/n00000001": 3}
     root = make_directory(train | {"val/n00000002": 2, "val/n00000001": 1})

@@ -18,7 +18,6 @@ import torch
 
 from data.conftest import MakeDirectory
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
-from vitcli.data import loader
 from vitcli.data.dataset import open_split, unreadable_images
 from vitcli.data.loader import Batch, train_batches
 from vitcli.data.order import batch_orders, sample_rng
@@ -276,26 +275,3 @@ def test_a_process_that_leaves_batches_over_ends(make_directory: MakeDirectory) 
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (7, "4\n", "")
-
-
-@pytest.mark.parametrize(
-    ("free", "size", "batch", "workers"),
-    [
-        (64 << 20, (224, 224), 512, 16),
-        (64 << 20, (384, 384), 512, 8),
-        (8 << 30, (32, 32), 1024, 2),
-        (1 << 20, (512, 512), 64, 4),
-    ],
-)
-def test_shared_memory_holds_what_is_prepared(
-    free: int, size: tuple[int, int], batch: int, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = os.statvfs_result((4096, 4096, 0, 0, free // 4096, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(loader.os, "statvfs", lambda path: state)
-    chunk, ahead = loader._amounts(size, batch, workers)
-    assert min(chunk, ahead) >= 1
-    held = chunk * ahead * workers
-    if (chunk, ahead) != (1, 1):
-        assert held * 3 * size[0] * size[1] <= free / 2
-    if free > 1 << 30:
-        assert held >= batch

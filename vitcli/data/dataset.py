@@ -84,11 +84,13 @@ def open_data(
         )
     counts = train.counts()
     if np.count_nonzero(counts) < 2:
+        name, _, inner = train.names[0].partition("/")
+        nested = "/" in inner and os.path.isdir(os.path.join(config.path, name))
         raise DataError(
             f"all images are of one class, '{train.classes[int(counts.argmax())].name}'",
             where=config.path,
-            hint="training takes at least two classes, each in a directory of its own; if these "
-            f"are below {config.path}/{train.names[0].split('/')[0]}, pass that directory",
+            hint="training takes at least two classes, each in a directory of its own"
+            + (f"; if these are in {config.path}/{name}, pass that directory" if nested else ""),
         )
     warnings = list(dataset.warnings)
     _require_trained(train, val if not config.merge_val else None, dataset.test, config.path)

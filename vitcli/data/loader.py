@@ -1,26 +1,25 @@
 """Batches of images, decoded by worker processes.
 
-A batch is a function of (seed, step) alone: workers only decide when it is ready. Batches travel
-in chunks, so that the first arrives soon and shared memory holds little.
+A batch is a function of (seed, step) alone: workers only decide when it is ready. Workers share the
+work of a batch in chunks, and send them as numpy arrays through pipes: torch would send tensors
+through shared memory, of which containers often have 64 MB, and a full one kills the worker.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
-import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from vitcli.config import Size
 from vitcli.data.order import batch_orders, sample_rng
 from vitcli.data.source import Ints, Source
 from vitcli.data.transforms import EvalTransform, TrainTransform
@@ -30,7 +29,6 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,))."""
 
 _CHUNK_BYTES = 4 << 20
-_CHUNK_IMAGES = 256
 
 
 class _Order(NamedTuple):
@@ -43,7 +41,7 @@ class _Order(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    images: torch.Tensor
+    images: npt.NDArray[np.uint8]
     indices: Ints
     unreadable: list[ImageError]
     last: bool
@@ -73,7 +71,8 @@ def train_batches(
         ImageError: no image of a class can be read.
     """
     first, end = batch_size * rank // world, batch_size * (rank + 1) // world
-    chunk_size, prefetch = _amounts(transform.size, batch_size // world, workers)
+    share = -(-(end - first) // max(workers, 1))
+    chunk_size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
     orders = (
         _Order(indices[start:stop], epochs[start:stop], stop == end)
         for indices, epochs in batch_orders(source, batch_size, seed, start_step, steps, balanced)
@@ -82,7 +81,8 @@ def train_batches(
     )
     images = _Images(source, transform, seed)
     if workers:
-        chunks = _in_processes(images, orders, workers, prefetch)
+        ahead = 2 * (end - first)  # two batches in all
+        chunks = _in_processes(images, orders, workers, max(1, ahead // (chunk_size * workers)))
     else:
         chunks = (images[order] for order in orders)
     # A program that ends with batches left over would wait forever for the workers, which ignore
@@ -95,10 +95,9 @@ def train_batches(
                 raise chunk
             for error in chunk.unreadable:
                 on_unreadable(error)
-            # A copy makes room in the memory that processes share.
-            gathered.append(chunk._replace(images=chunk.images.clone()) if workers else chunk)
+            gathered.append(chunk)
             if chunk.last:
-                pixels = torch.cat([piece.images for piece in gathered])
+                pixels = torch.from_numpy(np.concatenate([piece.images for piece in gathered]))
                 indices = np.concatenate([piece.indices for piece in gathered])
                 yield pixels, torch.from_numpy(source.labels[indices]), torch.from_numpy(indices)
                 gathered = []
@@ -116,20 +115,20 @@ class _Images(Dataset[_Chunk | VitError]):
         self.source, self.transform, self.seed = source, transform, seed
 
     def __getitem__(self, order: _Order) -> _Chunk | VitError:
-        chunk = _Chunk(torch.empty(0), order.indices.copy(), [], order.last)
         images = []
+        shown, unreadable = order.indices.copy(), list[ImageError]()
         for place, epoch in enumerate(order.epochs.tolist()):
             wanted = int(order.indices[place])
             for index in self.source.same_class(wanted):
                 try:
                     images.append(self._image(index, sample_rng(self.seed, epoch, wanted)))
-                    chunk.indices[place] = index
+                    shown[place] = index
                     break
                 except ImageError as error:
-                    chunk.unreadable.append(error)
+                    unreadable.append(error)
             else:  # returned, as torch would bury it in the text of a traceback
-                return chunk.unreadable[-1]
-        return chunk._replace(images=torch.stack(images))
+                return unreadable[-1]
+        return _Chunk(torch.stack(images).numpy(), shown, unreadable, order.last)
 
     def _image(self, index: int, rng: np.random.Generator) -> torch.Tensor:
         try:
@@ -140,22 +139,6 @@ class _Images(Dataset[_Chunk | VitError]):
         except ImageError as error:
             hint = error.hint or "repair or remove the file"
             raise ImageError(error.what, where=self.source.where(index), hint=hint) from error
-
-
-def _amounts(size: Size, batch_size: int, workers: int) -> tuple[int, int]:
-    """(images of a chunk, chunks that each worker prepares ahead): two batches ahead in all, as far
-    as half of the shared memory holds them. Containers often have 64 MB of it, and a worker that
-    finds it full dies of a bus error."""
-    image = 3 * size[0] * size[1]
-    if not workers:
-        return max(1, min(batch_size, _CHUNK_BYTES // image)), 0
-    ahead = 2 * batch_size
-    shared = Path("/dev/shm")
-    if shared.is_dir():
-        free = os.statvfs(shared)
-        ahead = min(ahead, free.f_bavail * free.f_frsize // 2 // image)
-    chunk = max(1, min(_CHUNK_IMAGES, _CHUNK_BYTES // image, -(-ahead // (2 * workers))))
-    return chunk, max(1, ahead // (chunk * workers))
 
 
 def _in_processes(

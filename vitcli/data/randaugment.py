@@ -1,13 +1,11 @@
 """RandAugment (arXiv 1909.13719) with the operations and magnitudes of big_vision and AugReg.
 
-The 16 operations of the TPU code: each layer draws one, evenly, and always applies it, at one
-magnitude for all. Magnitude 10 is the full range and greater ones go beyond, as in
-RandAugment(2, 15): rotation by 3 degrees, shear by 0.03 and translation by 4.5% of the image
-for each unit (the code's 100 pixels of 224; relative, so that it suits any resolution), signs
-drawn; colour, contrast, brightness and sharpness by the factor 0.1 + 0.18 a unit; posterize keeps
-0.4 bits a unit, solarize inverts from 25.6 a unit on, solarize-add adds 11 a unit below 128; cutout
-paints a square of 3.6% of the image a unit. Fills are grey 128. timm's `rand-m10` has the same
-but for cutout, applies each operation half of the time, and clips magnitudes at 10.
+Each layer draws one of 16 operations evenly and always applies it. Per unit of magnitude (10 is the
+full range, more is allowed): rotation 3 degrees, shear 0.03, translation 4.5% of the image, with
+random signs; colour, contrast, brightness and sharpness change by a factor of 0.1 + 0.18 per unit;
+posterize keeps 0.4 bits, solarize inverts from 25.6 on, solarize-add adds 11 below 128, cutout
+paints a square of 3.6% of the image. Fills are grey 128. timm's `rand-m10` has the same operations
+except cutout, applies each half of the time, and clips magnitudes at 10.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def _signed(value: float, rng: np.random.Generator) -> float:
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    """Output pixel (x, y) is taken from (ax + by + c, dx + ey + f)."""
+    """Output pixel (x, y) comes from (ax + by + c, dx + ey + f)."""
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR, fillcolor=_GREY
     )
