@@ -52,7 +52,7 @@ class ModelConfig:
     mlp_dim: int
     """Hidden size of a block's MLP (with SwiGLU: gate and value together)."""
     patch_size: Size = (16, 16)
-    """Height and width in pixels of what one token stands for."""
+    """Height and width of a patch, in pixels."""
     image_size: Size = (224, 224)
     """Height and width of the images that the position embeddings are made for."""
     num_classes: int = 0
@@ -62,7 +62,7 @@ class ModelConfig:
     distill_token: bool = False
     """DeiT's second token with a head of its own; the logits are the mean of both heads."""
     num_registers: int = 0
-    """Learned tokens between the class token and the patches that nothing reads."""
+    """Registers: learned tokens between the class token and the patches, which no head reads."""
     posemb: Posemb = "learn"
     """learn: one vector per token; learn2d: D/2 for the row and D/2 for the column (paper D.4);
     sincos2d: fixed, big_vision's; none."""
@@ -278,7 +278,7 @@ Architecture = ModelConfig | BiTConfig
 
 
 class Variant(NamedTuple):
-    """A row of Table 1 of the paper; Ti and S are of the later papers (DeiT, AugReg)."""
+    """A row of Table 1 of the paper; Ti and S come from DeiT and AugReg."""
 
     depth: int
     width: int
@@ -318,7 +318,7 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
 
 
 ROOT_PATCH = 32
-"""Pixels of a patch of R+Ti/16, whose name says 16 and whose stride is 32."""
+"""Pixels of a patch of R+Ti/16: its name says 16, its stride is 32."""
 
 
 def _stem(depth: str, stride: int, variant: str) -> ResNetConfig:
@@ -365,7 +365,7 @@ def _no_variant(variant: str) -> ConfigError:
 
 
 def variant_name(config: Architecture) -> str:
-    """The short name of an architecture, "B/16"; sizes that no variant has are spelt out."""
+    """The short name of an architecture, "B/16"; other sizes are spelled out."""
     if isinstance(config, BiTConfig):
         return f"{_resnet_name(config.resnet.depths)}x{config.resnet.width_factor:g}"
     sizes = Variant(config.depth, config.width, config.mlp_dim, config.num_heads)

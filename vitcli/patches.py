@@ -1,8 +1,8 @@
 """Patch embeddings at another patch size, in numpy alone.
 
-A patch embedding is a linear function of a patch's pixels. At another patch size the same function
-is wanted of the same image at another resolution, related by area averaging R (one row a pixel of
-the smaller image):
+A patch embedding is a linear function of a patch's pixels. At another patch size it should compute
+the same function of the same image at another resolution. The two are related by area averaging R
+(one row per pixel of the smaller image):
 
 - larger patches: the new weights are R^T w, so that w'.x equals w.(R x), the old function of the
   area-downsampled image (16 pixels for one: each weight spread over 4 x 4 pixels, over 16);

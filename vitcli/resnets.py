@@ -1,4 +1,5 @@
-"""What BiT ResNets and the ResNet stems of hybrids are, hold and cost. Standard library only.
+"""BiT ResNets and the ResNet stems of hybrids: configurations, and tables of their layers. Standard
+library only.
 
 Both are the bottleneck ResNet with GroupNorm for BatchNorm and weight-standardised convolutions
 (arXiv 1912.11370). A BiT ResNet is pre-activation and pads symmetrically, a hybrid's stem is
@@ -20,13 +21,13 @@ Size = tuple[int, int]
 """(height, width)."""
 
 GROUPS = 32
-"""Of every GroupNorm."""
+"""Groups of every GroupNorm."""
 MOST_BLOCKS = 1000
 """A larger depth is a mistake, and its table of layers would fill the memory."""
 LARGEST_IMAGE = 1 << 16
 """Pixels along an axis."""
 EXPANSION = 4
-"""A bottleneck gives so many times the channels that it works on."""
+"""Output channels of a bottleneck, divided by the channels inside."""
 
 DEPTHS: dict[int, tuple[int, ...]] = {
     26: (2, 2, 2, 2),
@@ -35,7 +36,7 @@ DEPTHS: dict[int, tuple[int, ...]] = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
-"""Blocks a stage by a ResNet's name; 26 is of the hybrids (arXiv 2106.10270)."""
+"""Blocks per stage, by the number in a ResNet's name; 26 is for hybrids (arXiv 2106.10270)."""
 
 
 Shape = tuple[int, ...]
@@ -57,7 +58,7 @@ class Layer(NamedTuple):
 
 
 def linear(name: str, inputs: int, outputs: int, positions: int, bias: bool = True) -> Layer:
-    """A dense layer that is applied to so many vectors of an image."""
+    """A dense layer that is applied at so many positions of an image."""
     tensors: dict[str, Shape] = {f"{name}.weight": (outputs, inputs)}
     tensors |= {f"{name}.bias": (outputs,)} if bias else {}
     return Layer(name, tensors, inputs * outputs * positions, outputs * positions)
@@ -94,9 +95,9 @@ class ResNetConfig:
     """The convolutions of a BiT ResNet, or of a hybrid's stem: all but pooling and head."""
 
     depths: tuple[int, ...]
-    """Blocks a stage; none: the root (convolution, norm, ReLU, max-pool) alone."""
+    """Blocks per stage; none: only the root (convolution, norm, ReLU, max-pool)."""
     width_factor: float = 1.0
-    """Times 64 channels at the root; each stage doubles."""
+    """Channels of the root, divided by 64; each stage doubles them."""
     preact: bool = False
     """Norm and ReLU before each convolution (BiT), or after it (hybrids)."""
     padding: Literal["same", "symmetric"] = "same"
@@ -138,7 +139,7 @@ class ResNetConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels a cell of the last feature map, along each axis."""
+        """Pixels per cell of the last feature map, along each axis."""
         return 4 << max(len(self.depths) - 1, 0)
 
     def feature_map(self, image_size: Size) -> Size:
@@ -184,7 +185,7 @@ class BiTConfig:
     resnet: ResNetConfig
     """Its convolutions; pre-activation."""
     image_size: Size = (224, 224)
-    """Height and width of the images it is meant for; it takes others as they are."""
+    """Height and width of the images it was trained on; it accepts any size."""
     num_classes: int = 0
     """Outputs of the head; 0 means no head, and `model(images)` gives features."""
 
@@ -217,7 +218,7 @@ class BiTConfig:
 
     @property
     def posemb(self) -> Literal["none"]:
-        """A ResNet knows positions by its borders alone."""
+        """A ResNet has no position embeddings."""
         return "none"
 
     @property
