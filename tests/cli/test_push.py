@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -132,6 +133,13 @@ def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variabl
     assert result.exit_code == 1 and result.stdout == ""
     errors = result.stderr.partition("error: ")[2]
     assert f"{repo}: " in errors and said in errors and errors.count("\n") <= 3, result.stderr
+
+
+def test_a_silent_hub_is_given_up(vit, hub, tiny_checkpoint):
+    hub.faults.append(Fault("stall", "/whoami-v2", times=9))
+    begin = time.monotonic()
+    result = vit("push", tiny_checkpoint, REPO, "--timeout", "0.3")
+    assert "did not answer in time" in result.stderr and time.monotonic() - begin < 5
 
 
 def test_a_token_and_a_message_of_ones_own(vit, hub, tiny_checkpoint, monkeypatch):

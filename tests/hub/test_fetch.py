@@ -395,7 +395,8 @@ def test_private_and_gated_repos(hub: LoopbackHub, monkeypatch: pytest.MonkeyPat
         ("me/missing", None, "no such repo on the Hub"),
         ("me/model", "v9", "has no revision 'v9'"),
         ("me/model", "0" * 40, "has no revision"),
-        ("me/..", None, "is not the name of a Hub repo"),
+        ("me/..", None, "is not the name of a repo"),
+        ("me/model", "..", "is not the name of a repo or revision"),
     ],
 )
 def test_what_does_not_exist(

@@ -245,9 +245,10 @@ class _Found:
 
 def _check_name(repo: str, revision: str) -> None:
     """Raises HubError for what can be no repo or no revision: both become paths."""
-    for text, what in ((repo, "is not the name of a Hub repo"), (revision, "is not a revision")):
+    for text in (repo, revision):
         if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)*", text, re.ASCII) or ".." in text:
-            raise HubError(what, where=text, hint="write org/name, or org/name@revision")
+            what = f"'{text}' is not the name of a repo or revision"
+            raise HubError(what, where=repo, hint="write org/name or org/name@revision")
 
 
 def _check_space(repo: str, needed: int) -> None:
