@@ -73,7 +73,7 @@ def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
         "![Confusion](confusion.png)",
         "vit finetune --data flowers --lr 0.003",
         "- Position embeddings resized: bilinear from 14 x 14",
-        "- Time: 1 h 2 min",
+        "- Time: 1:02:05",
         "- Seed: 3",
         "vit predict cat.jpg --model me/flowers",
         'model = timm.create_model("hf-hub:me/flowers", pretrained=True).eval()',

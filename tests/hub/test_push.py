@@ -104,7 +104,7 @@ def test_only_what_changed_is_uploaded(run: Path, tmp_path: Path, hub: LoopbackH
     assert pushed(packed(run, tmp_path)).commit is None
     assert not [asked for asked in hub.asked if not asked.startswith("GET ")]
     package = packed(run, tmp_path, license="mit")
-    changes = compare(package, license_given=True)
+    changes = compare(package)
     assert set(changes.upload) == {"README.md"} and push(package, changes).commit != first.commit
     assert not [asked for asked in hub.asked if asked.startswith("PUT")]
     assert "license: mit\n" in card_on(hub)
@@ -125,7 +125,7 @@ def test_branches_requests_and_private_repos(run: Path, tmp_path: Path, hub: Loo
     assert hub.repos[REPO].private and "model.safetensors" not in hub.files(REPO)
     assert "model.safetensors" in hub.files(REPO, "next")
     assert hub.repos[REPO].commits[hub.head(REPO, "next")].title == "A first try"
-    assert compare(package, "next").is_empty and compare(package, "newer").upload
+    assert not compare(package, "next").upload and compare(package, "newer").upload
     request = pushed(package, create_pr=True)
     assert request.request and request.request.endswith("/discussions/1") and first.created
     assert "model.safetensors" not in hub.files(REPO)

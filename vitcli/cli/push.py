@@ -104,7 +104,7 @@ def push(
             package = pack(checkpoint, directory, repo, license, fetching, allow_pickle)
         for text in package.warnings:
             output.warning(text)
-        compared = (package, revision, token, overwrite_card, license is not None)
+        compared = (package, revision, token, overwrite_card)
         if dry_run:
             _show(package, _compared(*compared), revision, json)
             return

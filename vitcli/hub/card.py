@@ -13,11 +13,12 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitcli import config
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.config import Architecture, BiTConfig, Size, variant_name
+from vitcli.config import BiTConfig, ModelConfig, Size, variant_name
 from vitcli.hub import registry
 from vitcli.hub.privacy import is_repo, publishable
 from vitcli.hub.registry import RegistryEntry
@@ -135,38 +136,29 @@ def _numbers(info: CheckpointInfo) -> dict[str, float]:
 def _introduction(info: CheckpointInfo) -> list[str]:
     model, preprocess = info.model, info.preprocess
     height, width = preprocess.size
-    lines = [
-        "",
-        f"{_kind(model)} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million "
-        f"parameters, {2 * model.macs() / 1e9:.2f} GFLOPs per image) for images of "
-        f"{height} x {width} pixels, with {model.num_classes} classes.",
-    ]
-    if info.classes and len(info.classes) <= MOST_CLASSES:
-        lines[-1] += f" They are {', '.join(_names(info))}."
+    is_hybrid = isinstance(model, ModelConfig) and model.stem
+    kind = "Vision Transformer on a ResNet stem" if is_hybrid else "Vision Transformer"
+    kind = "BiT ResNet" if isinstance(model, BiTConfig) else kind
+    named = f" They are {', '.join(_names(info))}." if 0 < len(info.classes) <= MOST_CLASSES else ""
     filtered = preprocess.interpolation + ("" if preprocess.antialias else " without antialiasing")
-    lines += [
+    mean, std = (
+        side[0] if len(set(side)) == 1 else side for side in (preprocess.mean, preprocess.std)
+    )
+    return [
         "",
-        f"Images are resized ({filtered}, {preprocess.crop_mode}, crop "
-        f"{preprocess.crop_pct:g}), scaled to [0, 1] and normalized with mean "
-        f"{_triple(preprocess.mean)} and std {_triple(preprocess.std)}. Scores are the "
+        f"A {kind} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
+        f"{2 * model.macs() / 1e9:.2f} GFLOPs per image) for images of {height} x {width} pixels, "
+        f"with {model.num_classes} classes.{named}",
+        "",
+        f"Images are resized ({filtered}, {preprocess.crop_mode}, crop {preprocess.crop_pct:g}), "
+        f"scaled to [0, 1] and normalized with mean {mean} and std {std}. Scores are the "
         f"{info.score} of the logits.",
     ]
-    return lines
 
 
 def _names(info: CheckpointInfo) -> list[str]:
     """Each on one line, as a table and a paragraph need it."""
     return [" ".join(name.split()) for name in unique_names(info.classes)]
-
-
-def _kind(model: Architecture) -> str:
-    if isinstance(model, BiTConfig):
-        return "A BiT ResNet"
-    return "A Vision Transformer on a ResNet stem" if model.stem else "A Vision Transformer"
-
-
-def _triple(values: tuple[float, float, float]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
 def _metrics(
@@ -175,13 +167,9 @@ def _metrics(
     numbers = _numbers(info)
     if not numbers and shown is None:
         return []
-    lines = ["## Metrics", "", "Of the stored weights, on images that were not trained on."]
+    lines = ["## Metrics", "", "Of the stored weights, on images that were not trained on.", ""]
     if "val_top1" in numbers:
-        lines[-1] += (
-            " The step that was kept is the best on the validation split; the test split was used "
-            "for no choice."
-        )
-    lines.append("")
+        lines[2] += " The stored step is the best on the validation split."
     if numbers:
         lines += ["| metric | |", "|---|---|"]
         lines += [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
@@ -223,6 +211,7 @@ def _history(info: CheckpointInfo) -> list[str]:
     commands = [str(run["command"]) for run in runs if run.get("command")]
     if commands:
         lines += ["```sh", *commands, "```", ""]
+    seconds = [run["seconds"] for run in runs if "seconds" in run]
     facts = {
         "Made by": said.get("made_by"),
         "Data": said.get("data"),
@@ -231,7 +220,7 @@ def _history(info: CheckpointInfo) -> list[str]:
         "Position embeddings resized": _resized(said.get("posemb_resize")),
         "Optimizer step that was kept": said.get("steps"),
         "Seed": said.get("seed"),
-        "Time": " + ".join(_duration(run["seconds"]) for run in runs if "seconds" in run) or None,
+        "Time": " + ".join(str(timedelta(seconds=round(s))) for s in seconds) or None,
         "Note": said.get("note"),
     }
     listed = [f"- {what}: {value}" for what, value in facts.items() if value is not None]
@@ -244,12 +233,6 @@ def _resized(said: Any) -> str | None:
     old, new = said.get("from"), said.get("to")
     grids = f" from {old[0]} x {old[1]}" if old else ""
     return f"{said.get('method')}{grids}" + (f" to {new[0]} x {new[1]}" if new else "")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _use(info: CheckpointInfo, name: str | None) -> list[str]:

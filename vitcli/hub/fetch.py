@@ -17,7 +17,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -95,20 +95,15 @@ def reachable(repo: str, timeout: float = 3.0) -> bool:
     def request() -> None:
         from huggingface_hub import get_session, hf_hub_url
 
-        answer = get_session().head(hf_hub_url(repo, CONFIG), timeout=timeout)
-        if answer.is_success:
-            answered.set()
+        with contextlib.suppress(Exception):
+            if get_session().head(hf_hub_url(repo, CONFIG), timeout=timeout).is_success:
+                answered.set()
 
     # A thread, because looking up a name has no timeout of its own.
-    asking = threading.Thread(target=_quietly, args=(request,), daemon=True)
+    asking = threading.Thread(target=request, daemon=True)
     asking.start()
     asking.join(timeout)
     return answered.is_set()
-
-
-def _quietly(request: Callable[[], None]) -> None:
-    with contextlib.suppress(Exception):
-        request()
 
 
 # ---------------------------------------------------------------------------------------------

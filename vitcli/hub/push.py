@@ -13,11 +13,11 @@ import difflib
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings
 
 from vitcli.atomic import write_text
 from vitcli.checkpoints import read, tensor_file
@@ -61,6 +61,8 @@ class Package:
     title: str
     """The commit's, where the user gives none."""
     warnings: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    """Parts of the card that the user gave with the push."""
 
     @property
     def files(self) -> dict[str, Path]:
@@ -79,13 +81,8 @@ class Changes:
     """What was compared with; None: there is no such repo."""
     branch_exists: bool = True
     card_diff: str = ""
-    """How the card on the Hub would change."""
     edited: tuple[str, ...] = ()
     """Parts of the card on the Hub that stay as a person edited them, although there are newer."""
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.upload and not self.remove
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Pushed:
     commit: str | None = None
     """None: nothing had changed."""
     created: bool = False
-    """The repo was created."""
+    """Whether the repo was."""
     request: str | None = None
     """The page of the pull request."""
 
@@ -132,14 +129,8 @@ def pack(
 ) -> Package:
     """Writes timm's Hub layout, a card and its images into an empty directory.
 
-    Args:
-        spec: a run's directory, a file of any layout that `vit` reads, a name or another repo.
-        repo: where it will be, `org/name`; the card says so.
-        license: an identifier of the Hub's; else what the run's card says, else the licence of
-            the model that it was trained from, where the registry knows it. Never a guess.
-
-    Raises:
-        VitError: there is no such checkpoint, or it cannot be read.
+    The license is the given one, else what the run's card says, else that of the model that it
+    was trained from, where the registry knows it; never a guess. Raises VitError.
     """
     located = read.locate(spec, on_progress=on_progress, allow_pickle=allow_pickle)
     source = read.open_checkpoint(located.file, located.entry)
@@ -168,22 +159,20 @@ def pack(
         license=license or inherited,
         base_model=base_model,
     )
-    made = Card.parse(new)
+    made, given = Card.parse(new), frozenset({LICENSE} if license else ())
     if old.is_ours:
         if not old.digests:  # an earlier version's: what it wrote cannot be told from edits
             old = old._replace(
                 digests={k: digest(t) for k, t in old.parts.items() if k in made.parts}
             )
-        kept = {*MEASURED, LICENSE} if license is None else MEASURED
-        made = made.merged_with(old, keep=kept, replace=() if license is None else {LICENSE})
+        made = made.merged_with(old, keep={*MEASURED, LICENSE} - given, replace=given)
     write_text(directory / CARD, str(made))
     for name in card.images_in(str(made)):
         if (beside / name).is_file():
             shutil.copyfile(beside / name, directory / name)
     title = f"Push {info.provenance.get('data') or 'a model'}"
-    return Package(
-        directory, repo, made.license, base_model, title, tuple(_warnings(info, made.license))
-    )
+    warnings = tuple(_warnings(info, made.license))
+    return Package(directory, repo, made.license, base_model, title, warnings, given)
 
 
 def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
@@ -206,14 +195,9 @@ def compare(
     revision: str | None = None,
     token: str | None = None,
     overwrite_card: bool = False,
-    license_given: bool = False,
 ) -> Changes:
     """What of a package its repo does not have yet. What a person wrote into the card on the Hub
-    is taken over into the package's, unless `overwrite_card`; the Hub is not changed.
-
-    Raises:
-        HubError: the Hub cannot be reached, or does not say.
-    """
+    is taken over into the package's, unless `overwrite_card`. Raises HubError."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     repo, branch_exists = package.repo, True
@@ -228,9 +212,9 @@ def compare(
         if not isinstance(error.__cause__, RepositoryNotFoundError):
             raise
         return Changes({name: path.stat().st_size for name, path in package.files.items()})
-    merge = CARD in state.files
-    given = (state, token, overwrite_card, license_given)
-    diff, edited = _merge_card(package, *given) if merge else ("", ())
+    diff, edited = "", tuple[str, ...]()
+    if CARD in state.files:
+        diff, edited = _merge_card(package, state, token, overwrite_card)
     files = package.files
     same = {
         name
@@ -249,7 +233,7 @@ def compare(
 
 
 def _merge_card(
-    package: Package, state: RepoState, token: str | None, overwrite: bool, license_given: bool
+    package: Package, state: RepoState, token: str | None, overwrite: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Takes over the edits of the card on the Hub; how that card would change, and its edits."""
     from huggingface_hub import get_session, hf_hub_url
@@ -268,7 +252,7 @@ def _merge_card(
     old, new = Card.parse(there), Card.parse(path.read_text("utf-8"))
     edited: tuple[str, ...] = ()
     if not overwrite:
-        merged = new.merged_with(old, replace={LICENSE} if license_given else ())
+        merged = new.merged_with(old, replace=package.given)
         edited = tuple(
             key
             for key, text in new.parts.items()
@@ -285,14 +269,8 @@ def _merge_card(
 
 
 def log_in(repo: str, token: str | None = None, timeout: float | None = None) -> None:
-    """Makes sure of the repo's name and of a token that may write.
-
-    Args:
-        timeout: of every answer from now on: by itself, the client waits for ever.
-
-    Raises:
-        HubError: the name is not one, or there is no such token.
-    """
+    """Makes sure of the repo's name, and of a token that may write. `timeout` holds for every
+    answer from now on: by itself, the client waits for ever. Raises HubError."""
     from huggingface_hub import HfApi, get_token, set_client_factory
     from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
@@ -327,12 +305,9 @@ def push(
         changes: what `compare` found just now.
         private: of a repo that is created; an existing one stays what it is.
         revision: a branch, created from main where it does not exist.
-        create_pr: open a pull request instead of changing the branch.
-        timeout: as for `retry.ask`.
 
     Raises:
-        HubError: access is refused, the network fails, or the repo changed meanwhile. A note says
-            what of the push was done.
+        HubError: it failed; a note says what of the push was done.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -346,13 +321,13 @@ def push(
     if state is None and create_pr:
         raise HubError("does not exist: a pull request needs a repo", where=repo)
     page = f"{api.endpoint}/{repo}"
-    if changes.is_empty:
+    if not changes.upload and not changes.remove:
         return Pushed(page)
     title, created, sent = message or package.title, False, False
 
     def commit() -> Any:
         files = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
-        with warnings.catch_warnings(action="ignore"):  # what the client warns of the card
+        with catch_warnings(action="ignore"):  # what the client warns of the card
             return api.create_commit(
                 repo,
                 [*files, *map(CommitOperationDelete, changes.remove)],

@@ -9,13 +9,14 @@ import gzip
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
-from vitcli.errors import CheckpointError, ModelNotFoundError
+from vitcli.errors import ModelNotFoundError
 from vitcli.layouts import timm
 from vitcli.weight_files import SUFFIXES
 
@@ -78,9 +79,7 @@ class RegistryEntry:
 
     @property
     def model(self) -> Architecture:
-        """Its architecture."""
-        args = {"img_size": self.size}
-        model = timm.architecture_from_args(self.architecture, args)
+        model = timm.architecture_from_args(self.architecture, {"img_size": self.size})
         return model.with_classes(self.classes)
 
     @property
@@ -96,20 +95,10 @@ class RegistryEntry:
 
 @cache
 def weights_root() -> Path:
-    """The folder of what ships: inside an installed package, beside it in a checkout.
-
-    Raises:
-        CheckpointError: neither is there; the installation is incomplete.
-    """
+    """The directory of what ships: inside an installed package, beside it in a checkout."""
     package = Path(__file__).parents[1]
-    for root in (package / "weights", package.parent / "weights"):
-        if (root / "shipped.toml").is_file():
-            return root
-    raise CheckpointError(
-        "the registry and the weights that ship are missing",
-        where=package / "weights",
-        hint="install vitcli again: pip install --force-reinstall vitcli",
-    )
+    roots = (package / "weights", package.parent / "weights")
+    return next(root for root in roots if (root / "shipped.toml").is_file())
 
 
 @cache
@@ -117,25 +106,25 @@ def entries() -> dict[str, RegistryEntry]:
     """The registry, by name, file by file and in each file's order."""
     found: dict[str, RegistryEntry] = {}
     for file in sorted(weights_root().glob("*.toml")):
-        if file.name == "shipped.toml":
-            continue
-        tables = _toml(file)
-        defaults = tables.pop("defaults", {})
-        for name, fields in tables.items():
-            if name in found:
-                raise CheckpointError(f"the model '{name}' stands twice", where=file)
-            found[name] = RegistryEntry(name=name, **{**defaults, **fields})
+        tables = tomllib.loads(file.read_text("utf-8"))
+        defaults = tables.pop("defaults", None)
+        if defaults is not None:  # not what ships
+            found |= {name: RegistryEntry(name, **defaults | t) for name, t in tables.items()}
     return found
+
+
+def _shipped() -> dict[str, Any]:
+    return tomllib.loads((weights_root() / "shipped.toml").read_text("utf-8"))
 
 
 @cache
 def aliases() -> dict[str, str]:
-    """Names that mean a checkpoint which ships: "default" -> its folder."""
-    return dict(_toml(weights_root() / "shipped.toml")["aliases"])
+    """Names that mean a checkpoint which ships: "default" -> its directory."""
+    return dict(_shipped()["aliases"])
 
 
 def shipped() -> dict[str, Path]:
-    """The checkpoints that ship: name -> folder."""
+    """The checkpoints that ship: name -> directory."""
     return {
         file.parent.name: file.parent for file in sorted(weights_root().glob("*/model.safetensors"))
     }
@@ -148,25 +137,16 @@ def find(name: str) -> RegistryEntry | Path | None:
 
 
 def known(name: str) -> RegistryEntry | Path:
-    """As `find`.
-
-    Raises:
-        ModelNotFoundError: there is none of that name; suggests the nearest.
-    """
+    """As `find`. Raises ModelNotFoundError, which suggests the nearest names."""
     found = find(name)
     if found is None:
-        like = nearest(name, [*names(), *(entry.repo for entry in entries().values())])
-        raise ModelNotFoundError(
-            "no model has this name",
-            where=name or "an empty name",
-            hint=f"did you mean {' or '.join(like)}?" if like else "`vit models` lists all names",
-        )
+        raise _not_found(name, "no model has this name", [e.repo for e in entries().values()])
     return found
 
 
 def shipped_license() -> str:
-    """The licence of the checkpoints that ship."""
-    return str(_toml(weights_root() / "shipped.toml")["license"])
+    """The license of the checkpoints that ship."""
+    return str(_shipped()["license"])
 
 
 def names() -> list[str]:
@@ -177,13 +157,6 @@ def names() -> list[str]:
 def entry_of(repo: str) -> RegistryEntry | None:
     """The registry's entry of a Hub repo."""
     return next((entry for entry in entries().values() if entry.repo == repo), None)
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise CheckpointError(f"cannot be read: {error}", where=file) from error
 
 
 @cache
@@ -201,11 +174,7 @@ def real_labels() -> tuple[tuple[int, ...], ...]:
 
 
 def _unzip(name: str) -> str:
-    path = weights_root() / "labels" / name
-    try:
-        return gzip.decompress(path.read_bytes()).decode()
-    except (OSError, EOFError) as error:
-        raise CheckpointError(f"cannot be read: {error}", where=path) from error
+    return gzip.decompress((weights_root() / "labels" / name).read_bytes()).decode()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -233,11 +202,6 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         return shipped()[name]
     if name in entries():
         return entries()[name]
-    if text.lower() in aliases():
-        raise ModelNotFoundError(
-            f"the model '{name}' (alias '{text}') is missing from this installation",
-            hint=f"it belongs in {weights_root()}",
-        )
     if prefix := HUB_URL.match(text):
         text = IN_A_URL.sub(lambda found: f"@{found[1]}" if found[1] else "", text[prefix.end() :])
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
@@ -245,12 +209,11 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         repo = HubRepo(match[1], match[2])
         known = entry_of(repo.id) if repo.revision is None else None
         return known or repo
-    raise _not_found(text)
+    raise _not_found(text, "no such file or directory, and no model has this name")
 
 
-def _not_found(text: str) -> ModelNotFoundError:
-    like = nearest(text, names())
+def _not_found(text: str, what: str, others: Sequence[str] = ()) -> ModelNotFoundError:
+    like = nearest(text, [*names(), *others])
     ships = f"the built-in models are {', '.join(aliases())}; `vit models` lists all"
     hint = f"did you mean {' or '.join(like)}?" if like else ships
-    what = "no such file or directory, and no model has this name"
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)
