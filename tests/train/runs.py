@@ -1,0 +1,63 @@
+"""What tests of runs share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from vitcli.train.events import Event
+
+
+class Killed(BaseException):
+    """As a kill: nothing catches it, and nothing is saved."""
+
+
+def kill_at(step: int) -> Callable[[Event], None]:
+    """An on_event that ends the run once a step is reported, as kill -9 would."""
+
+    def on_event(event: Any) -> None:
+        if event.kind == "train" and event.step == step:
+            raise Killed
+
+    return on_event
+
+
+def interrupt_at(step: int) -> Callable[[Event], None]:
+    """An on_event that sends this process SIGTERM once a step is reported."""
+
+    def on_event(event: Any) -> None:
+        if event.kind == "train" and event.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_event
+
+
+def of_kind(events: list[Any], kind: str) -> list[Any]:
+    return [event for event in events if event.kind == kind]
+
+
+def metrics(directory: str | Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl of a kind."""
+    lines = map(json.loads, (Path(directory) / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def weights(directory: str | Path) -> dict[str, torch.Tensor]:
+    return load_file(Path(directory) / "model.safetensors")
+
+
+def same_weights(first: str | Path, second: str | Path) -> bool:
+    a, b = weights(first), weights(second)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def close_weights(first: str | Path, second: str | Path) -> bool:
+    a, b = weights(first), weights(second)
+    return all(torch.allclose(a[name], b[name], atol=1e-5) for name in a)

@@ -1,0 +1,110 @@
+"""A run's directory: who may use it, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train.runs import interrupt_at, same_weights, weights
+from vitcli.errors import ConfigError, OutputError, RunError
+from vitcli.train.directory import RunDirectory
+from vitcli.train.loop import train
+
+HOLD = """
+import os, sys, time
+from vitcli.train.directory import RunDirectory
+with RunDirectory(sys.argv[1]).locked():
+    if os.fork() == 0:  # as a worker that outlives its parent for a while
+        time.sleep(30)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_never_work_in_one_directory(tiny_run):
+    run = tiny_run()
+    train(run, on_event=interrupt_at(3))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, run.output],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout.readline() == "held\n"
+    for fields in ({"resume": True}, {"force": True}):
+        with pytest.raises(RunError, match="another process"):
+            train(run, **fields)
+    assert (Path(run.output) / "state.safetensors").exists()
+    holder.kill()
+    holder.wait()
+    assert (Path(run.output) / ".lock").exists()  # left over, and no obstacle
+    assert train(run, resume=True).step == 12
+    assert not (Path(run.output) / ".lock").exists()
+
+
+def test_a_directory_is_not_made_by_its_lock(tmp_path):
+    with RunDirectory(tmp_path / "run").locked():
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_replaced_only_by_force(tiny_run, tmp_path):
+    run = tiny_run()
+    train(run)
+    before = weights(run.output)
+    with pytest.raises(RunError, match="holds a finished run"):
+        train(run)
+    with pytest.raises(RunError, match="nothing to resume"):
+        train(run, resume=True)
+    assert before.keys() == weights(run.output).keys()
+    other = dataclasses.replace(run, seed=5, output=str(tmp_path / "other"))
+    train(other)
+    train(dataclasses.replace(run, seed=5), force=True)
+    assert same_weights(run.output, other.output)
+
+
+def test_an_unfinished_run_asks_what_to_do(tiny_run):
+    run = tiny_run()
+    train(run, on_event=interrupt_at(3))
+    with pytest.raises(RunError, match="holds an unfinished run") as caught:
+        train(run)
+    assert "--resume" in caught.value.hint and "--force" in caught.value.hint
+    state = Path(run.output) / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(RunError, match="state cannot be resumed") as caught:
+        train(run, resume=True)
+    assert "\n" not in caught.value.what
+
+
+def test_the_directory_of_the_data_is_refused(tiny_run, colours):
+    before = sorted(colours.iterdir())
+    with pytest.raises(RunError, match="directory of the data"):
+        train(tiny_run(output=str(colours)))
+    assert sorted(colours.iterdir()) == before
+
+
+def test_file_names_that_are_no_text_are_written_down(tiny_run):
+    directory = RunDirectory(tiny_run().output)
+    directory.start()
+    directory.write_json(directory.split, {"val": ["caf\udce9.jpg", "é"]})
+    assert directory.read_split() == {"val": ["caf\udce9.jpg", "é"]}
+
+
+def test_an_impossible_resolution_fails_before_anything_is_written(tiny_run):
+    run = tiny_run(resolution=(17, 17))
+    with pytest.raises(ConfigError, match="height 17 is not a multiple of the patch size 8"):
+        train(run)
+    assert not Path(run.output).exists()
+
+
+def test_files_that_are_not_a_runs_are_kept(tiny_run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "README.md").write_text("mine")
+    with pytest.raises(RunError, match=r"already holds README\.md"):
+        train(tiny_run())
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError):
+        train(tiny_run(output=str(tmp_path / "file" / "run")))
+    assert (tmp_path / "run" / "README.md").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "mine"
