@@ -1,62 +1,122 @@
-"""Learning rates and optimizers against the authors' formula."""
+"""Learning rates against the authors' formula; what learns how fast, decays, or is frozen."""
+
+from __future__ import annotations
 
 import math
 
 import pytest
 import torch
 
-from vitcli.config import DataConfig, model_config
+from vitcli.config import BiTConfig, DataConfig, model_config
+from vitcli.errors import ConfigError
+from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.train.optim import build_optimizer, learning_rate
+from vitcli.resnets import bit_resnet
+from vitcli.train.optim import Layers, build_optimizer, freeze, learning_rate, set_training
 from vitcli.train_config import TrainConfig
 
+SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 
-def config(**fields):
+
+def config(**fields) -> TrainConfig:
     return TrainConfig(data=DataConfig("x"), output="y", **fields)
 
 
-def test_cosine_after_a_linear_warm_up():
+def vit(dropout: float = 0.0, **fields) -> ViT:
+    model = ViT(model_config("Ti/8", num_classes=3, **SIZES, **fields), dropout, drop_path=0.2)
+    model.init_weights(0)
+    return model
+
+
+def test_schedules_count_the_decay_after_the_warm_up_and_end_it_after_the_last_step():
     run = config(lr=0.03, steps=500, warmup=100)
     for step in (1, 50, 100, 101, 300, 499, 500):  # vit_jax counts steps from 0
         p = max(step - 1 - 100, 0) / 400
         expected = 0.03 * 0.5 * (1 + math.cos(math.pi * p)) * min(1, step / 100)
         assert learning_rate(step, run) == pytest.approx(expected, abs=1e-12)
-    assert learning_rate(100, run) == 0.03
-    assert learning_rate(500, run) > 0  # every step trains
+    assert learning_rate(100, run) == 0.03 and learning_rate(500, run) > 0
     assert learning_rate(1, config(lr=0.03, steps=1, warmup=0)) == 0.03
-
-
-def test_linear_and_constant():
     assert learning_rate(31, config(lr=1.0, steps=50, warmup=10, schedule="linear")) == 0.5
     assert learning_rate(50, config(lr=1.0, steps=50, warmup=0, schedule="constant")) == 1.0
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_decay_acts_on_matrices_alone(name):
-    model = ViT(model_config("Ti/16", width=24, depth=1, num_heads=2, mlp_dim=32, num_classes=3))
-    model.init_weights(0)
+def test_weight_decay_applies_to_matrices_only(name):
+    model = vit()
     run = config(optimizer=name, lr=0.1, weight_decay=0.5, steps=1)
-    optimizer = build_optimizer(model, run)
-    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
-    names = {n for n, p in model.named_parameters() if id(p) in decayed}
-    assert names == {
-        "patch_embed.proj.weight",
-        "blocks.0.attn.qkv.weight",
-        "blocks.0.attn.proj.weight",
-        "blocks.0.mlp.fc1.weight",
-        "blocks.0.mlp.fc2.weight",
-        "head.weight",
-    }
-    everything = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    groups = build_optimizer(model, run).param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    names = {name for name, p in model.named_parameters() if id(p) in decayed}
+    inner = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    blocks = {f"blocks.{i}.{part}.weight" for i in range(3) for part in inner}
+    assert names == {"patch_embed.proj.weight", "head.weight", *blocks}
+    everything = {id(p) for group in groups for p in group["params"]}
     assert everything == {id(p) for p in model.parameters()}
 
 
 def test_adamw_decays_by_lr_times_decay_times_weight():
-    model = ViT(model_config("Ti/16", width=24, depth=1, num_heads=2, mlp_dim=32, num_classes=3))
-    model.init_weights(0)
+    model = vit()
     before = model.blocks[0].mlp.fc1.weight.detach().clone()
     optimizer = build_optimizer(model, config(optimizer="adamw", lr=0.1, weight_decay=0.5, steps=1))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
     assert torch.allclose(model.blocks[0].mlp.fc1.weight, before * (1 - 0.1 * 0.5))
+
+
+def test_momentum_and_betas_reach_the_optimizer():
+    sgd = build_optimizer(vit(), config(lr=0.1, momentum=0.5))
+    adam = build_optimizer(vit(), config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
+    assert sgd.defaults["momentum"] == 0.5 and adam.defaults["betas"] == (0.8, 0.99)
+
+
+def test_the_layers_of_a_vit_are_beits():
+    layers = Layers(vit(pool="gap", final_norm=False, fc_norm=True))
+    stem = ("cls_token", "pos_embed", "patch_embed.proj.weight")
+    assert [layers(name) for name in stem] == [0, 0, 0]
+    assert [layers(f"blocks.{i}.mlp.fc1.bias") for i in range(3)] == [1, 2, 3]
+    assert layers("fc_norm.weight") == layers("head.bias") == 4
+    rates = ("head.bias", "blocks.2.norm1.weight", "pos_embed")
+    assert [layers.scale(name, 0.75) for name in rates] == [1.0, 0.75, 0.75**4]
+
+
+def test_a_resnets_bottlenecks_are_its_layers():
+    layers = Layers(BiT(BiTConfig(bit_resnet((2, 1), 0.5), (32, 32), num_classes=2)))
+    names = ("stem.conv.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.1.norm1.bias")
+    assert [layers(name) for name in names] == [0, 1, 2]
+    assert layers("stages.1.blocks.0.downsample.conv.weight") == layers("norm.weight") == 3
+    assert layers("head.fc.weight") == layers("drop") == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "trained"),
+    [
+        ("backbone", {"head"}),
+        (3, {"norm", "head"}),
+        (1, {"blocks.1", "blocks.2", "norm", "head"}),
+        (0, {"blocks.0", "blocks.1", "blocks.2", "norm", "head"}),
+    ],
+)
+def test_what_is_frozen_has_no_gradient_and_no_dropout(what, trained):
+    model = vit(dropout=0.5)
+    freeze(model, what)
+    set_training(model, what)
+    model(torch.rand(2, 3, 16, 16)).sum().backward()
+    moved = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert {".".join(n.split(".")[: 2 if n.startswith("blocks") else 1]) for n in moved} == trained
+    noisy = {n for n, m in model.named_modules() if "drop" in n and m.training}
+    assert {".".join(n.split(".")[:2]) for n in noisy} == {
+        name for name in trained if name.startswith("blocks")
+    }
+
+
+def test_frozen_blocks_are_not_differentiated():
+    model = vit()
+    freeze(model, 2)
+    kept = []
+    for block in model.blocks[1:]:
+        block.register_forward_hook(lambda m, args, out: kept.append(out.requires_grad))
+    model(torch.rand(2, 3, 16, 16))
+    assert kept == [False, True]
+    with pytest.raises(ConfigError, match="the model has 3"):
+        freeze(model, 4)
