@@ -18,8 +18,8 @@ from vitcli.weight_files import SUFFIXES
 CARD = "README.md"
 
 
-def copy_companions(source: Path, folder: Path) -> None:
-    """The other files of a model's folder: its card, its curves. Not other weights.
+def copy_companions(source: Path, directory: Path) -> None:
+    """Copies the other files of a model's directory, such as its card, but not other weights.
 
     Raises:
         OutputError: they cannot be written.
@@ -28,14 +28,15 @@ def copy_companions(source: Path, folder: Path) -> None:
         for path in sorted(source.iterdir()):
             weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
             if path.is_file() and not weights and path.name[0] != ".":
-                shutil.copyfile(path, folder / path.name)
+                shutil.copyfile(path, directory / path.name)
     except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror or error}", where=folder) from error
+        raise OutputError(
+            f"cannot be written: {error.strerror or error}", where=directory
+        ) from error
 
 
-def resize_configs(source: Path, folder: Path, old: Size, info: CheckpointInfo) -> None:
-    """Writes the folder's configurations with the new size, all else as it stands in the source's,
-    and its card with a word of it.
+def resize_configs(source: Path, directory: Path, old: Size, info: CheckpointInfo) -> None:
+    """Writes the source's configurations with the new size, and its card with a note about it.
 
     Raises:
         CheckpointError: one of the source's cannot be read.
@@ -44,7 +45,7 @@ def resize_configs(source: Path, folder: Path, old: Size, info: CheckpointInfo) 
     new = info.model.image_size
     if (source / CARD).is_file():
         text = (source / CARD).read_text("utf-8", errors="replace")
-        write_text(folder / CARD, card.resized(text, old, new))
+        write_text(directory / CARD, card.resized(text, old, new))
     for name in companions():
         config = read_json(source / name)
         if config is None:
@@ -53,5 +54,5 @@ def resize_configs(source: Path, folder: Path, old: Size, info: CheckpointInfo) 
             resized = layout.resized_config(name, config, old, info)
             if resized is not None:
                 text = json.dumps(resized, indent=2, ensure_ascii=False) + "\n"
-                write_text(folder / name, text)
+                write_text(directory / name, text)
                 break
