@@ -44,7 +44,7 @@ def write_material(root: Path) -> None:
     ViTImageProcessor().save_pretrained(root / "transformers-b16")
 
 
-def classify_with_timm(folder: Path, images: Path, dtype: str = "float32") -> None:
+def classify_with_timm(source: Path, images: Path, dtype: str = "float32") -> None:
     """A file by timm's quick start, a directory by its inference.py: dataset, loader with worker
     processes, inference mode."""
     import timm
@@ -52,7 +52,7 @@ def classify_with_timm(folder: Path, images: Path, dtype: str = "float32") -> No
     from PIL import Image
     from timm.data import create_dataset, create_loader, create_transform, resolve_data_config
 
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    model = timm.create_model(f"local-dir:{source}", pretrained=True)
     model = model.eval().to(getattr(torch, dtype))
     data = resolve_data_config({}, model=model)
     if images.is_file():
@@ -75,30 +75,30 @@ def classify_with_timm(folder: Path, images: Path, dtype: str = "float32") -> No
                 print(json.dumps(row))
 
 
-def classify_with_transformers(folder: Path, images: Path, dtype: str = "float32") -> None:
+def classify_with_transformers(source: Path, images: Path, dtype: str = "float32") -> None:
     """With the pipeline."""
     from transformers import pipeline
 
-    classify = pipeline("image-classification", model=str(folder), dtype=dtype)
+    classify = pipeline("image-classification", model=str(source), dtype=dtype)
     files = [images] if images.is_file() else sorted(images.iterdir())
     batch_size = min(BATCH_SIZE, len(files))
     for answer in classify([str(p) for p in files], batch_size=batch_size, top_k=5):
         print(json.dumps(answer))
 
 
-def resize_with_timm(folder: Path, output: Path) -> None:
+def resize_with_timm(source: Path, output: Path) -> None:
     """A model at 384 pixels, saved for the Hub: timm's way to resize a checkpoint."""
     import timm
 
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True, img_size=384)
+    model = timm.create_model(f"local-dir:{source}", pretrained=True, img_size=384)
     timm.models.save_for_hf(model, output, safe_serialization=True)
 
 
-def copy_with_safetensors(folder: Path, output: Path) -> None:
+def copy_with_safetensors(source: Path, output: Path) -> None:
     """The tensors, loaded and saved."""
     from safetensors.torch import load_file, save_file
 
-    save_file(load_file(folder / "model.safetensors"), output / "model.safetensors")
+    save_file(load_file(source / "model.safetensors"), output / "model.safetensors")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SUITES = ("start", "photo", "folder", "fewshot", "checkpoints")
+SUITES = ("start", "photo", "directory", "fewshot", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
             bars=(0.5,),
             lines=1,
         ),
-        "folder": Suite(
+        "directory": Suite(
             "199 photographs through a B/16",
             {
                 "timm, float32": [*peer, "timm", timm, photographs],

@@ -37,8 +37,8 @@ TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}
 
 
 def capabilities() -> Mapping[str, Any]:
-    """What this CPU can do, by torch's names (amx_tile, avx512_bf16, ...); empty where torch does
-    not tell."""
+    """The instruction sets of this CPU by torch's names (amx_tile, avx512_bf16, ...); empty if this
+    torch does not report them."""
     query = getattr(torch.cpu, "get_capabilities", dict)
     return cast(Mapping[str, Any], query())
 
