@@ -207,7 +207,6 @@ def test_no_images(source: Source) -> None:
     assert not multiprocessing.active_children()
 
 
-@dataclasses.dataclass(frozen=True)
 class Dies:
     def read(self, row: int) -> bytes:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -222,9 +221,8 @@ def test_a_killed_worker_is_a_data_error(source: Source) -> None:
     assert not multiprocessing.active_children()
 
 
-@dataclasses.dataclass(frozen=True)
 class Reports:
-    """Says what holds in the process that reads."""
+    """Raises the state of the process that reads."""
 
     def read(self, row: int) -> bytes:
         state = (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -173,18 +171,11 @@ def test_a_row_without_an_image(tmp_path: Path, path: str | None) -> None:
         source.read(0)
 
 
-def test_without_datasets_the_extra_is_named(tmp_path: Path) -> None:
+def test_without_datasets_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "x.parquet", 0, [0, 1])
-    code = (
-        "import sys; sys.modules['datasets'] = None\n"
-        "from vitcli.config import DataConfig\n"
-        "from vitcli.data.dataset import open_split\n"
-        f"open_split(DataConfig({str(tmp_path / 'x.parquet')!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-    )
-    assert MissingExtraError.__name__ in done.stderr and "vitcli[data]" in done.stderr
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError) as caught:
+        open_split(DataConfig(str(tmp_path / "x.parquet")))
+    assert "vitcli[data]" in str(caught.value.hint)

@@ -4,8 +4,8 @@ A class is (id, name); names are not identities (ImageNet has two `crane`s)."""
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,10 +119,8 @@ def label_dataset(
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
         if not (named or known):
             named = _numbered(labels, where)
-            notes.append(
-                f"{where} does not name its classes: they are called 0 to {len(named) - 1}; "
-                + NAME_THEM
-            )
+            called = f"they are called 0 to {len(named) - 1}"
+            notes.append(f"{where} does not name its classes: {called}; {NAME_THEM}")
         _require_in_range(labels, named or known or (), where)
     else:
         spelt = {s: class_of(s) for split in raw.values() for s in set(map(str, split.labels))}
@@ -172,39 +170,27 @@ def _require_in_range(labels: Mapping[str, Ints], classes: Classes, where: objec
 # Matching
 
 
-def _plain(name: str) -> str:
-    return name.strip().lower().replace("_", " ")
-
-
-def _first(name: str) -> str:
-    """ "tench, Tinca tinca" is also called by its first name."""
-    return _plain(name.split(",")[0])
-
-
 class ClassIndex:
-    """Finds classes by id, then by name."""
+    """Finds classes by id, then by name, then by first name: "tench" is "tench, Tinca tinca"."""
 
     def __init__(self, classes: Sequence[ClassLabel]) -> None:
         self.classes = classes
         self.by_id = {label.id: index for index, label in enumerate(classes)}
-        self.by_name = _indices_by(classes, _plain)
-        self.by_first_name = _indices_by(classes, _first)
+        self.by_name, self.by_first_name = defaultdict[str, list[int]](list), defaultdict(list)
+        for index, label in enumerate(classes):
+            self.by_name[_plain(label.name)].append(index)
+            self.by_first_name[_plain(label.name.split(",")[0])].append(index)
 
     def find(self, label: ClassLabel) -> list[int]:
         """Indices of the classes that this may be: one, or those that share its name, or none."""
         if label.id in self.by_id:
             return [self.by_id[label.id]]
-        by_first = self.by_first_name.get(_first(label.name), [])
+        by_first = self.by_first_name.get(_plain(label.name.split(",")[0]), [])
         return self.by_name.get(_plain(label.name)) or by_first
 
 
-def _indices_by(
-    classes: Sequence[ClassLabel], spelling: Callable[[str], str]
-) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for index, label in enumerate(classes):
-        found.setdefault(spelling(label.name), []).append(index)
-    return found
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", " ")
 
 
 def match_classes(

@@ -43,7 +43,7 @@ class Splits:
     test: Source | None
     """Never selects anything."""
     split_note: str
-    """Where the validation split comes from, in one line."""
+    """Where the validation split comes from."""
     warnings: tuple[str, ...]
     record: dict[str, Any]
     """The split as JSON: written to a run's directory, passed back to `open_data`."""
@@ -204,11 +204,8 @@ def _holds(path: Path, wanted: Callable[[str], bool], first: int, last: int) -> 
 def unreadable_images(
     source: Source, on_progress: Callable[[int], None] = lambda count: None
 ) -> list[ImageError]:
-    """Decodes every image, in threads; an error for each that cannot be read, in order.
-
-    Args:
-        on_progress: called now and then with how many more images were checked.
-    """
+    """Decodes every image, in threads; an error for each that cannot be read, in order. Calls
+    `on_progress` now and then with how many more images were checked."""
 
     def check(index: int) -> ImageError | None:
         try:
