@@ -14,7 +14,6 @@ from vitcli.config import DataConfig
 from vitcli.data.alignment import MatchRules
 from vitcli.errors import ConfigError, DataError
 from vitcli.evaluate import evaluate
-from vitcli.imagenet import imagenet_classes
 from vitcli.prediction import Predictor
 
 # ---------------------------------------------------------------------------------------------
@@ -54,17 +53,7 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
     assert report.split == "all images" and report.errors == () and report.warnings == ()
 
 
-def test_an_ambiguous_name_is_an_error_that_lists_it(predictor, labelled):
-    with pytest.raises(DataError, match="'crane' could be more than one class"):
-        evaluate(predictor, DataConfig(str(labelled("crane", "dog"))))
-
-
-def test_a_class_that_the_model_does_not_know(predictor, labelled):
-    with pytest.raises(DataError, match="'zebra' is not among the 10 classes"):
-        evaluate(predictor, DataConfig(str(labelled("zebra", "dog"))))
-
-
-def test_images_that_cannot_be_read_are_told_and_not_counted(predictor, labelled):
+def test_unreadable_images_are_not_counted(predictor, labelled):
     root = labelled("dog", "cat")
     (root / "dog" / "broken.png").write_bytes(b"broken")
     progress: list[tuple[int, int]] = []
@@ -118,20 +107,20 @@ def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):
     place = {label.id: i for i, label in enumerate(predictor.classes)}
     root = labelled("horse", "rocket")
     horse, rocket = place["horse"], place["rocket"]
-    told: list[str] = []
+    printed: list[str] = []
     answers = []
     report = evaluate(
         predictor,
         DataConfig(str(root)),
         rules=MatchRules(among="data"),
         on_answer=answers.append,
-        report=told.append,
+        report=printed.append,
     )
     expected = [bool(row[horse] > row[rocket]) for row in timm_logits]
     assert [answer.best[0][0].id == "horse" for answer in answers] == expected
     assert report.evaluation.top1 == (expected[0] + (not expected[1])) / 2
     assert report.evaluation.top5 is None and report.indices == (horse, rocket)
-    assert len(told) == 1
+    assert len(printed) == 1
     two = timm_logits[:, [horse, rocket]].astype(float)
     scores = np.exp(two) / np.exp(two).sum(axis=1, keepdims=True)
     found = [answer.best[0][1] for answer in answers]
@@ -158,7 +147,7 @@ def test_a_class_that_stands_for_several_has_the_best_of_their_scores(
     ]
 
 
-def test_images_of_unknown_classes_are_left_out_and_told(predictor, labelled):
+def test_images_of_unknown_classes_are_left_out_and_reported(predictor, labelled):
     root = labelled("zebra", "dog")
     report = evaluate(predictor, DataConfig(str(root)), rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1
@@ -166,28 +155,6 @@ def test_images_of_unknown_classes_are_left_out_and_told(predictor, labelled):
     rules = MatchRules(mapping={"zebra": [], "dog": []})
     with pytest.raises(DataError):
         evaluate(predictor, DataConfig(str(root)), rules=rules)
-
-
-def test_real_labels_are_counted_beside_the_datas_own(predictor, labelled, timm_logits):
-    """a.png as validation image 1 and b.png as 2, whose labels are the two cranes of ImageNet,
-    134 and 517, of which the model knows both."""
-    root = labelled("dog", "cat")
-    (root / "dog" / "a.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")
-    (root / "cat" / "b.png").rename(root / "cat" / "ILSVRC2012_val_00000002.JPEG")
-    answers = []
-    assert [imagenet_classes()[i] for i in (134, 517)] == list(predictor.classes[:2])
-    for right in ([134, 517], [134], [0]):
-        accepted = [right, right, *[[]] * 49_998]
-        report = evaluate(
-            predictor, DataConfig(str(root)), accepted=accepted, on_answer=answers.append
-        )
-        best = timm_logits.argmax(axis=1)  # of a.png and b.png
-        known = [{134: 0, 517: 1}.get(i, -1) for i in right]
-        assert report.real.count == (2 if right != [0] else 0)
-        if right != [0]:
-            assert report.real.accuracy == np.isin(best, known).mean()
-        assert report.real.left_out == 2 - report.real.count
-    assert [answer.accepted for answer in answers[-2:]] == [None, None]
 
 
 def test_another_resolution_is_the_model_with_its_position_embeddings_resized(

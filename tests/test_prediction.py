@@ -108,7 +108,7 @@ def test_errors_keep_their_places(predictor, image_folder):
     assert list(predictor.predict([])) == []
 
 
-def test_an_unknown_model_is_told_at_once():
+def test_an_unknown_model_is_an_error_at_once():
     with pytest.raises(ModelNotFoundError):
         vitcli.predict("./no-such-model", [])
 

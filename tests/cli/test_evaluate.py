@@ -41,13 +41,13 @@ def evaluate(vit, tiny_checkpoint, data):
 def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     result = evaluate("--json")
     assert result.exit_code == 0 and result.stderr == ""
-    told = json.loads(result.stdout)
-    rows, pairs = told.pop("classes"), told.pop("confusion")
-    loss, ece, macro_f1 = (told.pop(name) for name in ("loss", "ece", "macro_f1"))
+    printed = json.loads(result.stdout)
+    rows, pairs = printed.pop("classes"), printed.pop("confusion")
+    loss, ece, macro_f1 = (printed.pop(name) for name in ("loss", "ece", "macro_f1"))
     first, second = timm_logits.argmax(axis=1).tolist()
     right = sum([True, second == 3]) / 2
     among = [3 in np.argsort(-timm_logits[1])[:5], True]
-    assert told == {
+    assert printed == {
         "model": str(tiny_checkpoint),
         "data": str(data),
         "split": "all images",
@@ -116,8 +116,8 @@ def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
         [str(data), "all images", "2"],
         [str(other), "all images", "3"],
     ]
-    told = [json.loads(line) for line in evaluate("--data", other, "--json").stdout.splitlines()]
-    assert [(one["data"], one["images"]) for one in told] == [(str(data), 2), (str(other), 3)]
+    printed = [json.loads(line) for line in evaluate("--data", other, "--json").stdout.splitlines()]
+    assert [(one["data"], one["images"]) for one in printed] == [(str(data), 2), (str(other), 3)]
 
 
 def test_several_resolutions(evaluate, data, tmp_path):
@@ -180,11 +180,11 @@ def test_predictions_by_real_labels_and_of_an_unreadable_image(
     words = ["evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--labels", labels]
     result = vit(*words, "--predictions", file, "--json")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)["real"]
-    assert told == {"top1": told["top1"], "images": 1, "left_out": 1}
+    printed = json.loads(result.stdout)["real"]
+    assert printed == {"top1": printed["top1"], "images": 1, "left_out": 1}
     with file.open(newline="") as opened:
         rows = {Path(row["file"]).name[-10:-5]: row for row in csv.DictReader(opened)}
-    assert rows["00001"]["real"] == "" and rows["00002"]["real"] == str(int(told["top1"]))
+    assert rows["00001"]["real"] == "" and rows["00002"]["real"] == str(int(printed["top1"]))
     assert rows["00003"]["error"].startswith("is not an image")
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
     text = vit(*words).stdout.splitlines()[2]
@@ -212,11 +212,11 @@ def test_images_without_labels_of_their_own_by_real_labels(
     words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32, "--labels", labels]
     result = vit(*words, "--json", "--predictions", file, "--plot", tmp_path / "plot.png")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert told["real"] == {"top1": float(right), "images": 1, "left_out": 1}
-    assert (told["images"], told["unreadable"], told["split"]) == (2, 1, "all images")
-    assert {told[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
-    assert told["classes"] == told["confusion"] == []
+    printed = json.loads(result.stdout)
+    assert printed["real"] == {"top1": float(right), "images": 1, "left_out": 1}
+    assert (printed["images"], printed["unreadable"], printed["split"]) == (2, 1, "all images")
+    assert {printed[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
+    assert printed["classes"] == printed["confusion"] == []
     assert "nothing to plot: these images have no labels of their own" in result.stderr
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))

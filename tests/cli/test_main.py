@@ -109,7 +109,7 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "printed"),
     [
         (ConfigError("no", where="x.toml", hint="yes"), "error: x.toml: no\nhint: yes\n"),
         (ConfigError("no"), "error: no\n"),
@@ -125,14 +125,14 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
         ),
     ],
 )
-def test_errors_are_a_line_or_two(vit, failing, error, told):
+def test_errors_are_a_line_or_two(vit, failing, error, printed):
     failing(error)
     result = vit("fail")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", told)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", printed)
     assert vit("fail", "--debug").exception is error
 
 
-def test_ctrl_c_says_nothing(vit, failing):
+def test_ctrl_c_prints_nothing(vit, failing):
     failing(KeyboardInterrupt())
     result = vit("fail")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
