@@ -56,8 +56,8 @@ Ints = npt.NDArray[np.integer[Any]]
 def figure_file(
     path: str | Path, width: float, height: float, text: str = "", grid: bool = True
 ) -> Iterator[Figure]:
-    """A figure of so many inches in the style of all, with fonts for a text of any script; written
-    at the end of the block, whole or not at all.
+    """A figure of this size in inches, in the style of all plots and with fonts for a text of any
+    script; written at the end of the block, whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -79,8 +79,8 @@ def figure_file(
 
 
 def _fonts(text: str) -> tuple[list[str], set[str]]:
-    """The font families that hold the characters of a text, and the characters that none holds:
-    those of matplotlib's own font, then of others on this machine."""
+    """The font families that show a text, matplotlib's own before others of this machine, and the
+    characters that no font has."""
     families, missing = ["DejaVu Sans"], set(text)
     fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: font.name != families[0])
     for font in fonts:
@@ -96,7 +96,7 @@ def _fonts(text: str) -> tuple[list[str], set[str]]:
 
 
 def _drawable(names: Sequence[str], path: str | Path) -> list[str]:
-    """Names of classes as an image can show them: short, and as "#3" where no font can."""
+    """Names of classes as an image can show them: shortened, or "#3" if no font can show one."""
     lines = ["".join(c if c.isprintable() else " " for c in name) for name in names]
     lines = [line if len(line) <= 24 else line[:23] + "…" for line in lines]
     if str(path).lower().endswith(".svg"):

@@ -120,7 +120,7 @@ class _Block(nn.Module):
         self.num_heads, self.wanted = attn.num_heads, wanted
         self.swiglu, self.activation = mlp.swiglu, mlp.activation
         self.fuses = not mlp.swiglu and mlp.activation in FUSED
-        # Queries come first; where few are wanted, they are a matrix of their own.
+        # Queries come first in qkv; if few of them are wanted, they get a matrix of their own.
         split = 0 if wanted is None else attn.proj.out_features
         weight, bias = attn.qkv.weight, attn.qkv.bias
         parts = (None, None) if bias is None else (bias[:split], bias[split:])
