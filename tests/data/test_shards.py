@@ -269,9 +269,10 @@ def header(name: str, size: bytes, kind: bytes = b"0") -> bytes:
     return bytes(block)
 
 
-def pax(record: bytes) -> bytes:
-    content = b"%d %s\n" % (len(record) + 4, record)
-    return header("p", b"%011o\0" % len(content), b"x") + content.ljust(512, b"\0")
+def pax(record: bytes, times: int = 1) -> bytes:
+    content = b"%d %s\n" % (len(record) + 4, record) * times
+    padding = bytes(-len(content) % 512)
+    return header("p", b"%011o\0" % len(content), b"x") + content + padding
 
 
 MINUS_ONE = b"\xff" * 12
@@ -288,6 +289,7 @@ MINUS_ONE = b"\xff" * 12
         pax(b"size=-512") + header("a.jpg", b"%011o\0" % 1) + bytes(2048),
         pax(b"GNU.sparse.major=1") + header("a.jpg", b"%011o\0" % 512) + b"9" * 512 + bytes(1024),
         pax(b"x=y") * 3000 + bytes(1024),
+        pax(b"x=yyyyyy", 90_000) + bytes(1024),
         b"text" * 500,
         b"",
         tar_of({"a.jpg": b"x", "b.jpg": b"x", "b.cls": b"0"}),

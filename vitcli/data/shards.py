@@ -46,6 +46,10 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
 _BLOCK = tarfile.BLOCKSIZE
 _LONGEST = 1 << 20
 """Bytes of a name or label; more is damage."""
+_EMPTY = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
+_EMPTY |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
+"""Members without content, whatever size their header gives."""
+_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 _SAMPLE = "a sample is an image and its label with the same name: 0001.jpg and 0001.cls"
 
 
@@ -284,17 +288,13 @@ def _members(tar: IO[bytes], shard: Path) -> Iterator[dict[str, Any]]:
         position = tar.seek(start + blocks * _BLOCK)
 
 
-_EMPTY = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
-_EMPTY |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
-"""Members without content, whatever size their header gives."""
-
-
 def _extended(content: bytes) -> dict[str, str]:
     """The records of a pax header: "LENGTH KEY=VALUE\\n" each."""
-    records = {}
-    while match := re.match(rb"(\d{1,9}) ([^=]+)=", content):
-        records[_text(match[2])] = _text(content[match.end() : int(match[1]) - 1])
-        content = content[max(int(match[1]), 1) :]
+    records, position = {}, 0
+    while match := _RECORD.match(content, position):
+        end = position + int(match[1])
+        records[_text(match[2])] = _text(content[match.end() : end - 1])
+        position = max(end, match.end())
     return records
 
 
