@@ -68,7 +68,7 @@ def test_a_model_of_imagenet_21k(
     hub: LoopbackHub, vit: Vit, tmp_path: Path, layout: Literal["timm", "transformers", "npz"]
 ) -> None:
     """21,843 classes, sigmoid scores, readable names; by a name of the registry, and by repo in
-    the other layouts. The test below has the real size."""
+    the other layouts."""
     files = {
         "config.json": timm_config(model_args=SMALL),
         "model.safetensors": weights(**_our_names(SMALL)),
@@ -102,36 +102,6 @@ def test_a_model_of_imagenet_21k(
 def _our_names(args: dict[str, int]) -> dict[str, int]:
     names = {"embed_dim": "width", "depth": "depth", "num_heads": "num_heads"}
     return {**{names[key]: value for key, value in args.items()}, "mlp_dim": 4 * args["embed_dim"]}
-
-
-@pytest.mark.slow
-def test_a_name_of_the_registry_at_its_size(hub: LoopbackHub, vit: Vit) -> None:
-    """410 MB: the real shape, through the real client."""
-    hub.add(I21K, {"config.json": timm_config(), "model.safetensors": weights()})
-    done = vit("predict", CAT, "--model", "vit-b16-i21k", "--json", "--quiet")
-    assert done.exit_code == 0 and done.stderr == ""  # the registry agrees with the config
-    assert len(json.loads(done.stdout)["predictions"]) == 5
-
-
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [
-        ("timm_vit_default", "model.safetensors"),
-        ("hf_vit", "model.safetensors"),
-        ("hf_dinov2", "model.safetensors"),
-        ("vit_jax_token", "checkpoint.npz"),
-        ("big_vision_tok", "checkpoint.npz"),
-    ],
-)
-def test_every_layout(hub: LoopbackHub, vit: Vit, tmp_path: Path, case: str, name: str) -> None:
-    """A repo gives what the same files give from a folder."""
-    folder = tmp_path / "files"
-    folder.mkdir()
-    for file in ("config.json", "preprocessor_config.json", name):
-        if (GOLDEN / case / file).is_file():
-            (folder / file).write_bytes((GOLDEN / case / file).read_bytes())
-    hub.add("me/model", {path.name: path for path in folder.iterdir()})
-    assert answer(vit, "me/model") == answer(vit, folder)
 
 
 def test_a_repo_is_resized_and_converted_to_where_it_is_told(

@@ -58,6 +58,7 @@ def test_pushed_and_fetched_it_answers_the_same(
     assert f"next: vit predict IMAGE --model {REPO}" in result.stderr
     for name, content in hub.files(REPO).items():
         assert b"tell-tale-jo" not in content, name
+    assert b"tell-tale-jo" not in (fine_tuned / "README.md").read_bytes()
     assert not {"state.safetensors", "metrics.jsonl", "split.json"} & set(hub.files(REPO))
 
     use_hub(monkeypatch, hub.environment, tmp_path / "another home")

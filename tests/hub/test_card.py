@@ -103,12 +103,6 @@ def test_nothing_is_said_that_nobody_knows() -> None:
     assert "None" not in text and 'local-dir:."' in text
 
 
-def test_a_local_parent_is_no_base_model() -> None:
-    for parent in ("./runs/a", "/tmp/x", "vit-ti16-tin", "runs/old/model.safetensors"):
-        info = CheckpointInfo(INFO.model, INFO.preprocess, provenance={"parent": parent})
-        assert "base_model" not in ModelCard(model_card(info)).data.to_dict()
-
-
 def test_of_many_classes_the_hardest_are_listed() -> None:
     classes = tuple(ClassLabel(f"id{i}", f"name{i}") for i in range(200))
     confusion = np.diag(np.full(200, 10))

@@ -277,16 +277,18 @@ class Card(NamedTuple):
         parts = _split(matter[1] or "" if matter else "", r"([\w-]+:)", "#")
         parts |= _split(text[matter.end() if matter else 0 :], r"(## .*\S)", "")
         try:
-            digests = dict(json.loads(comment[1])) if comment else {}
+            written = dict(json.loads(comment[1])) if comment else {}
         except ValueError:
-            digests = {}
+            written = {}
+        digests = {k if _is_matter(k) or not k else f"## {k}": v for k, v in written.items()}
         return cls({key: text for key, text in parts.items() if text.strip()}, digests)
 
     def __str__(self) -> str:
         matter = [text for key, text in self.parts.items() if _is_matter(key)]
         body = [text.strip("\n") for key, text in self.parts.items() if not _is_matter(key)]
         head = "\n".join(["---", *matter, "---", "", ""]) if matter else ""
-        comment = [f"<!-- vit: {json.dumps(self.digests)} -->"] if self.digests else []
+        digests = {key.removeprefix("## "): digest for key, digest in self.digests.items()}
+        comment = [f"<!-- vit: {json.dumps(digests)} -->"] if digests else []
         return head + "\n\n".join([*body, *comment]) + "\n"
 
     @property

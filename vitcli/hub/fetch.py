@@ -271,11 +271,11 @@ def _look(
     listing = (cache.listing(known) if known else None) or present
     if offline:
         at = "" if revision == MAIN else f" at revision {revision}"
-        why = "HF_HUB_OFFLINE is set" if is_offline() else "--offline is given"
         absent = missing(
             cache.repo,
             f"no such file or directory, and no such repo in the cache{at}",
-            f"check the name; {why}: a repo of the Hub has to be fetched once without",
+            "check the name; to download it, run `vit pull` once without "
+            + ("HF_HUB_OFFLINE" if is_offline() else "--offline"),
         )
         if known is None or not present:
             raise absent
