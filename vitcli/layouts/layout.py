@@ -184,7 +184,7 @@ _PHRASES = {
     "norm_eps": "LayerNorm epsilon {}",
     "stem": "a ResNet stem",
 }
-"""What is said of a field whose value cannot be expressed."""
+"""What is said of a field that has not its default."""
 
 
 def refusals(model: ModelConfig, **expressible: Collection[Any] | None) -> list[str]:
@@ -202,8 +202,15 @@ def refusals(model: ModelConfig, **expressible: Collection[Any] | None) -> list[
             continue
         if name == "posemb_tokens" and (model.posemb == "none" or not model.num_prefix_tokens):
             continue
-        found.append(_PHRASES.get(name, f"{name} {{}}").format(value))
+        found.append(phrase(name, value))
     return found
+
+
+def phrase(name: str, value: Any) -> str:
+    """What is said of a field whose value cannot be expressed."""
+    negated = _PHRASES.get(name, "").startswith(("no ", "queries", "a patch"))
+    known = name in _PHRASES and not (negated and value)
+    return _PHRASES[name].format(value) if known else f"{name} {value}"
 
 
 def bit_refusals(model: BiTConfig, pool_padding: str) -> list[str]:

@@ -299,7 +299,7 @@ def architecture_from_args(
         )
     _check_args(given, DEFAULTS, _NEUTRAL, _IGNORED)
     merged = known[name] | {key: _argument(given, key) for key in given if key in DEFAULTS}
-    stem = None if merged["stem"] is None else ResNetConfig(merged["stem"])
+    stem = _stem(merged)
     if stem is not None and backbone is not None:
         stem = _stem_from_backbone(backbone)
     return _to_model(merged, stem)
@@ -330,6 +330,10 @@ def _argument(given: ForeignJson, key: str) -> Any:
     if key in ("mlp_ratio", "init_values"):
         return given.number(key)
     return given.whole(key, low=0 if key == "reg_tokens" else 1)
+
+
+def _stem(args: Args) -> ResNetConfig | None:
+    return None if args["stem"] is None else ResNetConfig(args["stem"])
 
 
 def _to_model(args: Args, stem: ResNetConfig | None) -> ModelConfig:
@@ -442,52 +446,39 @@ def _with_timms_norm(model: ModelConfig) -> ModelConfig:
 
 
 def not_in_timm(model: Architecture) -> list[str]:
-    """What of a model timm cannot express; empty if it can load it."""
+    """What of a model timm cannot express; empty if it can load it: if the model that the nearest
+    architecture and its arguments stand for is the same."""
     if isinstance(model, BiTConfig):
         depths, factor = model.resnet.depths, model.resnet.width_factor
         named = _bit_name(model.resnet) is not None
         size = [] if named else [f"a BiT ResNet of {depths} blocks, width factor {factor:g}"]
         return _resnet_refusals(model.resnet) + size
     model = _with_timms_norm(model)
-    found = layout.refusals(
-        model,
-        class_token=None,
-        distill_token=None,
-        num_registers=None,
-        posemb=("learn", "none", "sincos2d"),  # timm keeps the table as a learned one
-        posemb_tokens=None,
-        pool=_WORDS["global_pool"].values(),
-        pre_norm=None,
-        final_norm=None,
-        fc_norm=None,
-        layer_scale=None,
-        qkv_bias=None,
-        patch_bias=None,
-        activation=_WORDS["act_layer"].values(),
-        swiglu=None,
-        norm_eps=(1e-6, 1e-5),
-        stem=None,
-    )
-    plain = model.norm_eps == 1e-6 and not model.distill_token
-    checks = {
-        "position embeddings on some prefix tokens only": (
-            model.posemb != "none" and model.posemb_prefix not in (0, model.num_prefix_tokens)
-        ),
-        "a norm both before and after pooling": model.final_norm and model.fc_norm,
-        f"patch_bias {model.patch_bias}": model.patch_bias == model.pre_norm,
-        "a distillation token with these options": model.distill_token
-        and (model.pool, model.posemb, model.posemb_tokens, model.num_registers, model.norm_eps)
-        != ("token", "learn", "all", 0, 1e-6),
-        "SwiGLU with these options": model.swiglu and (not plain or model.pool == "map"),
-        "a hybrid with these options": bool(model.stem) and (not plain or model.swiglu),
+    name, departures = best_architecture(model)
+    args = architectures()[name] | departures
+    timms = _to_model(args, _stem(args))
+    reasons = _resnet_refusals(model.stem) if model.stem else []
+    sizes = [stem and (stem.depths, stem.width_factor) for stem in (model.stem, timms.stem)]
+    if model.stem and sizes[0] != sizes[1]:
+        what = f"of {model.stem.depths} blocks, width factor {model.stem.width_factor:g}"
+        return [*reasons, f"a ResNet stem {what}"]
+    # timm keeps a sine-cosine table as a learned one.
+    same: Args = {
+        "posemb": "learn" if model.posemb == "sincos2d" else model.posemb,
+        "stem": timms.stem,
     }
-    if model.stem:  # timm builds it by the architecture's name alone
-        depths, factor = model.stem.depths, model.stem.width_factor
-        known = {args["stem"] for args in architectures().values() if args["stem"] is not None}
-        what = f"a ResNet stem of {depths} blocks, width factor {factor:g}"
-        checks[what] = depths not in known or factor != 1
-        found += _resnet_refusals(model.stem)
-    return found + [what for what, impossible in checks.items() if impossible]
+    if model.posemb_prefix == timms.posemb_prefix:
+        same["posemb_tokens"] = timms.posemb_tokens
+    for entry in dataclasses.fields(model):
+        wanted = same.get(entry.name, getattr(model, entry.name))
+        if entry.name != "num_classes" and wanted != getattr(timms, entry.name, entry.default):
+            reasons.append(layout.phrase(entry.name, getattr(model, entry.name)))
+    plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
+    checks = {
+        "a distillation token with these options": model.distill_token and not plain,
+        "an attention pool beside a gated MLP": model.swiglu and model.pool == "map",
+    }
+    return reasons + [what for what, impossible in checks.items() if impossible]
 
 
 def otherwise_in_timm(model: Architecture) -> list[str]:
@@ -516,7 +507,7 @@ def _name_with_timms_epsilons(model: Architecture) -> str | None:
 
 
 def best_architecture(model: Architecture) -> tuple[str, Args]:
-    """timm's name with the fewest departures, and those; the model must not be `not_in_timm`."""
+    """timm's name with the fewest departures, and those."""
     if isinstance(model, BiTConfig):
         return _bit_name(model.resnet) or "", {}
     model = _with_timms_norm(model)
@@ -527,19 +518,25 @@ def best_architecture(model: Architecture) -> tuple[str, Args]:
         "norm_eps": model.norm_eps,
         "stem": model.stem.depths if model.stem else None,
     }
-    best: tuple[str, Args] | None = None
-    for name, args in architectures().items():
-        if {key: args[key] for key in FIXED} != fixed:
-            continue
-        base = _to_args(_to_model(args, ResNetConfig(args["stem"]) if model.stem else None))
-        if args["fc_norm"] is None:  # timm's rule, which follows the pooling that is asked for
+
+    def departures(name: str) -> Args:
+        base = dict(_own_args()[name])
+        if architectures()[name]["fc_norm"] is None:  # timm's rule, which follows the pooling
             base["fc_norm"] = wanted["global_pool"] == "avg"
-        departures = {key: value for key, value in wanted.items() if base[key] != value}
-        if best is None or len(departures) < len(best[1]):
-            best = name, departures
-    if best is None:
-        raise ConfigError("no architecture of timm has this model's norm, MLP and tokens")
-    return best
+        return {key: value for key, value in wanted.items() if base[key] != value}
+
+    def rank(name: str) -> tuple[int, int]:
+        args = architectures()[name]
+        return sum(args[key] != value for key, value in fixed.items()), len(departures(name))
+
+    best = min(architectures(), key=rank)
+    return best, departures(best)
+
+
+@cache
+def _own_args() -> dict[str, Args]:
+    """The arguments of every architecture, written as `_to_args` does."""
+    return {name: _to_args(_to_model(args, _stem(args))) for name, args in architectures().items()}
 
 
 def _to_args(model: ModelConfig) -> Args:
@@ -565,7 +562,7 @@ def _to_args(model: ModelConfig) -> Args:
         "pre_norm": model.pre_norm,
         "final_norm": model.final_norm or model.fc_norm,
         "fc_norm": model.fc_norm,
-        "global_pool": pools[model.pool],
+        "global_pool": pools.get(model.pool, "token"),
         "act_layer": model.activation,
     }
 
