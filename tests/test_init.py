@@ -11,7 +11,7 @@ import vitcli
 
 
 def test_the_public_functions_are_where_the_readme_says() -> None:
-    assert dir(vitcli) == ["__version__", "convert", "load", "predict"]
+    assert set(dir(vitcli)) == {"Predictor", "__version__", "convert", "inspect", "load", "predict"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", vitcli.__version__)
     assert vitcli.load is importlib.import_module("vitcli.checkpoints.load").load
     with pytest.raises(AttributeError, match="no attribute 'train_everything'"):

@@ -1,10 +1,10 @@
 """Vision Transformers: pre-train, fine-tune, predict, convert and share.
 
-    model = vitcli.load("runs/flowers")          # a torch module, see checkpoints/load.py
+    model = vitcli.load("runs/flowers")          # a torch module (checkpoints/load.py)
     logits = model(model.transform("cat.jpg")[None])
     for result in vitcli.predict("runs/flowers", ["cat.jpg"]): ...
 
-Nothing is imported before it is used, so that `vit --help` starts at once.
+Everything is imported when it is first used, so that `vit --help` starts fast.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from vitcli.checkpoints.convert import convert as convert
     from vitcli.checkpoints.load import load as load
     from vitcli.inspection.inspector import inspect as inspect
+    from vitcli.prediction import Predictor as Predictor
     from vitcli.prediction import predict as predict
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "convert", "inspect", "load", "predict"]
+__all__ = ["Predictor", "__version__", "convert", "inspect", "load", "predict"]
 
 _HOMES = {
+    "Predictor": "vitcli.prediction",
     "convert": "vitcli.checkpoints.convert",
     "inspect": "vitcli.inspection.inspector",
     "load": "vitcli.checkpoints.load",

@@ -29,20 +29,20 @@ def random_answers(seed: int, classes: int) -> tuple[np.ndarray, np.ndarray, Eva
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("classes", [2, 3, 9, 300])
 def test_figures_are_scikit_learns(sklearn: ModuleType, seed: int, classes: int) -> None:
-    logits, labels, figures = random_answers(seed, classes)
+    logits, labels, evaluation = random_answers(seed, classes)
     answers = logits.argmax(axis=1)
-    assert figures.top1 == sklearn.metrics.accuracy_score(labels, answers)
+    assert evaluation.top1 == sklearn.metrics.accuracy_score(labels, answers)
     f1 = sklearn.metrics.f1_score(labels, answers, average="macro")
-    assert figures.macro_f1 == pytest.approx(f1, abs=1e-12)
+    assert evaluation.macro_f1 == pytest.approx(f1, abs=1e-12)
     if classes > 5:
         five = sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=np.arange(classes))
-        assert figures.top5 == pytest.approx(five)
+        assert evaluation.top5 == pytest.approx(five)
     with warnings.catch_warnings():  # of classes without images, or without answers
         warnings.simplefilter("ignore")
         rows = sklearn.metrics.precision_recall_fscore_support(
-            labels, answers, labels=figures.seen, zero_division=np.nan
+            labels, answers, labels=evaluation.seen, zero_division=np.nan
         )
-    ours = [(r.precision, r.recall, r.f1, r.count) for r in figures.by_class]
+    ours = [(r.precision, r.recall, r.f1, r.count) for r in evaluation.by_class]
     theirs = np.array(rows).T
     np.testing.assert_allclose(np.array(ours)[:, [0, 1, 3]], theirs[:, [0, 1, 3]])
     np.testing.assert_allclose(np.array(ours)[:, 2], np.nan_to_num(theirs[:, 2]))
@@ -50,11 +50,11 @@ def test_figures_are_scikit_learns(sklearn: ModuleType, seed: int, classes: int)
 
 @pytest.mark.parametrize("classes", [2, 9, 300])
 def test_bins_of_the_confidence_are_scikit_learns(sklearn: ModuleType, classes: int) -> None:
-    logits, labels, figures = random_answers(7, classes)
+    logits, labels, evaluation = random_answers(7, classes)
     scores = torch.from_numpy(logits).softmax(1).double().numpy()
     accuracy, confidence = sklearn.calibration.calibration_curve(
         scores.argmax(axis=1) == labels, scores.max(axis=1), n_bins=BINS, strategy="uniform"
     )
-    full = figures.calibration.counts > 0
-    np.testing.assert_allclose(figures.calibration.accuracy[full], accuracy)
-    np.testing.assert_allclose(figures.calibration.confidence[full], confidence, atol=1e-6)
+    full = evaluation.calibration.counts > 0
+    np.testing.assert_allclose(evaluation.calibration.accuracy[full], accuracy)
+    np.testing.assert_allclose(evaluation.calibration.confidence[full], confidence, atol=1e-6)
