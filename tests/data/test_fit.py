@@ -19,7 +19,7 @@ from data.preprocess_cases import (
 )
 from vitcli.config import Preprocess
 from vitcli.data.fit import Fit
-from vitcli.data.transforms import eval_transform, to_float
+from vitcli.data.transforms import EvalTransform, to_float
 
 
 def pixels(name: str, preprocess: Preprocess) -> np.ndarray:
@@ -92,7 +92,8 @@ def test_the_border_is_the_mean_colour() -> None:
 
 def test_normalised() -> None:
     preprocess = Preprocess((8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
-    got = eval_transform(preprocess)(Image.new("RGB", (9, 9), (51, 102, 255)))
+    image = Image.new("RGB", (9, 9), (51, 102, 255))
+    got = to_float(EvalTransform(preprocess)(image), preprocess)
     expected = torch.tensor([(0.2 - 0.1) / 0.5, (0.4 - 0.2) / 0.25, 0.7])
     assert (got.shape, got.dtype) == ((3, 8, 8), torch.float32)
     torch.testing.assert_close(got[:, 4, 4], expected)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from vitcli.config import Preprocess
-from vitcli.data.transforms import eval_transform
+from vitcli.data.transforms import EvalTransform, to_float
 
 pytestmark = pytest.mark.peers
 
@@ -47,7 +47,7 @@ def test_timm_makes_the_same_pixels(
     preprocess = Preprocess(size, mean, std, interpolation, crop_pct, crop_mode)
     with Image.open(IMAGES / f"{photograph}.jpg") as image:
         image.load()
-        expected, found = theirs(image), eval_transform(preprocess)(image)
+        expected, found = theirs(image), to_float(EvalTransform(preprocess)(image), preprocess)
     assert found.shape == (3, *size)
     levels = (found - expected).abs() * torch.tensor(std).view(3, 1, 1) * 255
     assert levels.max() <= 1.001

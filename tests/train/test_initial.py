@@ -16,7 +16,6 @@ from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.data.dataset import open_data
-from vitcli.data.transforms import eval_transform
 from vitcli.errors import ConfigError, DataError
 from vitcli.models.vit import ViT
 from vitcli.train import initial
@@ -59,9 +58,8 @@ def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, 
     # The old model, its logits of the other classes left out.
     old, val = load(six), open_data(run.data).val
     rows = [[label.name for label in old.classes].index(name) for name in ("blue", "green", "red")]
-    transform = eval_transform(old.preprocess)
     with torch.no_grad():
-        logits = old(torch.stack([transform(val.read(i)) for i in range(len(val))]))[:, rows]
+        logits = old(torch.stack([old.transform(val.read(i)) for i in range(len(val))]))[:, rows]
     right = logits.argmax(dim=1).numpy() == val.labels
     assert first.metrics["val_top1"] == right.mean()
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(val.labels)).item()

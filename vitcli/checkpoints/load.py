@@ -45,10 +45,9 @@ class Described:
         Raises:
             ImageError: the image cannot be read.
         """
-        from vitcli.data.transforms import eval_transform
+        from vitcli.data.transforms import EvalTransform, to_float
 
-        source = str(image) if isinstance(image, Path) else image
-        return eval_transform(self.info.preprocess)(source)
+        return to_float(EvalTransform(self.info.preprocess)(image), self.info.preprocess)
 
 
 class LoadedViT(Described, ViT):

@@ -7,8 +7,6 @@ draws every random choice from a generator that it is given (order.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -40,21 +38,12 @@ class EvalTransform:
     """Resize and crop of a model's preprocessing: the pixels of timm's transform, see `Fit`."""
 
     def __init__(self, preprocess: Preprocess) -> None:
-        self.preprocess, self.size = preprocess, preprocess.size
+        self.size = preprocess.size
         self.fit = Fit(preprocess)
 
     def __call__(self, image: Encoded) -> torch.Tensor:
         """An image as uint8 (3, H, W). Raises ImageError if it cannot be decoded."""
         return to_tensor(self.fit(image))
-
-
-def eval_transform(preprocess: Preprocess) -> Callable[[Encoded], torch.Tensor]:
-    """image (Pillow's, a path or bytes) -> normalised float32 (3, H, W)."""
-    return partial(_normalised, EvalTransform(preprocess))
-
-
-def _normalised(transform: EvalTransform, image: Encoded) -> torch.Tensor:
-    return to_float(transform(image), transform.preprocess)
 
 
 class TrainTransform:
