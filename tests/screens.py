@@ -24,6 +24,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "hub")]
 ERRORS = """
 # Command lines
 vit predit cat.jpg
+vit train
 vit predict
 vit predict cat.jpg --topk 3
 vit predict cat.jpg --top-k 0
@@ -36,6 +37,8 @@ vit evaluate --data pets --plot plot.gif
 vit fewshot --data pets --shots 0
 vit info B/16 --resolution 224x
 vit info B/16 --resolution 225
+vit info B/16 --epochs 3
+vit inspect --view heads
 vit finetune
 vit finetune --data pets --lr 0
 vit finetune --data pets --preset imagnet
@@ -67,7 +70,6 @@ vit info wrong
 # Images
 vit predict missing.jpg
 vit predict empty.jpg truncated.jpg notes.txt cat.jpg -q
-vit predict nothing -q
 vit predict 'missing/*.jpg' -q
 vit predict @missing.txt -q
 vit predict https://example.com/cat.jpg --offline -q
@@ -75,9 +77,8 @@ vit predict https://example.com/cat.jpg --offline -q
 vit evaluate --data missing
 vit evaluate --data nothing
 vit evaluate --data pets
-vit evaluate --data pets --classes empty.txt
 vit evaluate --data pets --mapping absent.csv
-vit evaluate --data pets --real-labels real
+vit evaluate --data pets --real-labels --model tiny
 vit evaluate --data header.csv
 vit evaluate --data short.csv
 vit evaluate --data absent.csv
@@ -97,7 +98,6 @@ vit convert tiny pets
 vit convert tiny tiny2 --to tensorflow
 vit convert tiny tiny2 --num-classes 3 --drop-head
 vit convert registers registers.npz
-vit resize-posemb tiny --grid 5 -o pets
 vit resize-posemb default --grid 5
 vit finetune --data pets --model tiny -o pets
 vit finetune --data pets --model tiny -o notes.txt

@@ -97,7 +97,7 @@ def test_embeddings(predictor, image_folder):
     features = [e.features for e in found if e.features is not None]
     np.testing.assert_allclose(np.stack(features), np.load(path)["pre_logits"], atol=2e-5)
     assert found[1].features is None and found[1].error is not None
-    assert found[1].error.what == "there is no such file"
+    assert found[1].error.what == "no such file"
 
 
 def test_errors_keep_their_places(predictor, image_folder):

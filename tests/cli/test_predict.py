@@ -118,7 +118,7 @@ def test_csv(predict, image_folder, expected, tmp_path):
     ]
     assert float(rows[0]["score"]) == pytest.approx(expected[0][0][1], abs=1e-6)
     assert rows[0]["error"] == ""
-    assert rows[2]["file"] == str(missing) and rows[2]["error"] == "there is no such file"
+    assert rows[2]["file"] == str(missing) and rows[2]["error"] == "no such file"
 
 
 @pytest.mark.parametrize(("score", "function"), [("sigmoid", expit), ("none", lambda x: x)])
@@ -179,7 +179,7 @@ def test_features_safetensors_with_a_row_for_what_cannot_be_read(
     assert result.exit_code == 1
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
         {"file": str(a), "model": str(tiny_checkpoint), "row": 0},
-        {"file": str(tmp_path / "missing.jpg"), "error": "there is no such file"},
+        {"file": str(tmp_path / "missing.jpg"), "error": "no such file"},
         {"file": str(b), "model": str(tiny_checkpoint), "row": 2},
     ]
     with safe_open(file, "np") as opened:

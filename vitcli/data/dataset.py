@@ -168,7 +168,7 @@ def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text
     path = Path(config.path).expanduser()
     exists, inside = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path:
-        raise DataError("there is no such file or directory", where=config.path, hint=_KINDS)
+        raise DataError("no such file or directory", where=config.path, hint=_KINDS)
     beside = path if inside else os.path.dirname(path if exists else str(path).partition("{")[0])
     listing = Path(beside, "classes.txt")
     if config.classes:

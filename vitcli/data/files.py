@@ -102,7 +102,7 @@ def read_file(path: str | Path) -> bytes:
             return b"".join(limited(file, path))
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         missing = isinstance(error, FileNotFoundError)
-        reason = "there is no such file" if missing else f"cannot be read: {_reason(error)}"
+        reason = "no such file" if missing else f"cannot be read: {_reason(error)}"
         raise ImageError(reason, where=path) from error
 
 

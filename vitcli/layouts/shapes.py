@@ -217,12 +217,12 @@ def compare_keys(expected: Shapes, found: Shapes) -> list[str]:
         for name, shape in expected.items()
         if name in found and tuple(found[name]) != tuple(shape)
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+    kinds = (("missing", missing), ("unexpected", unexpected), ("with another shape", misshapen))
     return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in kinds if items]
 
 
 def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
-    """Raises CheckpointError listing every tensor that is missing, unexpected or misshapen."""
+    """Raises CheckpointError listing every tensor that is missing, unexpected or of another shape."""
     problems = compare_keys(expected, found)
     if problems:
         raise CheckpointError(
