@@ -222,7 +222,7 @@ def compare_keys(expected: Shapes, found: Shapes) -> list[str]:
 
 
 def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
-    """Raises CheckpointError listing every tensor that is missing, unexpected or of another shape."""
+    """Raises CheckpointError with every tensor that is missing, unexpected or misshapen."""
     problems = compare_keys(expected, found)
     if problems:
         raise CheckpointError(
