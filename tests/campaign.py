@@ -62,12 +62,9 @@ Target = tuple[dict[str, bytes], Callable[[Path], Any]]
 
 
 def read_checkpoint(path: Path) -> None:
+    path = path.parent if path.name == "config.json" else path
     for tensor in open_checkpoint(locate(path).file).tensors.values():
         tensor.read()
-
-
-def read_directory(path: Path) -> None:
-    read_checkpoint(path.parent)
 
 
 def read_ours(path: Path) -> None:
@@ -90,39 +87,41 @@ def read_dataset(path: Path) -> None:
             source.read(row)  # type: ignore[union-attr]
 
 
-def written(write: Callable[[Any], Any]) -> bytes:
-    write(buffer := io.BytesIO())
-    return buffer.getvalue()
-
-
 def targets() -> dict[str, Target]:
     found: dict[str, Target] = {}
     for case in sorted(GOLDEN.iterdir()):
-        files = {path.name: path.read_bytes() for path in case.glob("*.json")}
+        configs = {path.name: path.read_bytes() for path in case.glob("*.json")}
         for path in [*case.glob("model.*"), *case.glob("checkpoint.npz")]:
             data, name = path.read_bytes(), path.name.removesuffix(".gz")
-            weights = {name: gzip.decompress(data) if path.suffix == ".gz" else data}
-            found[case.name] = weights | files, read_checkpoint
+            files = {name: gzip.decompress(data) if path.suffix == ".gz" else data} | configs
+            found[case.name] = files, read_checkpoint
             if "config.json" in files:
                 first = {"config.json": files["config.json"]}
-                found[f"{case.name} config"] = first | files | weights, read_directory
-    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
-    state = {"model": {name: torch.from_numpy(array) for name, array in tensors.items()}}
-    for zipped in (True, False):
-        file = io.BytesIO()
-        torch.save(state, file, _use_new_zipfile_serialization=zipped)
-        name = f"pickle {'zip' if zipped else 'old'}"
+                found[f"{case.name} config"] = first | files, read_checkpoint
+    arrays = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    state = {"model": {name: torch.from_numpy(array) for name, array in arrays.items()}}
+    bomb = {"x": torch.zeros(1).expand(10**6, 10**5)}
+    for name, content, zipped in (
+        ("pickle zip", state, True),
+        ("pickle old", state, False),
+        ("bomb pickle", bomb, True),
+    ):
+        torch.save(content, file := io.BytesIO(), _use_new_zipfile_serialization=zipped)
         found[name] = {"x.pth": file.getvalue()}, read_checkpoint
+    np.savez_compressed(file := io.BytesIO(), x=np.zeros(20_000_000))
+    found["bomb npz"] = {"x.npz": file.getvalue()}, read_checkpoint
     found["ours"] = {"model.safetensors": locate("default").file.read_bytes()}, read_ours
-    names = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    names = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(arrays)}
     shards = {"model.safetensors.index.json": json.dumps({"weight_map": names}).encode()}
     for part in names.values():
-        shards[part] = save({n: array for n, array in tensors.items() if names[n] == part})
+        shards[part] = save({n: array for n, array in arrays.items() if names[n] == part})
     found["index"] = shards, read_checkpoint
-    image = Image.open(PHOTO).resize((48, 40))
-    for kind in ("jpeg", "gif", "bmp", "tiff", "webp", "png"):
+    photo = Image.open(PHOTO).resize((48, 40))
+    images = {f"image {kind}": (kind, photo) for kind in ("jpeg", "gif", "bmp", "tiff", "webp")}
+    images |= {"bomb png": ("png", Image.new("1", (30_000, 30_000))), "image png": ("png", photo)}
+    for name, (kind, image) in images.items():
         image.save(file := io.BytesIO(), kind)
-        found[f"image {kind}"] = {"x": (png := file.getvalue())}, lambda p: decode(p.read_bytes())
+        found[name] = {"x": (png := file.getvalue())}, lambda path: decode(path.read_bytes())
     pictures = {"a.png": png, "b.png": png}
     found["list"] = {"list.txt": b"a.png\nb*.png\n# c\nd/\n", **pictures}, read_list
     found["classes"] = {"classes.txt": "n1\tcat\nn2\tdög\nship\n".encode()}, read_classes
@@ -135,12 +134,6 @@ def targets() -> dict[str, Target]:
             tar.addfile(member, io.BytesIO(data))
     found["shard"] = {"train-0.tar": file.getvalue()}, read_dataset
     found["shard gz"] = {"train-0.tar.gz": gzip.compress(file.getvalue())}, read_dataset
-    bomb = written(lambda file: np.savez_compressed(file, x=np.zeros(20_000_000)))
-    found["bomb npz"] = {"x.npz": bomb}, read_checkpoint
-    bomb = written(lambda file: torch.save({"x": torch.zeros(1).expand(10**6, 10**5)}, file))
-    found["bomb pickle"] = {"x.pth": bomb}, read_checkpoint
-    bomb = written(lambda file: Image.new("1", (30_000, 30_000)).save(file, "png"))
-    found["bomb png"] = {"x.png": bomb}, lambda path: decode(path.read_bytes())
     return found
 
 
@@ -203,7 +196,8 @@ def mutate_zip(data: bytes, draw: random.Random) -> bytes:
 
 def attempt(target: Target, name: str, number: int, seed: int) -> tuple[str, str]:
     """Reads a mutant, of which number 0 is the file as it was; (outcome, what failed)."""
-    draw, before = random.Random(f"{seed}-{name}-{number}"), peak()
+    draw, usage = random.Random(f"{seed}-{name}-{number}"), resource.getrusage
+    before = usage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as directory:
         for file, data in target[0].items():
             Path(directory, file).write_bytes(data)
@@ -218,11 +212,8 @@ def attempt(target: Target, name: str, number: int, seed: int) -> tuple[str, str
             traceback.print_exc()
             frame = traceback.extract_tb(error.__traceback__)[-1]
             return "foreign", f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
-    return ("memory", name) if peak() - before > MEGABYTES else ("read", "")
-
-
-def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    grown = usage(resource.RUSAGE_SELF).ru_maxrss - before
+    return ("memory", name) if grown > 1000 * MEGABYTES else ("read", "")
 
 
 def work(pipe: Any, found: dict[str, Target], seed: int) -> None:

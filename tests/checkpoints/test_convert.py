@@ -171,7 +171,7 @@ def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
     tensor_file.write(tmp_path / "a.safetensors", tensors, {})
     out = convert(tmp_path / "a.safetensors", tmp_path / "b", changes=Changes(arch="Ti/16"))
     info, _ = read_info(out)
-    assert info.model == model and info.provenance["told"] == "Ti/16"
+    assert info.model == model and info.provenance["given"] == "Ti/16"
     assert set(info.provenance["assumed"]) == {
         "activation",
         "norm_eps",

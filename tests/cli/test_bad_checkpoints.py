@@ -3,7 +3,6 @@ hint at most, exit code 1, and nothing written."""
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import shutil
@@ -103,16 +102,6 @@ def test_no_position_embeddings_at_all(vit: Vit, tmp_path: Path) -> None:
         assert_refused(vit, tmp_path, *words, said="rotary position embeddings")
 
 
-def test_a_grid_that_has_to_be_stated(vit: Vit, tmp_path: Path) -> None:
-    config = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(160, 80), num_classes=3)
-    path = tmp_path / "x.safetensors"
-    write(path, {name: np.zeros(shape) for name, shape in config.tensor_shapes().items()}, {})
-    words = ("resize-posemb", path, "--grid", "14")
-    assert_refused(vit, tmp_path, *words, said="--old-grid ROWSxCOLUMNS")
-    assert_refused(vit, tmp_path, *words, "--old-grid", "19x10", said="19 x 10")
-    assert vit(*words, "--old-grid", "20x10").exit_code == 0
-
-
 def test_an_output_that_exists(vit: Vit, tmp_path: Path) -> None:
     path = Path(shutil.copy(TIMM, tmp_path / "x.safetensors"))
     (tmp_path / "out.safetensors").write_text("mine")
@@ -137,19 +126,6 @@ def test_an_output_of_an_unknown_kind(vit: Vit, tmp_path: Path, name: str) -> No
     assert_refused(vit, tmp_path, *words, said=name)
     assert vit("convert", TIMM, f"{tmp_path / name}/").exit_code == 0
     assert (tmp_path / name / "model.safetensors").is_file()
-
-
-@pytest.mark.parametrize("source", [TIMM, NPZ, HF], ids=["safetensors", "npz", "directory"])
-def test_a_full_disk_leaves_nothing(
-    vit: Vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Path
-) -> None:
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    out = tmp_path / f"out{source.suffix}"
-    for words in (("convert", source, out), ("resize-posemb", source, "--grid", 6, "-o", out)):
-        assert_refused(vit, tmp_path, *words, said="No space left on device")
 
 
 def test_a_limit_in_the_middle_of_the_copy(vit: Vit, tmp_path: Path) -> None:

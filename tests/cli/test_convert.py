@@ -75,12 +75,6 @@ def test_options_reach_the_file(vit: Vit, tmp_path: Path) -> None:
     assert {a.dtype.name for a in load_file(file).values()} == {"float16"}
 
 
-def test_what_is_refused(vit: Vit, tmp_path: Path) -> None:
-    result = vit("convert", GOLDEN / "timm_vit_reg4_dinov2", tmp_path / "x.npz")
-    assert result.exit_code == 1 and "4 register tokens" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 SOURCE = GOLDEN / "timm_vit_default"
 FAILS = {
     "--preprocess size=48": "hint: `vit resize-posemb`",
@@ -133,13 +127,6 @@ def test_verification_that_cannot_be_had_is_told_before_the_work(
         f"error: {NPZ}: cannot be verified: timm is not installed",
         "hint: pip install timm, or with pipx: pipx inject vitcli timm",
     ]
-
-
-def test_what_is_no_checkpoint_is_called_so(vit: Vit, tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("# A page of text\n")
-    result = vit("convert", tmp_path / "notes.md", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "notes.md: is not a checkpoint" in result.stderr
 
 
 def test_names_in_json_and_one_number_for_three(vit: Vit, tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from vitcli.checkpoints.save import save_checkpoint
-
 
 def test_lines_for_people(vit, tiny_checkpoint):
     result = vit("info", tiny_checkpoint)
@@ -122,22 +120,3 @@ def test_a_file_of_nothing_but_tensors_says_what_was_assumed(vit, tiny_checkpoin
 def test_what_is_refused(vit, words, told):
     result = vit("info", *words)
     assert (result.exit_code, result.stdout) == (1, "") and result.stderr.startswith(told)
-
-
-def test_a_checkpoint_cut_by_one_byte(vit, tiny_checkpoint, tmp_path):
-    data = (tiny_checkpoint / "model.safetensors").read_bytes()
-    (tmp_path / "short.safetensors").write_bytes(data[:-1])
-    result = vit("info", tmp_path / "short.safetensors")
-    assert result.exit_code == 1 and result.stdout == ""
-    assert result.stderr.startswith(f"error: {tmp_path / 'short.safetensors'}: ")
-
-
-def test_stored_types_are_listed(vit, tiny_checkpoint, tmp_path):
-    from safetensors.numpy import load_file
-
-    from vitcli.checkpoints.read import read_info
-
-    info, _ = read_info(tiny_checkpoint)
-    tensors = load_file(tiny_checkpoint / "model.safetensors")
-    folder = save_checkpoint(tmp_path / "half", tensors, info, "float16")
-    assert json.loads(vit("info", folder, "--json").stdout)["dtypes"] == ["float16"]

@@ -52,7 +52,7 @@ def change(
     Raises:
         ConfigError: one that this model cannot have.
     """
-    info = _told(info, changes)
+    info = _with_given(info, changes)
     old = info.model
     model = _with_head(old, changes)
     if changes.patch_size:
@@ -75,7 +75,7 @@ def change(
     return info, changed
 
 
-def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
+def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     """With the heads, and what else a name of timm's stands for, that the file does not state."""
     if not changes.arch and not changes.num_heads:
         return info
@@ -91,10 +91,10 @@ def _told(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     if fields.get("num_heads", heads) != heads and not asked:
         raise ConfigError(f"the file states {heads} heads, not {fields['num_heads']}")
     by_timm = changes.arch is not None and "_" in changes.arch
-    told = {"num_heads", *(("activation", "norm_eps", "resnet") if by_timm else ())}
-    left = {fact: text for fact, text in assumed.items() if fact not in told}
+    known = {"num_heads", *(("activation", "norm_eps", "resnet") if by_timm else ())}
+    left = {fact: text for fact, text in assumed.items() if fact not in known}
     provenance = {k: v for k, v in info.provenance.items() if k != "assumed"}
-    provenance |= {"told": changes.arch or f"{changes.num_heads} heads"}
+    provenance |= {"given": changes.arch or f"{changes.num_heads} heads"}
     provenance |= {"assumed": left} if left else {}
     model = dataclasses.replace(model, **fields)
     return dataclasses.replace(info, model=model, provenance=provenance)
@@ -155,7 +155,7 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
         raise ConfigError(f"{len(classes)} names for {model.num_classes} classes")
     provenance = info.provenance
     if model != info.model or prepared != info.preprocess:  # metrics are of the old one
-        provenance = {key: said for key, said in provenance.items() if key != "metrics"}
+        provenance = {key: value for key, value in provenance.items() if key != "metrics"}
     return dataclasses.replace(
         info, model=model, preprocess=prepared, classes=classes, provenance=provenance
     )

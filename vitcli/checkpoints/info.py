@@ -56,6 +56,8 @@ class Provenance(Run, total=False):
     ema: float
     """Decay of the weights' running average."""
     posemb_resize: Resized
+    given: str
+    """What a conversion was given, because the file does not state it: an architecture, heads."""
     converted_from: str
     """Name of a layout."""
     timm: dict[str, Any]
@@ -68,7 +70,7 @@ class Provenance(Run, total=False):
     """What was chosen where a file holds several models."""
 
 
-RENAMED = {"figures": "metrics", "train_pictures": "train_images"}
+RENAMED = {"figures": "metrics", "train_pictures": "train_images", "told": "given"}
 """Keys of provenance in files written by earlier versions, and today's."""
 
 
@@ -133,7 +135,7 @@ class CheckpointInfo:
     def from_metadata(
         cls, metadata: Mapping[str, str], where: object = None
     ) -> CheckpointInfo | None:
-        """None if the header does not hold a description of ours.
+        """None if the header holds no description by vit.
 
         Raises:
             CheckpointError: it holds one that cannot be read.
@@ -156,17 +158,17 @@ def _classes(pairs: Any) -> tuple[ClassLabel, ...]:
     return labels
 
 
-def _provenance(said: Any) -> dict[str, Any]:
+def _provenance(stored: Any) -> dict[str, Any]:
     """Provenance under today's keys, checked by type; what is stored keeps its JSON types."""
-    renamed = _renamed(said)
+    renamed = _renamed(stored)
     if "history" in renamed:
         renamed["history"] = [_renamed(run) for run in renamed["history"]]
     from_json(Provenance, renamed)
     return renamed
 
 
-def _renamed(said: Any) -> dict[str, Any]:
-    return {RENAMED.get(key, key): value for key, value in said.items()}
+def _renamed(stored: Any) -> dict[str, Any]:
+    return {RENAMED.get(key, key): value for key, value in stored.items()}
 
 
 def assumptions(info: CheckpointInfo) -> dict[str, str]:

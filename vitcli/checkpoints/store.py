@@ -39,7 +39,7 @@ class Store:
     notes: list[str] = field(default_factory=list)
     """What was chosen where it holds several models, such as the averaged weights."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """What it says beside its arrays."""
+    """Texts that are stored beside the arrays."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -102,7 +102,7 @@ RECORD = "posemb_resize"
 
 
 def recorded(store: Store) -> dict[str, Any] | None:
-    """How the position embeddings of a file were resized, if it says; a `Resized`."""
+    """How the position embeddings of a file were resized, if it is recorded; a `Resized`."""
     try:
         found: dict[str, Any] | None = parse(store.metadata.get(RECORD, "null"))
         from_json(Resized | None, found)
