@@ -40,7 +40,7 @@ class Fault:
     """What happens to the nth request whose "METHOD /path" holds `where`, and to those after it.
 
     status      the answer is `status`, with the Hub's X-Error-Code `code`, and nothing is done
-    body        the answer is `body`
+    body        the answer is `body`, whatever Range was asked for
     truncate    the answer ends after `at` bytes
     reset       the connection is reset after `at` bytes of the answer; 0: before the first word
     stall       nothing comes for `seconds` after `at` bytes; 0: before the first word
@@ -266,6 +266,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if (fault := self.fault(ON_ARRIVAL)) is not None:
                 if fault.kind == "body":
+                    del self.headers["Range"]
                     return self.answer(200, fault.body, fault.headers)
                 refusal = Refusal(fault.status, "ordered by a test", fault.code)
                 refusal.headers = dict(fault.headers)

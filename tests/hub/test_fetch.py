@@ -316,6 +316,13 @@ def test_passing_failures_are_retried(
     assert fault.struck == 2 and sum(event.note is not None for event in heard) == 2
 
 
+def test_a_server_that_ignores_ranges(hub: LoopbackHub, commit: str) -> None:
+    hub.faults.append(Fault("body", "GET /lfs/", nth=2, body=WEIGHTS))
+    hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
+    assert fetch("me/model").read_bytes() == WEIGHTS
+    assert sum("GET /lfs/" in asked for asked in hub.asked) == 2
+
+
 def test_the_hub_says_how_long_to_wait(hub: LoopbackHub, commit: str) -> None:
     limit = Fault("status", "/revision/", status=429, headers={"Retry-After": "1"})
     hub.faults.append(limit)

@@ -17,7 +17,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -55,7 +55,7 @@ def fetch(
     """
     cache, revision = RepoCache(repo), revision or MAIN
     _check_name(repo, revision)
-    found = _look(cache, revision, offline or is_offline(), timeout, on_progress)
+    found = _look(cache, revision, offline or is_offline(), timeout, on_progress or _quiet)
     weights = _choose(found.listing, repo, allow_pickle)
     beside = [name for name in catalogue.companions() if name in found.listing]
     file = found.get([*beside, weights])
@@ -110,6 +110,10 @@ def reachable(repo: str, timeout: float = 3.0) -> bool:
 # What a revision holds
 
 
+def _quiet(transfer: Transfer) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class _Found:
     """A commit of a repo: its files, and whether those that are not cached can be fetched."""
@@ -120,15 +124,14 @@ class _Found:
     unavailable: HubError | None = None
     """Why nothing can be fetched; None: it can."""
     timeout: float | None = None
-    on_progress: Progress | None = None
+    on_progress: Progress = _quiet
 
     def get(self, names: Collection[str]) -> Path:
         """Files, whole, in the cache; returns the last. Raises HubError."""
         repo, snapshot = self.cache.repo, self.cache.snapshot(self.commit)
-        unlisted = [name for name in names if name not in self.listing]
-        if unlisted:
-            unlisted_error = HubError(f"has no {unlisted[0]}, which its index names", where=repo)
-            raise self.unavailable or unlisted_error
+        if unlisted := [name for name in names if name not in self.listing]:
+            error = HubError(f"has no {unlisted[0]}, which its index names", where=repo)
+            raise self.unavailable or error
         files = {name: self.listing[name] for name in names}
         absent = {n: f for n, f in files.items() if not self.cache.is_whole(snapshot / n, f.digest)}
         if absent and self.unavailable is not None:
@@ -143,10 +146,26 @@ class _Found:
                 hint="fetch it again without --offline",
             )
         if absent:
-            _check_space(repo, sum(file.size or 0 for file in absent.values()))
+            self._check_space(absent.values())
         for name, file in absent.items():
             self._download(name, file)
         return snapshot / list(names)[-1]
+
+    def _check_space(self, files: Iterable[HubFile]) -> None:
+        """Raises HubError if the disk has no room for what is left to download."""
+        parts = [(file.size or 0, self._part(file)) for file in files]
+        needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
+        place = next(path for path in (root(), *root().parents) if path.exists())
+        free = shutil.disk_usage(place).free
+        if needed > free:
+            raise HubError(
+                f"needs {needed / 1e6:,.0f} MB, and {place} has {free / 1e6:,.0f} MB free",
+                where=self.cache.repo,
+                hint="free some space, or set HF_HOME to a directory on another disk",
+            )
+
+    def _part(self, file: HubFile) -> Path:
+        return self.cache.blob(f"{file.digest}.incomplete")
 
     def _download(self, name: str, file: HubFile) -> None:
         """Brings a file into the cache, unless another process does so meanwhile."""
@@ -154,8 +173,8 @@ class _Found:
         blob = cache.blob(digest)
 
         def bring() -> None:
-            waiting = f"waiting for another process, which is fetching {name}"
-            with cache.locked(digest, lambda: self._note(waiting)):
+            waiting = Transfer(name, note=f"waiting for another process, which is fetching {name}")
+            with cache.locked(digest, lambda: self.on_progress(waiting)):
                 if cache.is_whole(cache.snapshot(self.commit) / name, digest):
                     return  # the other process has brought it
                 if not cache.is_whole(blob, digest):
@@ -167,7 +186,7 @@ class _Found:
 
     def _fill(self, name: str, file: HubFile, blob: Path) -> None:
         """Downloads a content to its place, and once more if it arrives damaged."""
-        part = blob.with_name(f"{file.digest}.incomplete")
+        part = self._part(file)
         part.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
             self._stream(name, file, part)
@@ -192,10 +211,16 @@ class _Found:
 
         url = hf_hub_url(self.cache.repo, name, revision=self.commit)
         with open(part, "ab") as target:
+
+            def restart() -> None:
+                target.seek(0)
+                target.truncate()
+
             if file.size is None or target.tell() > file.size:
-                target.truncate(0)
-            if target.tell():
-                self._note(f"{name}: resumed at {target.tell() / 1e6:,.1f} MB")
+                restart()
+            if start := target.tell():
+                text = f"{name}: resumed at {start / 1e6:,.1f} MB"
+                self.on_progress(Transfer(name, start, file.size, text))
 
             def receive() -> None:
                 position = target.tell()
@@ -207,15 +232,14 @@ class _Found:
                 patience = constants.HF_HUB_DOWNLOAD_TIMEOUT
                 with get_session().stream("GET", url, headers=headers, timeout=patience) as answer:
                     if answer.status_code == 416:  # what is here is longer than what is there
-                        target.truncate(0)
-                        return
+                        return restart()
                     hf_raise_for_status(answer)
                     if answer.status_code != 206:
-                        target.truncate(0)
-                    self._report(name, target.tell(), file.size)
+                        restart()
+                    self.on_progress(Transfer(name, target.tell(), file.size))
                     for chunk in answer.iter_bytes():
                         target.write(chunk)
-                        self._report(name, target.tell(), file.size)
+                        self.on_progress(Transfer(name, target.tell(), file.size))
                 if file.size is not None and target.tell() < file.size:
                     raise httpx.ReadError(f"{name} ended early")
 
@@ -229,14 +253,6 @@ class _Found:
                 on_progress=self.on_progress,
             )
 
-    def _report(self, name: str, done: int, total: int | None) -> None:
-        if self.on_progress is not None:
-            self.on_progress(Transfer(name, done, total))
-
-    def _note(self, text: str) -> None:
-        if self.on_progress is not None:
-            self.on_progress(Transfer("", note=text))
-
 
 def _check_name(repo: str, revision: str) -> None:
     """Raises HubError for what can be no repo or no revision: both become paths."""
@@ -246,23 +262,12 @@ def _check_name(repo: str, revision: str) -> None:
             raise HubError(what, where=repo, hint="write org/name or org/name@revision")
 
 
-def _check_space(repo: str, needed: int) -> None:
-    place = next(path for path in (root(), *root().parents) if path.exists())
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise HubError(
-            f"needs {needed / 1e6:,.0f} MB, and {place} has {free / 1e6:,.0f} MB free",
-            where=repo,
-            hint="free some space, or set HF_HOME to a directory on another disk",
-        )
-
-
 def _look(
     cache: RepoCache,
     revision: str,
     offline: bool,
     timeout: float | None,
-    on_progress: Progress | None,
+    on_progress: Progress,
 ) -> _Found:
     """Which commit a revision is, and its files: one question to the Hub, and none about a commit
     that is known. Raises HubError."""
