@@ -203,7 +203,10 @@ def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, tmp_path, tin
     assert "me/model" in vit("models", "show", "me/model").stdout
     assert "already here" in vit("pull", "me/model").stderr
     assert vit("models", "rm", "me/model", "--yes").exit_code == 0
-    assert vit("models", "cached").exit_code == 1
+    hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})
+    assert vit("pull", "me/words").exit_code == 1  # downloaded, and not a model that vit reads
+    assert vit("models", "cached").stdout.splitlines()[1].split()[:3] == ["me/words", "-", "-"]
+    assert vit("models", "show", "me/words").exit_code == 1
 
 
 def test_pull_counts_shards(vit, hub, tmp_path, tiny_checkpoint):

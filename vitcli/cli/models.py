@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from vitcli.hub import registry
 from vitcli.hub.cache import RepoCache, fetched
 from vitcli.hub.fetch import cached
 from vitcli.hub.registry import RegistryEntry
+from vitcli.weight_files import SAFE, weights_among
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -198,7 +200,7 @@ def _known(name: str) -> Model:
 def _row(model: Model) -> dict[str, Any]:
     """As JSON; null is unknown."""
     entry, info = model.entry, None
-    if entry is None:
+    if model.path and not entry and weights_among(os.listdir(model.path), SAFE):  # needs no torch
         with contextlib.suppress(VitError):  # a repo of another kind of model
             info = model.info()
     known = info and info.model
@@ -234,13 +236,14 @@ def _line(row: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     height, width = row["resolution"] or (0, 0)
-    count = row["parameters"]
+    count = row["parameters"] or 0
+    params = f"{count / 1e6:.1f}M" if count < 1e9 else f"{count / 1e9:.2f}B"
     return (
         row["name"],
-        f"{count / 1e6:.1f}M" if (count or 0) < 1e9 else f"{count / 1e9:.2f}B",
+        params if count else "-",
         f"{row['classes']:,}" if row["classes"] else "-",
         output.size(row["bytes"]),
-        str(width) if height == width else f"{height}x{width}",
+        (str(width) if height == width else f"{height}x{width}") if width else "-",
         row["license"] or "-",
         " as ".join([row["here"] or "", *_aliases(row["name"])]),
     )

@@ -240,7 +240,8 @@ class _Found:
                     for chunk in answer.iter_bytes():
                         target.write(chunk)
                         self.on_progress(Transfer(name, target.tell(), file.size))
-                if file.size is not None and target.tell() < file.size:
+                ignored = position > 0 and answer.status_code == 200
+                if file.size is not None and target.tell() < file.size and not ignored:
                     raise httpx.ReadError(f"{name} ended early")
 
             ask(
