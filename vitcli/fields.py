@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,6 +171,13 @@ def parse_size(text: str) -> Size:
     if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
     return int(parts[0]), int(parts[-1])
+
+
+def parse_device(text: str) -> str:
+    """ "auto", "cpu", "mps", "cuda" or "cuda:1", unchanged."""
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text):
+        raise ValueError(f"'{text}' is not auto, cpu, cuda, cuda:N or mps")
+    return text
 
 
 def key_value(kind: type, *fixed: str) -> Callable[[str], tuple[str, Any]]:

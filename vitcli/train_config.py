@@ -22,7 +22,7 @@ from vitcli.config import (
     Size,
 )
 from vitcli.errors import ConfigError
-from vitcli.fields import check_fields, from_text, key_value, option, parse_size
+from vitcli.fields import check_fields, from_text, key_value, option, parse_device, parse_size
 
 # Headings of `--help`.
 RECIPE = "Recipe"
@@ -245,7 +245,12 @@ class TrainConfig:
     )
 
     device: str = option(
-        "auto", "--device auto|cpu|cuda[:N]|mps", "Device to train on.", MACHINE, on_resume=True
+        "auto",
+        "--device auto|cpu|cuda[:N]|mps",
+        "Device to train on.",
+        MACHINE,
+        parse=parse_device,
+        on_resume=True,
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",

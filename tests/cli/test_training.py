@@ -247,6 +247,7 @@ def test_a_class_that_is_only_validated_is_refused(images, parent, tmp_path, lr)
         (("--lr", "0.01,1e-2"), "more than once"),
         (("--scale", "1,0.5"), "crop_area"),
         (("--betas", "0.9"), "--betas"),
+        (("--device", "gpu"), "--device"),
         (("--no-retrain",), "--retrain"),
         (("--preset", "vtab", "--no-retrain"), "--retrain"),
         (("--preset", "flower"), "--preset"),

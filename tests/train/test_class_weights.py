@@ -49,36 +49,21 @@ def test_a_file_names_classes_by_id_or_by_unique_name(tmp_path):
     assert read_class_weights(tmp_path / "w.tsv") == {"a, b": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("dog 3\n", "line 1 is not a class and its weight: 'dog 3'"),
-        ("dog,-1\n", "line 1 is not a class"),
-        ("dog,nan\n", "line 1 is not a class"),
-        ("dog,1\ndog,2\n", "line 2 repeats the class 'dog'"),
-        ("\n", "is empty"),
-    ],
-)
-def test_files_that_say_nothing(tmp_path, text, said):
+@pytest.mark.parametrize("text", ["dog 3\n", "dog,-1\n", "dog,nan\n", "dog,1\ndog,2\n", "\n"])
+def test_files_without_weights_are_refused(tmp_path, text):
     (tmp_path / "w").write_text(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError) as caught:
         read_class_weights(tmp_path / "w")
+    assert caught.value.where == str(tmp_path / "w")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        ({"cat": 1.0}, "'cat' is not among the 3 classes of the data"),
-        ({"crane": 1.0}, "'crane' could be more than one class"),
-        ({"n1": 0.0, "n2": 0.0, "dog": 0.0}, "all classes have the weight 0"),
-    ],
-)
-def test_weights_for_other_data(wanted, said):
-    with pytest.raises(DataError, match=said):
+@pytest.mark.parametrize("wanted", [{"cat": 1.0}, {"crane": 1.0}, {"n1": 0, "n2": 0, "dog": 0}])
+def test_weights_of_unknown_or_ambiguous_classes_are_refused(wanted):
+    with pytest.raises(DataError):
         class_weights(wanted, source([0, 1, 2]))
 
 
-def test_a_image_counts_as_its_class():
+def test_an_image_counts_as_its_class():
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     labels, weights = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0]), torch.tensor([0.2, 1.0, 5.0])
     run = TrainConfig(DataConfig("x"), "y")

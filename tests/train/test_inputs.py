@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from train.runs import close_weights, metrics, weights
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig
@@ -47,22 +47,16 @@ def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
     monkeypatch.setattr(inputs, "has_fixed_features", lambda run: counted.append(run))
     train(always)
     assert counted
-    a, b = (load_file(Path(run.output) / "model.safetensors") for run in (once, always))
-    for name in a:
-        assert torch.allclose(a[name], b[name], atol=1e-5), name
-    metrics = []
-    for run in (once, always):
-        lines = (Path(run.output) / "metrics.jsonl").read_text().splitlines()
-        metrics.append([line for line in map(json.loads, lines) if line["event"] == "evaluation"])
-    for x, y in zip(*metrics, strict=True):
+    assert close_weights(once.output, always.output)
+    found = (metrics(run.output, "evaluation") for run in (once, always))
+    for x, y in zip(*found, strict=True):
         assert x == pytest.approx(y, abs=1e-4)
 
 
 def test_only_the_head_moves(probe):
     run = probe("run", steps=5)
     train(run)
-    before = load_file(Path(run.model) / "model.safetensors")
-    after = load_file(Path(run.output) / "model.safetensors")
+    before, after = weights(run.model), weights(run.output)
     moved = {name for name in after if not torch.equal(before[name], after[name])}
     assert moved == {"head.weight", "head.bias"}
 
@@ -115,7 +109,7 @@ def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypa
 def test_features_that_are_no_numbers(probe):
     run = probe("run", steps=1)
     path = Path(run.model) / "model.safetensors"
-    tensors = load_file(path) | {"norm.weight": torch.full((24,), torch.nan)}
+    tensors = weights(run.model) | {"norm.weight": torch.full((24,), torch.nan)}
     tensor_file.write(
         path, {k: v.numpy() for k, v in tensors.items()}, tensor_file.read_header(path).metadata
     )

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
@@ -15,7 +14,15 @@ import typer
 
 from vitcli.config import TASK_DEFAULTS, PosembMethod
 from vitcli.errors import ConfigError
-from vitcli.fields import Option, Size, check_value, field_types, from_text, parse_size
+from vitcli.fields import (
+    Option,
+    Size,
+    check_value,
+    field_types,
+    from_text,
+    parse_device,
+    parse_size,
+)
 
 
 def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
@@ -57,9 +64,10 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
 
 
 def _check_device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise typer.BadParameter(f"'{name}' is not auto, cpu, cuda, cuda:N or mps")
-    return name
+    try:
+        return parse_device(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def drawable(path: str | None) -> str | None:
