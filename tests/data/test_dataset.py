@@ -59,6 +59,8 @@ def test_the_split_is_recorded_and_reused(make_directory: MakeDirectory) -> None
     fewer = open_data(config, record=record)
     assert fewer.val is not None
     assert len(fewer.val) == len(first.val) - 1 and len(fewer.warnings) == 2
+    with pytest.raises(DataError, match="held out"):
+        open_split(config, "val", {**record, "val": ["gone.jpg"]})
 
 
 def test_a_test_split_selects_nothing(make_directory: MakeDirectory) -> None:

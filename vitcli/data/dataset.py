@@ -150,10 +150,13 @@ def open_split(
     kind = record.get("kind") if record is not None else None
     if wants_held and kind == "held out" and "val" not in there and "train" in there:
         held, _ = _hold_out(there["train"], config, record, warnings)
+        if not len(held):
+            what = "none of the images that were held out of training exist any more"
+            raise DataError(what, where=config.path, hint="evaluate on other images")
         source, words = there["train"].select(held), "images held out of training"
     elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
         warnings.append("the model was trained on these images, so the metrics are too optimistic")
-    if source is None or not len(source):
+    if source is None:
         raise DataError(
             f"there is no {_WORDS[chosen]} split",
             where=config.path,
