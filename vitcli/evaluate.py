@@ -23,7 +23,7 @@ from vitcli.data.directory import open_unlabelled
 from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, ImageError
 from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
-from vitcli.inference import Inference, Slot, run_source, unreadable
+from vitcli.inference import Inference, Slot, report_unreadable, run_source
 from vitcli.metrics import Evaluation, Tally
 from vitcli.prediction import Predictor
 
@@ -49,25 +49,10 @@ def evaluate_source(
     tally = Tally(len(source.classes), inference.info.score)
     preprocess = inference.info.preprocess
     batches = run_source(source, preprocess, lambda: inference, "logits", batch_size, workers)
-    for answers in _count(batches, source, tally):
-        for _, name, _, error in answers:
-            if error is not None:
-                if on_unreadable is None:
-                    raise unreadable(name, error)
-                on_unreadable(unreadable(name, error))
-        on_progress(len(answers))
+    for slots, _ in _count(batches, source, tally):
+        report_unreadable(slots, on_unreadable)
+        on_progress(len(slots))
     return tally.result()
-
-
-class _Seen(NamedTuple):
-    """An image that was counted, or could not be read."""
-
-    image: int
-    """Its index."""
-    name: str
-    best: list[tuple[int, float]]
-    """At most five classes of the tally and their scores, the best first."""
-    error: DataError | None
 
 
 def _count(
@@ -75,17 +60,15 @@ def _count(
     source: Source,
     tally: Tally,
     aligned: Alignment | None = None,
-) -> Iterator[list[_Seen]]:
-    """Adds the logits of all images to a tally, batch by batch."""
+) -> Iterator[tuple[list[Slot], list[list[tuple[int, float]]]]]:
+    """Adds the logits of all images to a tally; gives each batch, and for each of its images at
+    most five classes of the tally with their scores, the best first: none where it has an error."""
     done = 0
     for slots, logits in batches:
         read = np.array([slot.error is None for slot in slots])
         labels = source.labels[done : done + len(slots)][read]
         best = iter(tally.add(_among(logits, aligned), labels) if read.any() else [])
-        yield [
-            _Seen(i, name, [] if error else next(best), error)
-            for i, (name, error) in enumerate(slots, done)
-        ]
+        yield slots, [next(best) if readable else [] for readable in read]
         done += len(slots)
 
 
@@ -192,15 +175,17 @@ def evaluate(
     tally, errors = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]]()
     preprocess, load = info.preprocess, predictor.load
     batches = run_source(source, preprocess, load, "logits", batch_size, workers)
-    for answers in _count(batches, source, tally, aligned):
-        for i, file, best, error in answers:
+    done = 0
+    for slots, answers in _count(batches, source, tally, aligned):
+        for i, ((file, error), best) in enumerate(zip(slots, answers, strict=True), done):
             label = aligned.classes[source.labels[i]] if labelled else None
             if error is not None:
                 errors.append((file, error))
-            right = real.add(i, best[0][0]) if real is not None and not error else None
+            right = real.add(i, best[0][0]) if real is not None and best else None
             named = tuple((aligned.classes[answer], score) for answer, score in best)
             on_answer(Answer(file, label, named, right, error))
-        on_progress(answers[-1].image + 1, len(source))
+        done += len(slots)
+        on_progress(done, len(source))
     if not tally.count:
         raise DataError(
             f"none of its {len(source):,} images can be read",

@@ -191,20 +191,24 @@ def features_of(
     preprocess = inference.info.preprocess
     batches = run_source(source, preprocess, lambda: inference, "features", workers=workers)
     for slots, features in batches:
-        for name, error in slots:
-            if error is not None:
-                if on_unreadable is None:
-                    raise unreadable(name, error)
-                on_unreadable(unreadable(name, error))
+        report_unreadable(slots, on_unreadable)
         if len(features):
             rows.append(features)
         on_progress(len(slots))
     return torch.cat(rows) if rows else torch.empty(0, inference.info.model.feature_dim)
 
 
-def unreadable(name: str, error: DataError) -> ImageError:
-    """The error of an image that something depends on."""
-    return ImageError(error.what, where=name, hint=error.hint or "repair or remove the file")
+def report_unreadable(
+    slots: list[Slot], on_unreadable: Callable[[ImageError], None] | None
+) -> None:
+    """Calls a function with each image that could not be read; None: raises the first error."""
+    for name, error in slots:
+        if error is not None:
+            hint = error.hint or "repair or remove the file"
+            unreadable = ImageError(error.what, where=name, hint=hint)
+            if on_unreadable is None:
+                raise unreadable
+            on_unreadable(unreadable)
 
 
 class Cores:
