@@ -72,7 +72,7 @@ def _infer_vit(
     patch = shapes.get("patch_embed.proj.weight", ())
     blocks = {int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}
     needed = ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "blocks.0.attn.qkv.weight")
-    if len(patch) != 4 or any(len(shapes.get(name, ())) != 2 for name in needed):
+    if len(patch) != 4 or min(patch) < 1 or any(len(shapes.get(name, ())) != 2 for name in needed):
         raise CheckpointError(
             "does not hold a Vision Transformer under names that vit supports",
             where=where,

@@ -10,14 +10,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import open_clip
 from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.store import Store, open_store
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.errors import CheckpointError
 from vitcli.layouts.catalogue import companions
+from vitcli.layouts.reading import read_layout
 
 PROCESSOR = {
     "do_normalize": True,
@@ -96,9 +100,49 @@ def fuzz(folder: Path, rounds: int, seed: int) -> tuple[int, int]:
     return refused, rounds - refused
 
 
+def fuzz_shapes(rounds: int, seed: int) -> int:
+    """How many files of other names and shapes are refused; anything else is raised."""
+    draw, refused = random.Random(seed), 0
+    files = sorted([*GOLDEN.glob("*/checkpoint*.npz"), *GOLDEN.glob("hf_*/model.safetensors")])
+    files += sorted(GOLDEN.glob("timm_*/model.safetensors"))
+    stores = [open_store(path) for path in files]
+    for _ in range(rounds):
+        store = draw.choice(stores)
+        tensors = dict(store.tensors)
+        for _ in range(draw.randint(1, 3)):
+            name = draw.choice(list(tensors))
+            shape = list(tensors.pop(name).shape)
+            change = draw.randrange(5)
+            if change == 0:
+                continue
+            if change == 1 or not shape:
+                shape.append(draw.choice([0, 1, 7]))
+            elif change == 2:
+                shape.pop()
+            else:
+                shape[draw.randrange(len(shape))] = draw.choice([0, 1, 2, 3, 48, 10**6, 2**40])
+            name = name.replace("0", "7") if draw.random() < 0.1 else name
+            tensors[name] = LazyTensor("float32", tuple(shape), lambda: np.zeros(0))
+        bare = Path("/nowhere/x.npz") if draw.random() < 0.5 else store.path
+        try:
+            read_layout(Store(bare, "pickle", tensors))
+        except CheckpointError:
+            refused += 1
+    return refused
+
+
+def test_mutated_shapes() -> None:
+    assert fuzz_shapes(400, seed=0) > 200
+
+
 def test_mutated_configurations(tmp_path: Path) -> None:
     refused, accepted = fuzz(tmp_path, 500, seed=0)
     assert refused > 100 and accepted > 50
+
+
+@pytest.mark.slow
+def test_many_mutated_shapes() -> None:
+    assert fuzz_shapes(5_000, seed=1) > 2_500
 
 
 @pytest.mark.slow
