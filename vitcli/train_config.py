@@ -128,7 +128,7 @@ class TrainConfig:
     layer_decay: float | None = option(
         None,
         "--layer-decay X",
-        "Factor on the learning rate from layer to layer downwards, as 0.75.  [default: off]",
+        "Multiply the learning rate by X per layer below the head, as 0.75.  [default: off]",
         task="finetune",
         above=0,
         max=1,
