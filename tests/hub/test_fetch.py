@@ -553,10 +553,10 @@ def set_patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         monkeypatch.setattr(constants, name, seconds)
 
 
-def check(folder: Path) -> None:
+def check(directory: Path) -> None:
     """That what the caller would read is what the Hub has."""
     for name, content in FILES.items():
-        assert (folder / name).read_bytes() == content, name
+        assert (directory / name).read_bytes() == content, name
 
 
 def test_fifty_random_faults(

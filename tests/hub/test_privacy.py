@@ -54,6 +54,7 @@ def test_what_was_given_as_a_path_is_published_by_its_name() -> None:
     [
         ("kept in /srv/jo/run, then pushed", "kept in run, then pushed"),
         (f"see {Path.home()}/secret/notes.txt", "see notes.txt"),
+        (f"not {Path.home()}less", None),
         (r"$\alpha/\beta$, a //b, \| and /16 of B/16", None),
         ("~10 epochs / 3 hours", None),
         ("https://github.com/jo/x and <b>bold</b>", None),

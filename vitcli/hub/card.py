@@ -76,10 +76,10 @@ def model_card(
 def lineage(
     info: CheckpointInfo, entry: RegistryEntry | None = None
 ) -> tuple[str | None, str | None]:
-    """The Hub repo that a model comes from, and that repo's licence; None where unknown.
+    """The Hub repo that a model comes from, and that repo's license; None where unknown.
 
     It is the nearest ancestor with a name; runs in between have none. A repo that the registry
-    does not know may have any licence.
+    does not know may have any license.
     """
     if entry is not None:
         return entry.repo, entry.license

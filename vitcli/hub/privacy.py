@@ -103,7 +103,9 @@ def _text(value: Any, places: Collection[Path]) -> Any:
         value = secret.sub(shown, value)
     for place in sorted(map(str, places), key=len, reverse=True):
         if len(place) > 1:  # not "/"
-            value = re.sub(rf"{re.escape(place)}(?:[\\/]+[^\s\\/`'\",;)]+)*", _shorten, value)
+            value = re.sub(
+                rf"{re.escape(place)}(?![\w-])(?:[\\/]+[^\s\\/`'\",;)]+)*", _shorten, value
+            )
     return value
 
 
