@@ -7,7 +7,6 @@ Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -251,23 +250,18 @@ class Transformers(Layout):
         """A mask token, and where no pooler is ours one that changes nothing: AutoModel would make
         a random one."""
         assert isinstance(model, ModelConfig)
+        import numpy as np
 
-        def make(of: str, *shape: int) -> Any:
-            import numpy as np
+        def tensor(array: np.ndarray) -> LazyTensor:
+            return LazyTensor(dtype, array.shape, lambda: array.astype(numpy_dtype(dtype)))
 
-            array = np.eye(shape[0]) if of == "eye" else np.zeros(shape)
-            return array.astype(numpy_dtype(dtype))
-
-        def tensor(of: str, *shape: int) -> LazyTensor:
-            return LazyTensor(dtype, shape, functools.partial(make, of, *shape))
-
-        width = model.width
         if model.num_registers:
-            return {f"{_prefix(model)}embeddings.mask_token": tensor("zeros", 1, width)}
+            mask_token = tensor(np.zeros((1, model.width)))
+            return {f"{_prefix(model)}embeddings.mask_token": mask_token}
         if model.num_classes or model.layer_scale or model.pre_logits:
             return {}
-        eye, zeros = tensor("eye", width, width), tensor("zeros", width)
-        return {"pooler.dense.weight": eye, "pooler.dense.bias": zeros}
+        weight, bias = tensor(np.eye(model.width)), tensor(np.zeros(model.width))
+        return {"pooler.dense.weight": weight, "pooler.dense.bias": bias}
 
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
         processor = _processor_config(info.preprocess)
@@ -351,15 +345,14 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson | None) -> b
     weight, bias = (store.tensors.get(f"{prefix}pooler.dense.{n}") for n in ("weight", "bias"))
     if weight is None or bias is None:
         return False
-    act = "tanh" if config is None else config.text("pooler_act", "tanh")
-    if act == "linear" and config is not None:
-        import numpy as np
+    if config is None or (act := config.text("pooler_act", "tanh")) == "tanh":
+        return True
+    import numpy as np
 
-        if not np.array_equal(weight.read(), np.eye(len(bias.read()))) or np.any(bias.read()):
-            config.refuse("pooler_act", "tanh")
-    elif act != "tanh" and config is not None:
+    shift = bias.read()
+    if act != "linear" or np.any(shift) or not np.array_equal(weight.read(), np.eye(len(shift))):
         config.refuse("pooler_act", "tanh")
-    return act == "tanh"
+    return False
 
 
 def _find_clip(store: Store, prefix: str, config: ForeignJson | None) -> Match:
@@ -472,18 +465,14 @@ def _resized_processor(config: ForeignJson, old: Size, new: Size) -> dict[str, A
     changed: dict[str, Any] = {"size": sides}
     if "crop_size" in inner and inner.flag("do_center_crop", True):
         changed["crop_size"] = sides
-        nested = inner.values.get("size")
-        size = inner.object("size") if isinstance(nested, dict) else None
-        if size is None and "size" in inner:
-            edge: int | None = inner.whole("size")
-        else:
-            edge = size.whole("shortest_edge") if size and "shortest_edge" in size else None
-        if edge is not None:
-            changed["size"] = {"shortest_edge": round(edge * min(new) / min(old))}
-        elif size and "height" in size:
-            changed["size"] = {
-                key: round(size.whole(key) * new[i] / old[i]) for i, key in enumerate(sides)
-            }
+        size = inner.values.get("size")
+        box = ForeignJson(size if isinstance(size, dict) else {"shortest_edge": size}, inner.where)
+        if "shortest_edge" in box:
+            edge = box.whole("shortest_edge") * min(new) / min(old)
+            changed["size"] = {"shortest_edge": round(edge)}
+        elif "height" in box:
+            pairs = zip(sides, new, old, strict=True)
+            changed["size"] = {key: round(box.whole(key) * n / o) for key, n, o in pairs}
     values = {**inner.values, **changed}
     return {**config.values, "image_processor": values} if inner is not config else values
 
