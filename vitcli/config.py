@@ -1,7 +1,7 @@
 """What a model, its preprocessing, a data set and a training run are: dataclasses and tables.
 
 Standard library only, so that every command can read a configuration before (or without) torch.
-The models' part is in `architectures.py` and `resnets.py`; this is the door to all of it.
+Models are described in `architectures.py` and `resnets.py`, whose names this module exports too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Preprocess:
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "lanczos"] = "bicubic"
     """Pillow's filter."""
     crop_pct: float = 1.0
-    """The part of the resized image that the crop keeps: it is resized to size / crop_pct."""
+    """Fraction of the resized image that the crop keeps: it is resized to size / crop_pct."""
     crop_mode: Literal["center", "squash", "border"] = "center"
     """center: shorter side resized, centre cropped; squash: both sides resized; border: longer
     side resized, the rest filled with the mean (letterbox). timm's names."""
@@ -97,7 +97,7 @@ class Preprocess:
 
 
 class ClassLabel(NamedTuple):
-    """A class: its identity (WordNet synset where known, else the folder's name) and its name.
+    """A class: its identity (WordNet synset where known, else the directory's name) and its name.
 
     Names are not identities: ImageNet-1k has two classes called "crane".
     """
@@ -257,7 +257,7 @@ METRICS = {
     "macro_f1": ("f1", "macro F1"),
     "ece": ("ece", "ECE"),
 }
-"""What is said of an evaluation in one line: the kind of each figure, and its name."""
+"""The metrics of an evaluation that are shown in one line: the kind of each, and its name."""
 
 
 def nearest(name: str, known: list[str], n: int = 3) -> list[str]:

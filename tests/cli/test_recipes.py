@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 
 from cli.training_runs import SHORT, vit
 from vitcli import plots
-from vitcli.cli import output
 
 
 @pytest.fixture(autouse=True)
@@ -102,15 +101,6 @@ def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
         files = [tmp_path / run / "model.safetensors" for run in ("run", name)]
         first, second = (load_file(file) for file in files)
         assert all(np.array_equal(first[key], second[key]) for key in first)
-
-
-def test_a_sweep_on_a_terminal_is_a_table(images, parent, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(output, "table", lambda *arguments: drawn.append(arguments))
-    finetune(images, parent, tmp_path / "run", "--lr", "0.03,0.01", "--no-retrain")
-    ((columns, rows, numbers),) = drawn
-    assert columns == ["learning rate", "val top1", "val loss", "best step", ""]
-    assert [row[0] for row in rows] == ["0.03", "0.01"] and all(len(row) == 5 for row in rows)
 
 
 def test_json_of_a_sweep(images, parent, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,23 +36,6 @@ EVALUATED_AT_ONCE = 8192
 
 NAMED_SKIPS = 20
 """Unreadable images that are named; the others are only counted."""
-
-
-class Inputs(Protocol):
-    """The training and the validation split, as a model takes them."""
-
-    @property
-    def micro_batches(self) -> int:
-        """How many parts a batch goes through the model in."""
-
-    def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
-        """(inputs (B, ...), labels int64 (B,)) of the steps first + 1 to last, on the device."""
-
-    def trained(self, model: Any) -> nn.Module:
-        """The part of the model that takes these inputs and gives logits."""
-
-    def evaluate(self, model: Any) -> Evaluation:
-        """A model, or its average, on the validation split; leaves it in evaluation mode."""
 
 
 def make_inputs(run: Run, on_event: OnEvent, computed: Computed) -> Inputs:
@@ -117,9 +100,11 @@ class Images:
 
     @property
     def micro_batches(self) -> int:
+        """How many parts a batch goes through the model in."""
         return self.run.micro_batches
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
+        """(inputs (B, ...), labels int64 (B,)) of the steps first + 1 to last, on the device."""
         run, config = self.run, self.run.config
         transform: EvalTransform | TrainTransform = EvalTransform(run.preprocess)
         # Fixed features see the same pixels here: free memory changes the time and nothing else.
@@ -142,11 +127,12 @@ class Images:
             images = to_float(to_device(pixels, run.device), run.preprocess)
             yield images, to_device(labels, run.device)
 
-    def trained(self, model: Any) -> nn.Module:
-        module: nn.Module = model
-        return module
+    def trained(self, model: nn.Module) -> nn.Module:
+        """The part of the model that takes these inputs and gives logits."""
+        return model
 
     def evaluate(self, model: nn.Module) -> Evaluation:
+        """A model, or its average, on the validation split."""
         run, val = self.run, self.run.splits.val
         assert val is not None
         return evaluate_source(
@@ -166,9 +152,7 @@ def inference_of(run: Run, model: nn.Module) -> Inference:
 class Features:
     """Features (N, D) in float32, on the device."""
 
-    @property
-    def micro_batches(self) -> int:
-        return 1
+    micro_batches = 1
 
     def __init__(
         self, run: Run, advance: Callable[[int], None], on_event: OnEvent, computed: Computed
@@ -233,3 +217,7 @@ class Features:
             kept = [i for i in range(len(source)) if source.where(i) not in unreadable]
             source = source.select(np.array(kept, np.int64))
         return source, features
+
+
+Inputs = Images | Features
+"""The training and the validation split, as a model takes them."""

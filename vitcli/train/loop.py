@@ -41,7 +41,7 @@ STOPPING = Note("stopping after this step; interrupt again to stop at once")
 SAVE_SECONDS = 60.0
 """Least time between states, if --save-every does not say after how many steps."""
 SAVE_SHARE = 0.05
-"""Largest part of a run's time that writing them may take then."""
+"""Largest share of a run's time that writing them may take then."""
 
 
 @dataclass
