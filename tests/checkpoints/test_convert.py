@@ -223,7 +223,7 @@ def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
     source = GOLDEN / "timm_vit_default"
     out = tmp_path / "x.safetensors"
     out.write_text("mine")
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         convert(source, out)
     assert out.read_text() == "mine"
     convert(source, out, force=True)

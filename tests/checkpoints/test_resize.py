@@ -163,7 +163,7 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CheckpointError, match="no position embeddings"):
         plan_resize(written(tmp_path / "none.safetensors", none), grid=(2, 2))
     resize(source, grid=(2, 2))
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         resize(source, grid=(2, 2))
     with pytest.raises(ConfigError, match="exclude"):
         plan_resize(source, grid=(2, 2), in_place=True, output="x")

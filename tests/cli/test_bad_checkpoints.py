@@ -106,12 +106,12 @@ def test_an_output_that_exists(vit: Vit, tmp_path: Path) -> None:
     path = Path(shutil.copy(TIMM, tmp_path / "x.safetensors"))
     (tmp_path / "out.safetensors").write_text("mine")
     for words in commands(path):
-        assert_refused(vit, tmp_path, *words, said="exists already\nhint: --force")
+        assert_refused(vit, tmp_path, *words, said="already exists\nhint: use --force")
         assert vit(*words, "--force").exit_code == 0
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     words = ("resize-posemb", HF, "--grid", "6", "-o", tmp_path / "out")
-    assert_refused(vit, tmp_path, *words, said="exists already")
+    assert_refused(vit, tmp_path, *words, said="already exists")
     assert vit(*words, "--force").exit_code == 0
     assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
     assert read_info(tmp_path / "out")[0].model.grid == (6, 6)

@@ -29,7 +29,7 @@ def test_an_npz_becomes_a_folder(vit: Vit, tmp_path: Path) -> None:
     found = load_file(tmp_path / "m" / "model.safetensors")
     assert np.array_equal(found["head.weight"], np.load(NPZ)["head/kernel"].T)
     again = vit("convert", NPZ, tmp_path / "m")
-    assert again.exit_code == 1 and "exists already\nhint: --force replaces it" in again.stderr
+    assert again.exit_code == 1 and "already exists\nhint: use --force" in again.stderr
 
 
 def test_a_dry_run_prints_the_names_and_writes_nothing(vit: Vit, tmp_path: Path) -> None:

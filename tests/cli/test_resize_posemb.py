@@ -25,7 +25,7 @@ def test_as_typed_it_writes_beside_the_input(vit: Vit, file: Path) -> None:
     assert new.is_file() and str(new) in result.stdout and "4 x 4 (bilinear)" in result.stdout
     assert "accuracy drops until the model is fine-tuned" in result.stderr
     again = vit("resize-posemb", file, "--grid", "24")
-    assert again.exit_code == 1 and "exists already\nhint: --force replaces it" in again.stderr
+    assert again.exit_code == 1 and "already exists\nhint: use --force" in again.stderr
     assert vit("resize-posemb", file, "--grid", "24", "--force", "-q").stderr == ""
 
 

@@ -212,7 +212,7 @@ def write(job: Conversion, force: bool = False) -> None:
         OutputError: the target exists (without `force`), or cannot be written.
     """
     if job.output.exists() and not force:
-        raise OutputError("exists already", where=job.output, hint="--force replaces it")
+        raise OutputError("already exists", where=job.output, hint="use --force to replace it")
     file = job.output if job.is_file else job.output / "model.safetensors"
     if os.path.realpath(file) == os.path.realpath(job.source.file):
         raise OutputError("is the source itself", where=file, hint="choose another output")

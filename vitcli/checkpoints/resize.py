@@ -252,7 +252,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
         return
     empty = job.is_directory and job.output.is_dir() and not any(job.output.iterdir())
     if job.output.exists() and not job.in_place and not empty and not force:
-        raise OutputError("exists already", where=job.output, hint="--force replaces it")
+        raise OutputError("already exists", where=job.output, hint="use --force to replace it")
     if job.is_directory:
         with whole_directory(job.output) as directory:
             _write_directory(job, directory)

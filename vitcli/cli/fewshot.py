@@ -70,7 +70,7 @@ def fewshot(
     """
     data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
     if "path" not in data:
-        raise typer.BadParameter("missing; the images to draw from", param_hint="--data")
+        raise typer.BadParameter("required: pass the images to draw from", param_hint="--data")
     config: FewshotConfig = options.replaced(FewshotConfig, {**given, "data": data})
     if save is not None and len(config.l2) > 1:
         raise typer.BadParameter("needs one --l2, or auto", param_hint="--save")

@@ -110,7 +110,9 @@ def build_config(
         if start.task != task:
             raise typer.BadParameter(f"'{config}' is of a {start.task} run: use vit {start.task}")
         if "output" not in given:
-            raise typer.BadParameter("missing; where to write the new run", param_hint="--output")
+            raise typer.BadParameter(
+                "required: pass a directory for the new run", param_hint="--output"
+            )
         if "epochs" in given:
             fields["steps"] = None  # the written one was computed from other epochs
         if "batch_size" in given:
@@ -118,7 +120,7 @@ def build_config(
     else:
         data = given.get("data", {})
         if "path" not in data:
-            raise typer.BadParameter("missing; the images to train on", param_hint="--data")
+            raise typer.BadParameter("required: pass the images to train on", param_hint="--data")
         recipe: dict[str, Any] = PRESETS[preset].fields() if preset else {}
         if "steps" in given or "epochs" in given:  # another length, another warm-up
             recipe = {k: v for k, v in recipe.items() if k not in ("steps", "warmup")}
