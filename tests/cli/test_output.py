@@ -92,7 +92,7 @@ def test_durations(seconds, text):
 
 def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path):
     (tmp_path / "file").touch()
-    for path in (tmp_path / "no" / "x.png", tmp_path / "file" / "x.png"):
+    for path in (tmp_path / "no" / "x.png", tmp_path / "file" / "x.png", tmp_path):
         with pytest.raises(OutputError) as caught:
             output.check_writable(str(path))
         assert caught.value.where == str(path)

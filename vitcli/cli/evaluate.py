@@ -191,7 +191,7 @@ def evaluate(
         accepted=accepted,
         report=functools.cache(partial(output.note, quiet=quiet)),
     )
-    # Every resolution finds the same about the data: it is printed once.
+    # Every resolution finds the same problems with the data; each is printed once.
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
     with open_rows(predictions, default="csv") if predictions else nullcontext() as rows:
@@ -206,7 +206,7 @@ def evaluate(
             )
         stored = predictors[0].stored.image_size
         while predictors:
-            predictor = predictors.popleft()  # its weights go before the next one's come
+            predictor = predictors.popleft()  # frees its weights before the next are loaded
             size = f" at {evaluation.size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for path in data:
                 with output.Meter(f"images{size}", quiet=quiet) as meter:

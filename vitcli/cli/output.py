@@ -1,11 +1,12 @@
-"""What the commands print: results to stdout; progress, notes and errors to stderr.
+"""All printing: results to stdout; progress, notes and errors to stderr.
 
-On a terminal, tables and bars by Rich (imported only then); elsewhere plain lines. No colour where
-NO_COLOR is set. Nothing else in the package prints.
+Tables and bars are drawn by Rich on a terminal (and it is imported only there); elsewhere they are
+plain lines. There are no colours where NO_COLOR is set.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -74,7 +75,7 @@ def error(text: str, hint: str | None = None) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether someone watches stderr."""
+    """Whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
@@ -112,9 +113,11 @@ def check_writable(path: str | None) -> None:
     Raises:
         OutputError: it cannot.
     """
-    if path is None or (os.path.exists(path) and not os.path.isfile(path)):
-        return  # a pipe or a device takes what comes
+    if path is None or (os.path.exists(path) and not os.path.isfile(path) | os.path.isdir(path)):
+        return  # a pipe or a device is written to directly
     try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
             pass
     except OSError as error:
@@ -128,7 +131,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
     """A table on stdout: Rich's on a terminal, columns of spaces elsewhere.
 
     Args:
-        numbers: the columns that are set flush right.
+        numbers: the columns that are aligned right.
     """
     right, columns = set(numbers), list(map(printable, columns))
     cells = [list(map(printable, row)) for row in rows]
@@ -142,7 +145,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
         roomy = sum(widths) + 2 * len(widths) <= console.width
         drawn = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, int(roomy), 0, 0))
         for i, column in enumerate(columns):
-            # What a row is about (it is what one types next), numbers and short words stay whole.
+            # The first column (which is often typed next), numbers and short words stay whole.
             whole = i == 0 or i in right or widths[i] <= 12
             side: Literal["left", "right"] = "right" if i in right else "left"
             drawn.add_column(escape(column), justify=side, no_wrap=whole, overflow="fold")
@@ -165,7 +168,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """Those of `config.METRICS` that are there under the prefix: ["top-1 64.54%", ...]."""
+    """The values of `config.METRICS` under the prefix in words: ["top-1 64.54%", ...]."""
     from vitcli.config import METRICS
 
     known = {name: values.get(prefix + key) for key, (_, name) in METRICS.items()}
