@@ -11,6 +11,7 @@ import pytest
 
 from vitcli.cli import output
 from vitcli.errors import OutputError
+from vitcli.hub.retry import Transfer
 
 
 @pytest.fixture
@@ -132,10 +133,10 @@ def test_quiet_meters_and_short_jobs_print_nothing(capsys, clock):
 
 def test_downloads(capsys, clock):
     with output.FetchDisplay() as fetching:
-        fetching("mo\ndel", 0, 400_000_000)
+        fetching(Transfer("mo\ndel", 0, 400_000_000))
         clock[0] += 10
-        fetching("mo\ndel", 100_000_000, 400_000_000)
-    line = "fetching mo\\x0adel: 100 of 400 MB, 30 s left, 10 MB/s\n"
+        fetching(Transfer("mo\ndel", 100_000_000, 400_000_000))
+    line = "fetching mo\\x0adel: 100.0 of 400.0 MB, 30 s left, 10 MB/s\n"
     assert capsys.readouterr().err == line
 
 
@@ -193,9 +194,10 @@ def test_a_long_name_is_cut(terminal, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     screen = terminal("stderr")
     with output.FetchDisplay() as fetching:
-        clock[0] += 10
         name = "some [/name]/with/a/long/path/model-00001-of-00002.safetensors"
-        fetching(name, 268_000_000, 1_208_000_000)
+        fetching(Transfer(name, 0, 1_208_000_000))
+        clock[0] += 10
+        fetching(Transfer(name, 268_000_000, 1_208_000_000))
     text = drawn(screen)
     assert text.startswith("fetching some [/name]/") and len(text) <= 60
-    assert text.endswith(" 268 of 1,208 MB, 35 s left")
+    assert text.endswith(" 268.0 of 1,208.0 MB, 35 s left")
