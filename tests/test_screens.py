@@ -1,12 +1,24 @@
-"""The screens of the command line."""
+"""The words of the command line: one stored file, and examples in every help screen."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from vitcli.cli import main
+
+HERE = Path(__file__).parent
+
+
+def test_screens_are_up_to_date(tmp_path: Path) -> None:
+    """If not: `make screens`, and read what changed."""
+    found = tmp_path / "screens.txt"
+    subprocess.run([sys.executable, HERE / "screens.py", found], check=True)
+    assert found.read_text("utf-8") == (HERE / "screens.txt").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
