@@ -120,6 +120,15 @@ def test_the_cache_is_shared_with_the_client(hub: LoopbackHub, commit: str) -> N
     assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
 
 
+def test_the_notes_of_an_earlier_version_are_written_anew(hub: LoopbackHub, commit: str) -> None:
+    file = fetch("me/model")
+    note = file.parents[2] / ".vit" / f"{commit}.json"
+    was = note.read_text()
+    note.write_text(json.dumps(dict.fromkeys(FILES, "0" * 40)))
+    assert fetch("me/model", offline=True) == file
+    assert fetch("me/model", commit) == file and note.read_text() == was
+
+
 def test_a_cache_that_cannot_be_written(hub: LoopbackHub, commit: str) -> None:
     file = fetch("me/model")
     hub.add("me/model", {"more": b"more"})

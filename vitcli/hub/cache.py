@@ -85,7 +85,7 @@ class RepoCache:
 
     def listing(self, commit: str) -> Listing | None:
         """The commit's files as the Hub lists them; None where it was not asked yet."""
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             text = self._note(f"{commit}.json").read_text("utf-8")
             return {name: HubFile(*file) for name, file in json.loads(text)["files"].items()}
         return None
