@@ -17,7 +17,6 @@ from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
-from vitcli.layouts.reading import read_layout
 from vitcli.layouts.shapes import check_keys
 from vitcli.weight_files import weights_among
 
@@ -135,6 +134,8 @@ def open_checkpoint(
         check_keys(info.model.tensor_shapes(), store.shapes, where=file)
         found = Checkpoint(file, info, store.tensors)
     else:
+        from vitcli.layouts.reading import read_layout  # not needed for our own files
+
         read = read_layout(store, grid)
         info, described = read.info, "assumed" not in read.info.provenance
         found = Checkpoint(file, info, read.tensors, read.layout, read.dropped, read.sources)

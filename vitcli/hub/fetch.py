@@ -26,7 +26,6 @@ from vitcli.errors import HubError, VitWarning
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, root
 from vitcli.hub.retry import Progress as Progress
 from vitcli.hub.retry import Transfer, ask, is_offline, may_pass, missing
-from vitcli.layouts import catalogue
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
 
 MAIN, CONFIG = "main", "config.json"
@@ -57,7 +56,9 @@ def fetch(
     _check_name(repo, revision)
     found = _look(cache, revision, offline or is_offline(), timeout, on_progress or _quiet)
     weights = _choose(found.listing, repo, allow_pickle)
-    beside = [name for name in catalogue.companions() if name in found.listing]
+    from vitcli.layouts.catalogue import companions
+
+    beside = [name for name in companions() if name in found.listing]
     file = found.get([*beside, weights])
     if weights == INDEX:
         found.get(_shards(file))
