@@ -16,7 +16,7 @@ help:
 	@echo "make demo        install into .venv and classify a photograph"
 	@echo "make test        run the quick tests, under 4 minutes on two cores"
 	@echo "make lint        ruff, and mypy in strict mode"
-	@echo "make test-slow   kills, many ranks, fuzzing, and comparisons with timm and transformers"
+	@echo "make test-slow   kills, fuzzing, and comparisons with timm and transformers"
 	@echo "make bench       speed beside timm, transformers and scikit-learn"
 	@echo "make golden      largest difference from each original implementation"
 	@echo "make roundtrips  which layouts convert into which, and whether exactly"

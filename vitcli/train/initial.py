@@ -44,7 +44,7 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
         f"the same command starts from {BEST_MODEL}, which is much better"
     )
     on_event(Caution(text))
-    return SHIPPED_MODEL
+    return ours
 
 
 def read_weights(config: TrainConfig, offline: bool, allow_pickle: bool = False) -> Weights:
