@@ -7,6 +7,7 @@ checked by running the commands.
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import re
 import subprocess
@@ -146,6 +147,15 @@ def test_imports_go_downwards(module: str) -> None:
             continue
         assert other in LEVEL_OF, f"{where}, which is no room"
         assert LEVEL_OF[other] <= LEVEL_OF[room(module)], f"{where}, which stands above it"
+
+
+def test_modules_import_each_other_without_circles() -> None:
+    graph: dict[str, set[str]] = {}
+    for module in MODULES:
+        names = {i.name.removeprefix("vitcli.") for i in imports(module) if not i.for_types}
+        named = names | {name.rpartition(".")[0] for name in names}
+        graph[module] = named & (set(MODULES) - {"", module})
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 @pytest.mark.parametrize(("room_a", "room_b"), [("models", "data"), ("data", "models")])
