@@ -139,7 +139,7 @@ def test_types_heads_and_names(tmp_path: Path) -> None:
         dtype="bfloat16",
         num_classes=3,
         labels=labels,
-        preprocess={"mean": (0.1, 0.2, 0.3), "crop_mode": "squash"},
+        preprocess={"mean": [0.1, 0.2, 0.3], "crop_mode": "squash"},
     )
     out = convert(source, tmp_path / "out", changes=changes)
     info, _ = read_info(out)
@@ -203,6 +203,7 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
     source, out = GOLDEN / "timm_vit_default", tmp_path / "x"
     for changes, said in (
         (Changes(preprocess={"colour": 1}), "colour"),
+        (Changes(preprocess={"mean": "x"}), "mean"),
         (Changes(preprocess={"crop_pct": 0}), "crop_pct"),
         (Changes(preprocess={"size": (48, 48)}), "position embeddings are for images of 64 x 64"),
         (Changes(labels=(ClassLabel("a", "a"),) * 2), "2 names for 10 classes"),

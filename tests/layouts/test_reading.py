@@ -75,7 +75,8 @@ def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
     shutil.copy(old / "config.json", tmp_path)
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(load(tmp_path)(images), load(old)(images))
-    for wrong in ({"weight_map": {"x": "../x.safetensors"}}, {}, {"weight_map": 3}):
+    wrongs = ({"weight_map": {"x": "../x"}}, {"weight_map": {"x": ""}}, {}, {"weight_map": 3})
+    for wrong in wrongs:
         index.write_text(json.dumps(wrong))
         with pytest.raises(CheckpointError, match="index"):
             read_info(tmp_path)

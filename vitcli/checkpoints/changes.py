@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
 from vitcli.layouts import timm
+from vitcli.typed_json import from_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,10 +138,12 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
     """The description of the changed model: how images are prepared, the names of its classes."""
-    fields = {"size": model.image_size} if changes.patch_size else {}
+    fields = dataclasses.asdict(info.preprocess)
+    fields |= {"size": model.image_size} if changes.patch_size else {}
     try:
-        prepared = dataclasses.replace(info.preprocess, **{**fields, **changes.preprocess})
-    except (TypeError, ConfigError) as error:
+        values = json.loads(json.dumps({**fields, **changes.preprocess}))
+        prepared = from_json(type(info.preprocess), values)
+    except (TypeError, ValueError, ConfigError) as error:
         raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
     if prepared.size != model.image_size and "size" in changes.preprocess:
         if model.posemb != "none":

@@ -137,7 +137,7 @@ def read_index(path: Path) -> dict[str, str]:
                 hint=f"for a model's directory give {path.parent}",
             )
         names: dict[str, str] = from_json(dict[str, str], index["weight_map"])
-        if any(Path(file).name != file for file in names.values()):
+        if any(not file or Path(file).name != file for file in names.values()):
             raise ValueError("it names files outside its directory")
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
