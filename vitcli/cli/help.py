@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import typer
 from typer.core import TyperCommand
-
-if TYPE_CHECKING:
-    from typer._click import Context, HelpFormatter
 
 
 class GroupedCommand(TyperCommand):
     """A command whose options are listed under the headings that they declare (Typer's
     `rich_help_panel`), in order of appearance; those without one come last."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses empty values: an unset variable of the shell, not the current directory."""
         rest = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx):
@@ -24,7 +21,7 @@ class GroupedCommand(TyperCommand):
                 raise typer.BadParameter("the value is empty", ctx, cast(Any, parameter))
         return rest
 
-    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in cast(list[Any], self.get_params(ctx)):
             names = parameter.opts

@@ -25,8 +25,6 @@ from vitcli.hub.registry import RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
 
 if TYPE_CHECKING:
-    from typer._click import Context
-
     from vitcli.checkpoints.info import CheckpointInfo
 
 FLOAT32 = 4
@@ -36,7 +34,7 @@ FLOAT32 = 4
 class ModelsGroup(TyperGroup):
     """`vit models WORDS` is `vit models list WORDS`."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["list", *args]
         return super().parse_args(ctx, args)
