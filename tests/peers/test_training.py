@@ -85,8 +85,8 @@ def test_a_linear_probe_ends_where_logistic_regression_does(
         device="cpu",
         precision="fp32",
     )
-    events: list[dict] = []
-    figures = train(run, on_event=events.append).figures
+    events: list = []
+    metrics = train(run, on_event=events.append).metrics
 
     # The same features by another way: the pre-trained model's, image by image.
     model = load("default-pretrained")
@@ -102,7 +102,7 @@ def test_a_linear_probe_ends_where_logistic_regression_does(
     peer.fit(features["train"], labels["train"])
     assert 0.6 < peer.score(features["train"], labels["train"]) < 0.95  # no plane divides them
     expected = peer.score(features["test"], labels["test"])
-    assert figures["test_top1"] == pytest.approx(expected, abs=0.005)
-    loss = next(event["loss"] for event in reversed(events) if event.kind == "train")
+    assert metrics["test_top1"] == pytest.approx(expected, abs=0.005)
+    loss = next(event.loss for event in reversed(events) if event.kind == "train")
     best = log_loss(labels["train"], peer.predict_proba(features["train"]))
     assert loss == pytest.approx(best, abs=0.002)

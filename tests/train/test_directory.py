@@ -19,7 +19,7 @@ import os, sys, time
 from vitcli.train.directory import RunDirectory
 with RunDirectory(sys.argv[1]).locked():
     if os.fork() == 0:  # as a worker that outlives its parent for a while
-        time.sleep(30)
+        time.sleep(10)
     print("held", flush=True)
     sys.stdin.read()
 """
