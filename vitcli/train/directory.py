@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from vitcli.atomic import whole_file
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.train_config import TrainConfig
-from vitcli.typed_json import from_json
+from vitcli.typed_json import from_json, parse
 
 
 class RunDirectory:
@@ -213,7 +213,7 @@ def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -
         directory = RunDirectory(path)
         path = directory.sweep if directory._holds_a_sweep() else directory.config
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse(path.read_text(encoding="utf-8"))
         config: TrainConfig = from_json(kind, data["vit"]["train"])
         return config
     except OSError as error:
