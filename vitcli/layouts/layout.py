@@ -27,36 +27,36 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 @dataclass(frozen=True)
 class Match:
-    """A file that a layout has recognised: its table, and what is known of the model beside the
-    shapes of its tensors."""
+    """A file that a layout has recognised: its table of names, and what is known about the model
+    apart from the shapes of its tensors."""
 
     rows: tuple[Row, ...]
     tensors: Mapping[str, LazyTensor]
-    """The model's, under the names of the table: prefixes cut, stacked blocks taken apart."""
+    """The model's tensors under the names in the table: without prefix, stacked blocks unstacked."""
     prefix: str = ""
-    """What was cut."""
+    """The prefix that was removed."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The file's own names of tensors that were renamed otherwise."""
+    """The file's own names of tensors that were renamed in another way."""
     outside: tuple[str, ...] = ()
-    """Names in the file that are not of the model: a text tower, an optimizer."""
+    """Names of other tensors in the file: of a text tower, an optimizer."""
     droppable: str = r"$^"
     """A pattern of names that may be left out."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Fields of ModelConfig that the configuration says or the makers take for granted."""
+    """Fields of ModelConfig from the configuration, or that the makers take for granted."""
     resnet: dict[str, Any] = field(default_factory=dict)
     """Fields of ResNetConfig, likewise."""
     assumed: frozenset[str] = frozenset()
     """Fields that are assumed although they are in `fields`."""
     known: frozenset[str] = frozenset({"pool"})
-    """Facts that the layout leaves no choice of."""
+    """Facts that are the same in every model of the layout."""
     posemb_tokens: tuple[str, ...] = ()
-    """Which tokens may have a position embedding, the likeliest first; () leaves it to shapes."""
+    """Which tokens may have a position embedding, the likeliest first; (): decided by shapes."""
     kind: str = ""
-    """The layout's own word for the kind of model."""
+    """The layout's name for the kind of model."""
     info: CheckpointInfo | None = None
-    """The whole description, where the configuration holds one."""
+    """The whole description, if the configuration contains one."""
     preprocess: Preprocess | None = None
-    """From a configuration; the size is replaced by the model's."""
+    """From a configuration; its size is replaced by the model's."""
     classes: tuple[ClassLabel, ...] = ()
     score: Score | None = None
 
@@ -68,10 +68,9 @@ class Layout(ABC):
     companions: ClassVar[tuple[str, ...]] = ()
     """Configuration files that stand beside the weights."""
     library: ClassVar[str | None] = None
-    """The Python package that reads it, which `--verify` compares with."""
-
+    """The Python package that reads it; `--verify` compares with it."""
     projections: ClassVar[str] = r"$^"
-    """A pattern of tensors behind the model's output that are left out."""
+    """A pattern of tensors that follow the model's output and are left out."""
 
     @abstractmethod
     def find(self, store: Store) -> Match | None:
@@ -82,18 +81,18 @@ class Layout(ABC):
         """
 
     def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        """How the makers prepare images, where no configuration says."""
+        """How the makers prepare images, used without a configuration."""
         return Preprocess(model.image_size, *IMAGENET, crop_pct=0.875)
 
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """Of files that it is written to, "" for a directory; none: it is only read."""
+    """Suffixes of the files it is written to, "" for a directory; none: it is only read."""
 
     def refusals(self, model: Architecture) -> list[str]:
-        """What of a model the layout cannot express; empty if it can be written."""
+        """What the layout cannot express about a model; empty if it can be written."""
         return [f"the layout {self.name} is not written"]
 
     def warnings(self, model: Architecture) -> list[str]:
-        """What readers of the layout compute differently."""
+        """What programs that read the layout compute differently."""
         return []
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
@@ -101,15 +100,15 @@ class Layout(ABC):
         raise NotImplementedError
 
     def computed(self, model: Architecture) -> dict[str, Any]:
-        """Arrays, by our names, that readers of the layout compute and that it does not store."""
+        """Arrays, by our names, that are not stored because readers compute them."""
         return {}
 
     def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
-        """Tensors that readers of the layout ask for and ours has not."""
+        """Tensors that readers need and our model does not have."""
         return {}
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
-        """Of a safetensors file."""
+        """Metadata of a safetensors file."""
         return {"format": "pt"}
 
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
@@ -119,7 +118,7 @@ class Layout(ABC):
     def resized_config(
         self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
     ) -> dict[str, Any] | None:
-        """A companion for the new size in `info`, or None where it is not this layout's."""
+        """A companion for the new image size in `info`; None if it belongs to another layout."""
         return None
 
 

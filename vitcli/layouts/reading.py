@@ -41,7 +41,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Reading:
     """What model a file holds.
 
     Args:
-        grid: rows and columns of its position embeddings, where nothing says.
+        grid: rows and columns of its position embeddings, if the file does not state them.
 
     Raises:
         CheckpointError: its layout is not supported, or its tensors do not make that model.
