@@ -32,7 +32,7 @@ class Match:
 
     rows: tuple[Row, ...]
     tensors: Mapping[str, LazyTensor]
-    """The model's tensors under the names in the table: without prefix, stacked blocks unstacked."""
+    """The model's tensors under the table's names: without prefix, stacked blocks unstacked."""
     prefix: str = ""
     """The prefix that was removed."""
     names: Mapping[str, str] = field(default_factory=dict)
