@@ -73,14 +73,12 @@ class Conversion:
         """Each tensor that is written."""
         for name, new in self.ours.items():
             old = self.source.tensors.get(name)
-            made = old is None or name in self.made
-            source = () if made else self.source.sources.get(name, (name,))
-            was = (
-                []
-                if old is None or made or old.shape == new.shape
-                else [" x ".join(map(str, old.shape))]
-            )
-            was += [] if old is None or made or old.dtype == new.dtype else [old.dtype]
+            source: tuple[str, ...] = ()
+            was: list[str] = []
+            if old is not None and name not in self.made:
+                source = self.source.sources.get(name, (name,))
+                was += [" x ".join(map(str, old.shape))] if old.shape != new.shape else []
+                was += [old.dtype] if old.dtype != new.dtype else []
             yield Renamed(name, new.shape, new.dtype, source, self.renamed[name], " ".join(was))
 
     def to_json(self) -> dict[str, Any]:

@@ -189,9 +189,6 @@ def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:
     """Provenance of a model whose initial weights are those of `start`, called `name`."""
     before = {key: start.provenance[key] for key in Run.__annotations__ if key in start.provenance}
     history = [*start.provenance.get("history", []), *([before] * bool(before))]
-    return {"parent": public_name(name), "history": history}
-
-
-def public_name(model: str) -> str:
-    """A registry name or a Hub id as it is; of a path its last component."""
-    return Path(model).name if Path(model).expanduser().exists() else model
+    # Of a path only the last component is stored.
+    parent = Path(name).name if Path(name).expanduser().exists() else name
+    return {"parent": parent, "history": history}

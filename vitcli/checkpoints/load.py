@@ -149,8 +149,6 @@ def build(
     tensors: dict[str, Tensor],
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = torch.float32,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
 ) -> LoadedModel:
     """A module around these tensors. It is built without storage and takes them as they are, so
     nothing is initialised that is then overwritten, and what needs no conversion is not copied.
@@ -159,10 +157,9 @@ def build(
         CheckpointError: a tensor is missing, unexpected or of another shape.
     """
     with torch.device("meta"):
+        config = info.model
         model: LoadedModel = (
-            LoadedViT(info.model, dropout, drop_path)
-            if isinstance(info.model, ModelConfig)
-            else LoadedBiT(info.model, dropout, drop_path)
+            LoadedViT(config) if isinstance(config, ModelConfig) else LoadedBiT(config)
         )
     model.info = info
     state = {
