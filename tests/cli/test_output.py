@@ -140,6 +140,19 @@ def test_downloads(capsys, clock):
     assert capsys.readouterr().err == line
 
 
+def test_a_download_that_stalls_shows_no_speed(terminal, clock):
+    screen = terminal("stderr")
+    with output.FetchDisplay() as fetching:
+        fetching(Transfer("model", 0, 400_000_000))
+        clock[0] += 1
+        fetching(Transfer("model", 100_000_000, 400_000_000))
+        fetching.bar.refresh()
+        assert drawn(screen).endswith("100.0 of 400.0 MB, 3 s left, 100 MB/s")
+        clock[0] += 5
+        fetching.bar.refresh()
+        assert drawn(screen).endswith("100.0 of 400.0 MB, no data for 5 s")
+
+
 def test_training_prints_the_first_and_the_last_step_and_some_between(capsys, clock):
     with output.TrainingDisplay() as display:
         for step in range(1, 31):

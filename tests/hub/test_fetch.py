@@ -248,7 +248,15 @@ def test_impossible_answers_are_refused(
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"null", b'{"siblings": 3}', b"<html>Please log in</html>", b'{"sha": {}}'],
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        b"null",
+        b'{"siblings": 3}',
+        b"<html>Please log in</html>",
+        b'{"sha": {}}',
+    ],
 )
 def test_other_servers_are_recognised(hub: LoopbackHub, commit: str, body: bytes) -> None:
     """Captive portals, proxies, and JSON that is not the Hub's."""

@@ -29,6 +29,8 @@ PLAIN_EVERY = 10.0
 """Seconds between two plain lines of progress."""
 SPEED_OF = 10.0
 """Seconds that the speed of a download is averaged over."""
+STALLED = 2.0
+"""Seconds without data after which a bar says so instead of a speed."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -201,6 +203,9 @@ def duration(seconds: float) -> str:
 class _Display:
     """A bar on a terminal, a plain line now and then elsewhere; nothing when quiet."""
 
+    stalls = False
+    """Whether the bar says when nothing comes."""
+
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
         self.started = self.last = time.monotonic()
@@ -234,12 +239,13 @@ class _Display:
             return
         if sys.stderr.isatty():
             if self.bar is None:
-                self.bar = _progress_bar()
+                self.bar = _progress_bar(self.stalls)
                 self.bar.start()
-                self.bar.add_task("", numbers="")
+                self.bar.add_task("", numbers="", at=time.monotonic())
             name, text = _fit(printable(what), list(numbers), self.bar.console.width)
             task = self.bar.task_ids[0]
-            self.bar.update(task, description=name, completed=done, total=total, numbers=text)
+            shown = {"numbers": text, "at": time.monotonic()}
+            self.bar.update(task, description=name, completed=done, total=total, **shown)
         elif now or time.monotonic() - self.last >= PLAIN_EVERY:
             self.last = time.monotonic()
             note(f"{printable(what)}: {', '.join(numbers)}")
@@ -280,6 +286,7 @@ class Meter(_Display):
 class FetchDisplay(_Display):
     """A download: called with each of its transfers."""
 
+    stalls = True
     shown = False
     """Whether there was anything to download."""
 
@@ -360,13 +367,24 @@ def _fit(what: str, numbers: list[str], width: int) -> tuple[str, str]:
     return name.plain, text
 
 
-def _progress_bar() -> Progress:
-    from rich.progress import BarColumn, Progress, TextColumn
+def _progress_bar(stalls: bool) -> Progress:
+    from rich.progress import BarColumn, Progress, Task, TextColumn
+    from rich.text import Text
+
+    class Numbers(TextColumn):
+        """The numbers beside the bar; in a stall, the first of them and how long it has lasted."""
+
+        def render(self, task: Task) -> Text:
+            silence = time.monotonic() - task.fields["at"]
+            if not stalls or silence < STALLED or task.finished:
+                return super().render(task)
+            first = task.fields["numbers"].partition(", ")[0]
+            return Text(f"{first}, no data for {duration(silence)}")
 
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[numbers]}", markup=False),
+        Numbers("{task.fields[numbers]}", markup=False),
         console=_console(sys.stderr),
         transient=True,
         redirect_stdout=False,  # results are no part of the display

@@ -72,9 +72,9 @@ def _command(text: str, known: Collection[str]) -> str:
         words = text.split()
     public = []
     for word in words:
-        option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
-        values = [_value(part, known) for part in value.split(",")] if value else []
-        public.append(option + equals + ",".join(values))
+        option = re.match(r"--[\w-]+=?|-[a-zA-Z]=?|", word)[0]  # type: ignore[index]
+        value = word.removeprefix(option)
+        public.append(option + _value(value, known) if value else option)
     return shlex.join(public)
 
 

@@ -79,7 +79,7 @@ MEANINGS = {
     ),
     "RuntimeError": ("the transfer failed: {error}", "try again, or with HF_HUB_DISABLE_XET=1"),
     **dict.fromkeys(("HTTPError", "ValueError", "TypeError"), NOT_THE_HUB),
-    **dict.fromkeys(("KeyError", "AttributeError"), NOT_THE_HUB),
+    **dict.fromkeys(("KeyError", "AttributeError", "RecursionError"), NOT_THE_HUB),
 }
 """What failed and what to do, by the status of an answer or the class of an exception."""
 
