@@ -244,8 +244,10 @@ class _Display:
                 self.bar.add_task("", numbers="", at=time.monotonic())
             name, text = _fit(printable(what), list(numbers), self.bar.console.width)
             task = self.bar.task_ids[0]
-            shown = {"numbers": text, "at": time.monotonic()}
-            self.bar.update(task, description=name, completed=done, total=total, **shown)
+            at = time.monotonic()
+            self.bar.update(
+                task, description=name, completed=done, total=total, numbers=text, at=at
+            )
         elif now or time.monotonic() - self.last >= PLAIN_EVERY:
             self.last = time.monotonic()
             note(f"{printable(what)}: {', '.join(numbers)}")
