@@ -84,6 +84,7 @@ def models() -> None:
 def list_models(
     words: Words = None,
     json: options.Json = False,
+    offline: options.Offline = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
@@ -110,7 +111,13 @@ def list_models(
 
 
 @app.command()
-def show(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+def show(
+    name: Name,
+    json: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
     """Describe one model, without downloading it."""
     found = _known(name)
     row, details, classes = _row(found), *_details(found)
@@ -126,6 +133,8 @@ def remove(
     names: Names,
     yes: Yes = False,
     json: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
     """Remove downloaded models from the Hub's cache."""
@@ -136,7 +145,7 @@ def remove(
         if json:
             raise typer.BadParameter("--json cannot ask: add --yes")
         for cache in repos:
-            output.note(f"{cache.repo}: {output.size(cache.size())} in {cache.directory}")
+            output.note(f"{cache.repo}: {output.size(cache.size())} in {cache.directory}", quiet)
         typer.confirm("Remove?", abort=True, err=True)
     for cache in repos:
         freed = cache.remove()

@@ -77,6 +77,7 @@ def push(
     token: Token = None,
     timeout: Timeout = None,
     dry_run: DryRun = False,
+    offline: options.Offline = False,
     allow_pickle: options.AllowPickle = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -93,6 +94,8 @@ def push(
       vit push runs/flowers me/flowers --dry-run
       vit push runs/flowers me/flowers --private
     """
+    if offline:
+        raise typer.BadParameter("an upload needs the network", param_hint="--offline")
     if create_pr and revision not in (None, "main"):
         raise typer.BadParameter("a pull request goes to main: leave out --revision")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
