@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from vitcli.config import BiTConfig, DataConfig, model_config
 from vitcli.errors import ConfigError
+from vitcli.fields import field_types
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
-from vitcli.train.optim import Layers, build_optimizer, freeze, learning_rate, set_training
+from vitcli.train.optim import (
+    OPTIMIZERS,
+    Layers,
+    build_optimizer,
+    freeze,
+    learning_rate,
+    set_training,
+)
 from vitcli.train_config import TrainConfig
 
 SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
@@ -40,7 +49,13 @@ def test_schedules_count_the_decay_after_the_warm_up_and_end_it_after_the_last_s
     assert learning_rate(50, config(lr=1.0, steps=50, warmup=0, schedule="constant")) == 1.0
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_every_optimizer_that_can_be_chosen_is_known():
+    choices = get_args(field_types(TrainConfig)["optimizer"])
+    assert set(OPTIMIZERS) == set(choices)
+    assert all(set(known.lr) == {"pretrain", "finetune"} for known in OPTIMIZERS.values())
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_weight_decay_applies_to_matrices_only(name):
     model = vit()
     run = config(optimizer=name, lr=0.1, weight_decay=0.5, steps=1)

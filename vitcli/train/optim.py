@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +21,28 @@ from vitcli.train_config import TrainConfig
 _BLOCK = re.compile(r"(?:stages\.\d+\.)?blocks\.\d+\.")
 _HEAD = {"head", "head_dist", "drop"}
 _AFTER_NORM = {"attn_pool", "fc_norm", "pre_logits"}
+
+
+class Optimizer(NamedTuple):
+    """A value of `TrainConfig.optimizer`."""
+
+    kind: Callable[..., torch.optim.Optimizer]
+    settings: Callable[[TrainConfig], dict[str, Any]]
+    """Its arguments besides parameters, learning rate and weight decay."""
+    lr: dict[str, float]
+    """The default peak learning rate of each task."""
+
+
+_ADAM_LR = {"pretrain": 1e-3, "finetune": 1e-4}
+OPTIMIZERS = {
+    "sgd": Optimizer(
+        torch.optim.SGD,
+        lambda c: {"momentum": c.momentum},
+        {"pretrain": 0.01, "finetune": 0.01},
+    ),
+    "adam": Optimizer(torch.optim.Adam, lambda c: {"betas": c.betas, "fused": True}, _ADAM_LR),
+    "adamw": Optimizer(torch.optim.AdamW, lambda c: {"betas": c.betas, "fused": True}, _ADAM_LR),
+}
 
 
 class Layers:
@@ -97,11 +121,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         {"params": parameters, "weight_decay": weight_decay, "lr_scale": scale}
         for (weight_decay, scale), parameters in groups.items()
     ]
-    lr = config.lr or 0.0
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(built, lr=lr, momentum=config.momentum)
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(built, lr=lr, betas=config.betas, fused=True)
+    optimizer = OPTIMIZERS[config.optimizer]
+    return optimizer.kind(built, lr=config.lr or 0.0, **optimizer.settings(config))
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

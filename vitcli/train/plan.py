@@ -13,7 +13,7 @@ from vitcli.machine import cpu_cores
 from vitcli.train.events import Plan
 from vitcli.train.inputs import has_fixed_features
 from vitcli.train.objectives import classification_loss, soft_targets
-from vitcli.train.optim import set_training
+from vitcli.train.optim import OPTIMIZERS, set_training
 from vitcli.train.run import Run, out_of_memory
 from vitcli.train_config import TrainConfig
 
@@ -27,7 +27,7 @@ def fill_gaps(
     - steps, finetune: the paper's for data of such a size (Table 4, as BiT-HyperRule, arXiv
       1912.11370, generalises it): 500 below 20,000 images, 10,000 below 500,000, else 20,000;
       on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
-    - lr: sgd 0.01, adam and adamw 1e-3 (finetune: 1e-4).
+    - lr: by optimizer and task (`OPTIMIZERS`).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
     - evaluation: 20 times per run, at least 10 steps apart; metrics 100 times or more.
     - micro-batches: as large as half of the free memory holds, at most 128 images.
@@ -47,7 +47,7 @@ def fill_gaps(
         steps=steps,
         warmup=warmup if config.warmup is None else config.warmup,
         accumulate=config.accumulate or _micro_batches(batch, model, device),
-        lr=config.lr or (0.01 if config.optimizer == "sgd" else 1e-3 if pretrain else 1e-4),
+        lr=config.lr or OPTIMIZERS[config.optimizer].lr[config.task],
         eval_every=config.eval_every or max(10, -(-steps // 20)),
         log_every=config.log_every or max(1, min(50, steps // 100)),
         resolution=model.image_size,
