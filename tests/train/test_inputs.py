@@ -15,7 +15,8 @@ from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig
 from vitcli.errors import CheckpointError, DivergedError
-from vitcli.train import inputs
+from vitcli.train import inputs, optim, setup
+from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
 from vitcli.train.sweep import run_sweep
 
@@ -75,6 +76,18 @@ def test_features_that_change_are_not_remembered(probe, fields):
     events = []
     train(probe("run", steps=1, **fields), on_event=events.append)
     assert not any("computing the features" in getattr(event, "text", "") for event in events)
+
+
+def test_an_adapter_in_a_frozen_backbone_changes_the_features(probe, monkeypatch):
+    def freeze(model, what):
+        optim.freeze(model, what)
+        linear = model.blocks[0].mlp.fc1
+        linear.register_parameter("lora", torch.nn.Parameter(torch.zeros_like(linear.bias)))
+
+    monkeypatch.setattr(setup, "freeze", freeze)
+    run = probe("run", steps=1)
+    prepared = setup.prepare(run, RunDirectory(run.output), lambda event: None)
+    assert not inputs.has_fixed_features(prepared)
 
 
 def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):

@@ -85,11 +85,11 @@ def _num_images(run: Run) -> int:
 
 def _are_features_fixed(run: Run) -> bool:
     """Whether an image's features are the same at every step."""
-    config, augment = run.config, run.config.augment
+    augment = run.config.augment
     changed = augment.flip or augment.randaugment or augment.erasing or augment.crop_area != (1, 1)
-    mixed = augment.mixup or augment.cutmix or config.dropout
-    two_heads = bool(getattr(run.model, "head_dist", None))
-    return not (config.freeze != "backbone" or changed or mixed or two_heads)
+    mixed = augment.mixup or augment.cutmix or run.config.dropout
+    trained = {name for name, p in run.model.named_parameters() if p.requires_grad}
+    return not (changed or mixed) and all(name.startswith("head.") for name in trained)
 
 
 class Images:
