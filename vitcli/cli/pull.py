@@ -13,6 +13,7 @@ from vitcli.errors import VitError
 from vitcli.hub import registry
 from vitcli.hub.fetch import with_shards
 from vitcli.hub.registry import HubRepo
+from vitcli.hub.retry import TIMEOUT
 
 Timeout = Annotated[
     float | None,
@@ -21,7 +22,7 @@ Timeout = Annotated[
         min=0,
         metavar="SECONDS",
         help="Give up when the Hub has sent nothing for so long, or asks to wait longer.  "
-        "[default: 60]",
+        f"[default: {TIMEOUT:.0f}]",
     ),
 ]
 

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitcli import config
@@ -33,6 +34,14 @@ METRICS = {
     for key, (kind, name) in config.METRICS.items()
 }
 """What may stand under `provenance["metrics"]`: the kind of metric, and what a reader calls it."""
+
+CURVES, CONFUSION, RELIABILITY = "curves.png", "confusion.png", "reliability.png"
+FIGURES = {
+    CURVES: "Loss, accuracy and learning rate",
+    CONFUSION: "Confusion matrix",
+    RELIABILITY: "Reliability",
+}
+"""What a run draws (`train/report.py`), with its caption in the card."""
 
 TAGS = ("vit", "vitcli", "timm")
 """Beside the task; the second tells that a card is ours."""
@@ -353,6 +362,11 @@ def _is_matter(key: str) -> bool:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.strip().encode()).hexdigest()[:8]
+
+
+def figures_in(directory: Path) -> dict[str, str]:
+    """Caption -> file of the figures of a run."""
+    return {text: name for name, text in FIGURES.items() if (directory / name).is_file()}
 
 
 def images_in(text: str) -> list[str]:

@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-IMAGES = {
-    "Loss, accuracy and learning rate": "curves.png",
-    "Confusion matrix": "confusion.png",
-    "Reliability": "reliability.png",
-}
-"""What a run draws, by its caption in the card."""
 
 CONTRADICTING = (
     *("preprocessor_config.json", "processor_config.json", "model.safetensors.index.json"),
@@ -151,11 +145,10 @@ def pack(
     own = beside / CARD
     old = Card.parse(own.read_text("utf-8", "replace") if own.is_file() else "")
     is_run = old.is_ours or "command" in info.provenance
-    drawn = {caption: file for caption, file in IMAGES.items() if (beside / file).is_file()}
     new = card.model_card(
         info,
         name=repo,
-        images=drawn if is_run else {},
+        images=card.figures_in(beside) if is_run else {},
         license=license or inherited,
         base_model=base_model,
     )
@@ -274,7 +267,7 @@ def log_in(repo: str, token: str | None = None, timeout: float | None = None) ->
     from huggingface_hub import HfApi, get_token, set_client_factory
     from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
-    silence = 60.0 if timeout is None else timeout
+    silence = TIMEOUT if timeout is None else timeout
     set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=silence))
     ask(repo, lambda: validate_repo_id(repo))
     if "/" not in repo:

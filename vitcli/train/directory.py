@@ -5,7 +5,7 @@ config.json         timm's layout, our description, and the run's whole configur
 state.safetensors   what --resume needs, from step 0 on; gone when the run is finished
 split.json          which images are held out, if the data does not say
 metrics.jsonl       one line per event: training, evaluation
-curves.png  confusion.png  reliability.png  README.md
+README.md           the model card, and its figures (hub/card.py): curves.png, ...
 tensorboard/        the same metrics, with --tensorboard
 sweep.json  sweep.png  sweep/   of a sweep over learning rates (train/sweep.py)
 .lock               while a process runs there
@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from vitcli.atomic import whole_file
 from vitcli.errors import ConfigError, OutputError, RunError
+from vitcli.hub.card import FIGURES
 from vitcli.train_config import TrainConfig
 from vitcli.typed_json import from_json, parse
 
@@ -39,9 +40,6 @@ class RunDirectory:
         self.state = self.path / "state.safetensors"
         self.split = self.path / "split.json"
         self.metrics = self.path / "metrics.jsonl"
-        self.curves = self.path / "curves.png"
-        self.confusion = self.path / "confusion.png"
-        self.reliability = self.path / "reliability.png"
         self.card = self.path / "README.md"
         self.sweep = self.path / "sweep.json"
         self.sweep_plot = self.path / "sweep.png"
@@ -49,8 +47,8 @@ class RunDirectory:
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self.files = (
             *(self.model, self.config, self.state, self.split, self.metrics),
-            *(self.curves, self.confusion, self.reliability, self.card),
-            *(self.sweep, self.sweep_plot),
+            *(self.card, self.sweep, self.sweep_plot),
+            *(self.path / name for name in FIGURES),
         )
 
     @property

@@ -22,22 +22,20 @@ def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
     Returns:
         The metrics of each split, as val_top1 and test_top1.
     """
-    directory = run.directory
+    directory, path = run.directory, run.directory.path
     metrics, shown = _evaluate(run, on_event)
     info = run.stored_info(metrics)
-    rewrite_info(directory.path, info, train=config_to_json(run.config))
-    plots.training_curves(directory.read_metrics(), directory.curves, run.progress.best_step)
-    images = {"Loss, accuracy and learning rate": directory.curves.name}
+    rewrite_info(path, info, train=config_to_json(run.config))
+    plots.training_curves(directory.read_metrics(), path / card.CURVES, run.progress.best_step)
     if shown is not None:
         names = [info.classes[i].name for i in shown.seen]
         if len(names) <= plots.DRAWN:
-            plots.confusion_matrix(shown.confusion_of(shown.seen), names, directory.confusion)
-            images["Confusion matrix"] = directory.confusion.name
+            plots.confusion_matrix(shown.confusion_of(shown.seen), names, path / card.CONFUSION)
         bins = shown.calibration
         plots.reliability(
-            bins.counts, bins.confidence, bins.accuracy, bins.error, directory.reliability
+            bins.counts, bins.confidence, bins.accuracy, bins.error, path / card.RELIABILITY
         )
-        images["Reliability"] = directory.reliability.name
+    images = card.figures_in(path)
     write_text(directory.card, card.model_card(info, shown, name=directory.name, images=images))
     return metrics
 
