@@ -308,6 +308,7 @@ def test_wrong_calls(evaluate, vit, tmp_path):
     for words in (
         ("--resolution", "64,big"),
         ("--resolution", "48,64", "--predictions", "a.csv"),
+        ("--predictions", tmp_path / "a.tsv"),
         ("--data", "b", "--plot", "a.png"),
         ("--data", "b", "--reliability", "a.png"),
         ("--plot", tmp_path / "confusion.txt"),

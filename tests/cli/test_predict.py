@@ -237,17 +237,18 @@ def test_what_is_read_is_not_written_over(predict, image_folder, tmp_path):
     "words",
     [
         *("--json --csv", "--resolution 0", "--top-k 0", "--threshold 2", "--device gpu"),
-        "--features features.txt",
+        *("--features features.txt", "--output rows.parquet"),
     ],
 )
 def test_wrong_calls(vit, image_folder, words):
     assert vit("predict", image_folder, *words.split()).exit_code == 2
+    assert not Path("rows.parquet").exists()
 
 
-@pytest.mark.parametrize("option", ["--output", "--features"])
-def test_unwritable_output(predict, image_folder, tmp_path, option):
+@pytest.mark.parametrize(("option", "name"), [("--output", "x.csv"), ("--features", "x.npy")])
+def test_unwritable_output(predict, image_folder, tmp_path, option, name):
     (tmp_path / "file").touch()
-    place = tmp_path / "file" / "out.npy"
+    place = tmp_path / "file" / name
     result = predict(image_folder, option, place)
     assert result.exit_code == 1 and result.stdout == ""
     assert result.stderr == f"error: {place}: cannot be written: Not a directory\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitcli.cli import evaluation, options, output
-from vitcli.cli.rows import RowWriter, open_rows
+from vitcli.cli.rows import Csv, RowWriter, open_rows
 from vitcli.config import DataConfig, Size
 from vitcli.prediction import Predictor
 from vitcli.train_config import TrainConfig
@@ -194,7 +194,8 @@ def evaluate(
     # Every resolution finds the same problems with the data; each is printed once.
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
-    with open_rows(predictions, default="csv") if predictions else nullcontext() as rows:
+    opened = open_rows(predictions, None, Csv, "--predictions") if predictions else nullcontext()
+    with opened as rows:
         with output.FetchDisplay(quiet) as fetching:
             # All before the first image, so that an impossible size fails at once.
             predictors = deque(

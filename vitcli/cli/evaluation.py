@@ -26,9 +26,9 @@ BEST = 5
 def as_object(report: Report) -> dict[str, Any]:
     """The report as JSON: metrics in [0, 1], classes by the model's indices."""
     from vitcli.checkpoints.info import unique_names
+    from vitcli.config import METRICS
 
     found, names, index = report.evaluation, unique_names(report.classes), report.indices
-    known = ("top1", "top5", "macro_f1", "ece", "loss")
     result: dict[str, Any] = {
         "model": report.model,
         "data": report.data,
@@ -37,7 +37,7 @@ def as_object(report: Report) -> dict[str, Any]:
         "images": report.images,
         "unreadable": len(report.errors),
         "among": len(report.classes),
-        **{name: getattr(found, name, None) for name in known},
+        **{name: getattr(found, name, None) for name in (*METRICS, "loss")},
     }
     if (real := report.real) is not None:
         result["real"] = {"top1": real.accuracy, "images": real.count, "left_out": real.left_out}
@@ -168,20 +168,20 @@ class PredictionRow:
         """Correct and real are 1 or 0, or empty where there is no label."""
         answer = self.answer
         judged = answer.error is None and answer.label is not None
-        best = [cell for label, score in answer.best for cell in (label.id, score)]
-        best += [""] * (2 * BEST - len(best))
+        best: list[Any] = [cell for label, score in answer.best for cell in (label.id, score)]
+        best += [None] * (2 * BEST - len(best))
         names = [f"{word}{rank}" for rank in range(2, BEST + 1) for word in ("prediction", "score")]
         return [
             {
                 "data": self.data,
                 "file": answer.file,
-                "label": answer.label.id if answer.label else "",
+                "label": answer.label.id if answer.label else None,
                 "prediction": best[0],
                 "score": best[1],
-                "correct": int(answer.correct) if judged else "",
-                "real": "" if answer.accepted is None else int(answer.accepted),
+                "correct": int(answer.correct) if judged else None,
+                "real": None if answer.accepted is None else int(answer.accepted),
                 **dict(zip(names, best[2:], strict=True)),
-                "error": answer.error.what if answer.error else "",
+                "error": answer.error.what if answer.error else None,
             }
         ]
 

@@ -126,7 +126,8 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write the results to FILE instead of stdout, by its suffix as .csv, .json or .jsonl.",
+        help="Write the results to FILE instead of stdout: as text (.txt), CSV (.csv) or JSON "
+        "lines (.json, .jsonl).",
     ),
 ]
 PosembResize = Annotated[

@@ -14,7 +14,7 @@ import typer
 
 from vitcli.checkpoints.info import assumptions
 from vitcli.cli import options, output
-from vitcli.cli.rows import Format, RowWriter, open_rows
+from vitcli.cli.rows import Csv, Json, RowWriter, open_rows
 from vitcli.config import Score
 from vitcli.prediction import TOP_K, Predictor, Result
 from vitcli.train_config import TrainConfig
@@ -57,7 +57,7 @@ Features = Annotated[
         "each image, NaN where it cannot be read. FILE ends in .npy or .safetensors.",
     ),
 ]
-Csv = Annotated[bool, typer.Option("--csv", help="Print CSV, one row per class.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV, one row per class.")]
 
 BAR = 20
 """Characters of a bar for a score of 1."""
@@ -73,7 +73,7 @@ def predict(
     batch_size: options.BatchSize = None,
     features: Features = None,
     json: options.Json = False,
-    csv: Csv = False,
+    csv: AsCsv = False,
     output_file: options.Output = None,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
@@ -103,7 +103,7 @@ def predict(
     if output_file and features and os.path.realpath(output_file) == os.path.realpath(features):
         raise typer.BadParameter("--output and --features name one file")
     size = None if resolution is None else options.parse_resolution(resolution)
-    format: Format | None = "json" if json else "csv" if csv else None
+    format = Json if json else Csv if csv else None
     output.check_writable(features)
     with open_rows(output_file, format) as rows:
         with output.FetchDisplay(quiet) as fetching:
@@ -118,7 +118,7 @@ def predict(
         else:
             answers = _save(predictor, images, batch_size, features, quiet)
         # On a terminal, the results themselves show how far it is.
-        hidden = quiet or (rows.file.isatty() and features is None)
+        hidden = quiet or (rows.is_terminal and features is None)
         with output.Meter("images", quiet=hidden) as meter:
             failed = _write(answers, rows, meter, [] if hidden else images)
     if failed:
@@ -201,13 +201,13 @@ class ImageRow:
 
     def records(self) -> list[dict[str, Any]]:
         """A row per class; a single one where there is none, or an error."""
-        file, error = self.result.file, self.result.error.what if self.result.error else ""
+        file, error = self.result.file, self.result.error.what if self.result.error else None
         if self.number is not None:
             return [{"file": file, "row": self.number, "error": error}]
         found = [dataclasses.asdict(p) for p in self.result.predictions]
-        none = dict.fromkeys(("index", "id", "label", "score"), "")
+        none = dict.fromkeys(("index", "id", "label", "score"))
         return [
-            {"file": file, "rank": rank if found else "", **cells, "error": error}
+            {"file": file, "rank": rank if found else None, **cells, "error": error}
             for rank, cells in enumerate(found or [none], 1)
         ]
 

@@ -1,6 +1,6 @@
 """Results as rows: text, JSON or CSV, on stdout or in a file.
 
-A new format is one more branch of `RowWriter.write` and its suffixes in `FORMATS`.
+A new format is a class like those below, and its suffix in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, BinaryIO, Protocol
+
+import typer
 
 from vitcli.cli import output
-
-Format = Literal["text", "json", "csv"]
-
-FORMATS: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json"}
-"""By the suffix of a file."""
 
 
 class Row(Protocol):
@@ -28,51 +25,97 @@ class Row(Protocol):
         """The result as one JSON object."""
 
     def records(self) -> list[dict[str, Any]]:
-        """The result as rows of a table, always with the same columns."""
+        """The result as rows of a table, always with the same columns; None: an empty cell."""
 
     def text(self, terminal: bool) -> str | None:
         """The result for people; None: nothing is printed."""
 
 
-class RowWriter:
-    """Writes each row as it comes."""
+class RowWriter(Protocol):
+    """Writes each row as it comes, to a file or (None) to stdout."""
 
-    def __init__(self, file: TextIO, format: Format) -> None:
-        self.file, self.format = file, format
-        self.table: csv.DictWriter[str] | None = None
+    is_terminal: bool
+    """Whether a person sees the rows as they are written."""
+
+    def __init__(self, file: BinaryIO | None) -> None: ...
+
+    def write(self, row: Row) -> None: ...
+
+    def close(self) -> None:
+        """Writes what is left, and leaves the file open."""
+
+
+class Text:
+    """A line or more for people; the other formats of text are based on it."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self.wrapper = file and io.TextIOWrapper(file, "utf-8", "surrogateescape", "\n")
+        self.file = self.wrapper or sys.stdout
+        self.is_terminal = self.file.isatty()
 
     def write(self, row: Row) -> None:
-        if self.format == "json":
-            output.json_line(row.to_json(), self.file)
-        elif self.format == "csv":
-            for record in row.records():
-                if self.table is None:
-                    self.table = csv.DictWriter(self.file, list(record), lineterminator="\n")
-                    self.table.writeheader()
-                self.table.writerow(record)
-            self.file.flush()
-        elif (text := row.text(self.file.isatty())) is not None:
+        if (text := row.text(self.is_terminal)) is not None:
             output.line(text, self.file)
+
+    def close(self) -> None:
+        if self.wrapper:
+            self.wrapper.detach()
+
+
+class Json(Text):
+    """JSON lines."""
+
+    def write(self, row: Row) -> None:
+        output.json_line(row.to_json(), self.file)
+
+
+class Csv(Text):
+    """CSV, the names of the columns first."""
+
+    table: csv.DictWriter[str] | None = None
+
+    def write(self, row: Row) -> None:
+        for record in row.records():
+            if self.table is None:
+                self.table = csv.DictWriter(self.file, list(record), lineterminator="\n")
+                self.table.writeheader()
+            self.table.writerow(record)
+        self.file.flush()
+
+
+FORMATS: dict[str, type[RowWriter]] = {".csv": Csv, ".json": Json, ".jsonl": Json}
+"""By the suffix of a file."""
 
 
 @contextlib.contextmanager
 def open_rows(
-    path: str | None, format: Format | None = None, default: Format = "text"
+    path: str | None,
+    format: type[RowWriter] | None = None,
+    default: type[RowWriter] = Text,
+    option: str = "--output",
 ) -> Iterator[RowWriter]:
     """A writer to stdout, or to a file that is written whole or not at all.
 
     Args:
-        format: None: by the file's suffix, else `default`.
+        format: None: by the file's suffix; `default` without one or for .txt.
+        option: the option that names the file.
 
     Raises:
+        BadParameter: no format has the file's suffix.
         OutputError: the file cannot be written; raised at once.
     """
     if path is None:
-        yield RowWriter(sys.stdout, format or default)
+        yield (format or default)(None)
         return
     from vitcli.atomic import whole_file
 
+    formats = {"": default, ".txt": default} | FORMATS
+    suffix = Path(path).suffix.lower()
+    if format is None and suffix not in formats:
+        raise typer.BadParameter(
+            f"'{path}' does not end in {', '.join(FORMATS)} or .txt", param_hint=option
+        )
     with whole_file(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", "\n")
-        yield RowWriter(text, format or FORMATS.get(Path(path).suffix.lower(), default))
-        text.detach()
+        writer = (format or formats[suffix])(file)
+        yield writer
+        writer.close()
