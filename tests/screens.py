@@ -2,12 +2,11 @@
 
 The file is the one snapshot of wording; tests/test_screens.py checks that it is up to date. Each
 command really runs, in this process, in a directory of small files, most of them bad.
-
-    python tests/screens.py [FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import re
@@ -93,6 +92,7 @@ vit fewshot --data pets --model tiny --shots 9
 # Output
 vit predict cat.jpg -o missing/out.txt
 vit predict cat.jpg -o cat.jpg
+vit predict cat.jpg -o cat.parquet
 vit convert tiny unknown.safetensors
 vit convert tiny pets
 vit convert tiny tiny2 --to tensorflow
@@ -196,4 +196,6 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else HERE / "screens.txt").resolve())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, default=HERE / "screens.txt")
+    main(parser.parse_args().file.resolve())
