@@ -194,8 +194,7 @@ def evaluate(
     # Every resolution finds the same problems with the data; each is printed once.
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
-    opened = open_rows(predictions, None, Csv, "--predictions") if predictions else nullcontext()
-    with opened as rows:
+    with open_rows(predictions, Csv, "--predictions") if predictions else nullcontext() as rows:
         with output.FetchDisplay(quiet) as fetching:
             # All before the first image, so that an impossible size fails at once.
             predictors = deque(

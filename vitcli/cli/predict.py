@@ -105,7 +105,7 @@ def predict(
     size = None if resolution is None else options.parse_resolution(resolution)
     format = Json if json else Csv if csv else None
     output.check_writable(features)
-    with open_rows(output_file, format) as rows:
+    with open_rows(output_file, format=format) as rows:
         with output.FetchDisplay(quiet) as fetching:
             predictor = Predictor(
                 *(model, device, precision, offline, fetching, size, posemb_method, allow_pickle)

@@ -90,15 +90,16 @@ FORMATS: dict[str, type[RowWriter]] = {".csv": Csv, ".json": Json, ".jsonl": Jso
 @contextlib.contextmanager
 def open_rows(
     path: str | None,
-    format: type[RowWriter] | None = None,
     default: type[RowWriter] = Text,
     option: str = "--output",
+    format: type[RowWriter] | None = None,
 ) -> Iterator[RowWriter]:
     """A writer to stdout, or to a file that is written whole or not at all.
 
     Args:
-        format: None: by the file's suffix; `default` without one or for .txt.
+        default: the format of stdout, and of files without a suffix or with .txt.
         option: the option that names the file.
+        format: None: by the file's suffix.
 
     Raises:
         BadParameter: no format has the file's suffix.
