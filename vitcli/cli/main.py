@@ -78,8 +78,8 @@ class LazyGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             with warnings.catch_warnings():  # prints each of ours once per command
-                warnings.simplefilter("default", VitWarning)
-                warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+                warnings.simplefilter("always", VitWarning)
+                warnings.showwarning = functools.partial(_show_warning, warnings.showwarning, set())
                 result = super().invoke(ctx)
             sys.stdout.flush()  # a full disk behind the pipe is a failure too
             return result
@@ -130,11 +130,17 @@ def _print_notes(error: BaseException) -> None:
 
 
 def _show_warning(
-    others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any
+    others: Callable[..., None],
+    printed: set[str],
+    message: Warning | str,
+    category: type[Warning],
+    *where: Any,
 ) -> None:
-    """Prints ours on a line of their own, and others as Python does."""
+    """Prints ours on a line of their own, once each, and others as Python does."""
     if issubclass(category, VitWarning):
-        output.warning(str(message))
+        if str(message) not in printed:
+            output.warning(str(message))
+        printed.add(str(message))
     else:
         others(message, category, *where)
 
