@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from scipy.special import expit, softmax
 
+from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.checkpoints.tensor_file import read_header
@@ -291,11 +293,22 @@ def test_no_such_model(vit, image_folder):
     assert "did you mean vit-b16-i21k" in result.stderr
 
 
+def test_what_a_model_of_transformers_leaves_out_is_shown_once(vit, image_folder, tmp_path):
+    clip = shutil.copytree(GOLDEN / "hf_clip_vision", tmp_path / "clip")
+    tensors = load_file(clip / "model.safetensors")
+    save_file(tensors | {"visual_projection.weight": np.ones((4, 48))}, clip / "model.safetensors")
+    size = json.loads((clip / "config.json").read_text())["image_size"]
+    crop = {"size": {"shortest_edge": size}, "crop_size": size // 2, "do_center_crop": True}
+    (clip / "preprocessor_config.json").write_text(json.dumps(crop))
+    result = vit("predict", image_folder, "-m", clip, "--features", tmp_path / "f.npy")
+    assert result.exit_code == 0
+    assert result.stderr.count("left out: visual_projection.weight") == 1
+    assert result.stderr.count("transformers crops images") == 1
+
+
 def test_a_model_without_classes_gives_features(
     vit, image_folder, tiny_checkpoint, timm_features, tmp_path
 ):
-    from safetensors.numpy import load_file
-
     from vitcli.checkpoints.save import save_checkpoint
 
     tensors = load_file(tiny_checkpoint / "model.safetensors")

@@ -435,7 +435,8 @@ def test_a_mistyped_path_is_guessed(
 ) -> None:
     (tmp_path / "runs" / "flowers").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    for offline in (False, True):
+    hub.faults.append(Fault("status", "/revision/", status=503, nth=2, times=9))
+    for offline in (False, True, False):  # the last time, the Hub is down
         error = refused("runs/flowrs", offline=offline)
         assert error.what.startswith("no such file or directory")
         assert error.hint == "did you mean runs/flowers?"

@@ -141,6 +141,8 @@ def _introduce(predictor: Predictor, default: bool, quiet: bool) -> None:
         output.note(f"{name} does not name its classes: showing their indices", quiet)
     if assumed := ", ".join(assumptions(predictor.info).values()):
         output.note(f"{name} does not state everything; assumed: {assumed}", quiet)
+    if left_out := predictor.info.provenance.get("left_out"):
+        output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}", quiet)
 
 
 def _save(

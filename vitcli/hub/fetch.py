@@ -300,6 +300,9 @@ def _look(
         )
         return _Found(cache, commit, files, None, timeout, on_progress)
     except HubError as error:
+        if known is None and may_pass(error.__cause__):
+            what = f"no such file or directory here, and {error.what}"
+            raise missing(cache.repo, what, error.hint or "") from error.__cause__
         if known is None or not usable or not may_pass(error.__cause__):
             raise
         text = f"{cache.repo}: {error.what}; using the cached commit {known[:7]}"
