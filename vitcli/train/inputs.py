@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitcli.config import AugmentConfig
 from vitcli.data.loader import train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
@@ -86,10 +87,10 @@ def _num_images(run: Run) -> int:
 def _are_features_fixed(run: Run) -> bool:
     """Whether an image's features are the same at every step."""
     augment = run.config.augment
-    changed = augment.flip or augment.randaugment or augment.erasing or augment.crop_area != (1, 1)
-    mixed = augment.mixup or augment.cutmix or run.config.dropout
+    still = AugmentConfig(crop_area=(1.0, 1.0), crop_ratio=augment.crop_ratio, flip=False)
+    changes = augment != still or run.config.dropout
     trained = {name for name, p in run.model.named_parameters() if p.requires_grad}
-    return not (changed or mixed) and all(name.startswith("head.") for name in trained)
+    return not changes and all(name.startswith("head.") for name in trained)
 
 
 class Images:
