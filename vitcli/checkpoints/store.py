@@ -1,6 +1,8 @@
 """Files that hold named arrays: safetensors (whole or in shards), npz, torch pickles.
 
 The kind of a file is recognised by its first bytes. Arrays are read one at a time, when needed.
+A new kind is recognised in `kind_of` and opened by an entry in `OPEN`; its suffix goes to
+`weight_files.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import contextlib
 import math
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ class Store:
 
     path: Path
     kind: str
-    """"safetensors", "shards", "npz" or "pickle"."""
+    """A key of `OPEN`."""
     tensors: dict[str, LazyTensor]
     notes: list[str] = field(default_factory=list)
     """What was chosen where it holds several models, such as the averaged weights."""
@@ -47,10 +49,10 @@ class Store:
 
 
 def kind_of(path: Path) -> str:
-    """What a file is, by its first bytes and, for a zip archive, by its members.
+    """The kind of a file, by its first bytes and, for a zip archive, by its members.
 
     Raises:
-        CheckpointError: it cannot be read, is none of them, or is a pointer of git lfs.
+        CheckpointError: it cannot be read, is of no known kind, or is a pointer of git lfs.
     """
     try:
         if path.exists() and not path.is_file():
@@ -84,17 +86,18 @@ def open_store(path: Path) -> Store:
     Raises:
         CheckpointError: it is damaged or not a checkpoint.
     """
-    kind = kind_of(path)
-    if kind == "npz":
-        return _open_npz(path)
-    if kind == "pickle":
-        from vitcli.checkpoints.pickles import read_pickle
+    return OPEN[kind_of(path)](path)
 
-        return Store(path, kind, *read_pickle(path))
-    if kind == "shards":
-        return Store(path, kind, _read_shards(path))
+
+def _open_safetensors(path: Path) -> Store:
     header = read_header(path)
-    return Store(path, kind, header.tensors, metadata=header.metadata)
+    return Store(path, "safetensors", header.tensors, metadata=header.metadata)
+
+
+def _open_pickle(path: Path) -> Store:
+    from vitcli.checkpoints.pickles import read_pickle
+
+    return Store(path, "pickle", *read_pickle(path))
 
 
 RECORD = "posemb_resize"
@@ -146,7 +149,7 @@ def read_index(path: Path) -> dict[str, str]:
     return names
 
 
-def _read_shards(path: Path) -> dict[str, LazyTensor]:
+def _open_shards(path: Path) -> Store:
     """The tensors that an index finds in several files."""
     names = read_index(path)
     shards = {file: read_header(path.with_name(file)).tensors for file in set(names.values())}
@@ -156,7 +159,8 @@ def _read_shards(path: Path) -> dict[str, LazyTensor]:
             f"{len(missing)} tensors are missing from the files that it names, first {missing[0]}",
             where=path,
         )
-    return {name: shards[file][name] for name, file in names.items()}
+    tensors = {name: shards[file][name] for name, file in names.items()}
+    return Store(path, "shards", tensors)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -281,3 +285,15 @@ def _write_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, array: np.nd
     with archive.open(member, "w", force_zip64=array.nbytes > 1 << 30) as out:
         np.lib.format.write_array_header_1_0(out, about)
         out.write(tensor_bytes(array))
+
+
+# ---------------------------------------------------------------------------------------------
+# Kinds
+
+OPEN: dict[str, Callable[[Path], Store]] = {
+    "safetensors": _open_safetensors,
+    "shards": _open_shards,
+    "npz": _open_npz,
+    "pickle": _open_pickle,
+}
+"""How each kind of file is opened."""
