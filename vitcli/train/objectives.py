@@ -37,22 +37,29 @@ def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tenso
     return targets * (1 - smoothing) + smoothing / num_classes if smoothing else targets
 
 
+def _softmax(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy (paper, section 3.2)."""
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def _sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy summed over the classes (`sigmoid_xent` of big_vision/utils.py; "Are we
+    done with ImageNet?", 2006.07159)."""
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
+
+
+LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}
+"""Losses (B,) of logits (B, K) and targets (B, K), by `TrainConfig.loss`."""
+
+
 def classification_loss(
     logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
 ) -> Tensor:
     """Mean loss of logits (B, K) against rows of targets (B, K), in float32. With weights (K,) an
     image counts as its label does; the mean is over images, not over their weights, so that it
     does not depend on how a batch is split.
-
-    softmax: cross-entropy (paper, section 3.2). sigmoid: binary cross-entropy summed over the
-    classes (`sigmoid_xent` of big_vision/utils.py; "Are we done with ImageNet?", 2006.07159).
     """
-    logits = logits.float()
-    if config.loss == "softmax":
-        losses = F.cross_entropy(logits, targets, reduction="none")
-    else:
-        per_class = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        losses = per_class.sum(dim=1)
+    losses = LOSSES[config.loss](logits.float(), targets)
     if class_weights is not None:
         losses = losses * (targets @ class_weights)
     return losses.mean()
