@@ -22,14 +22,12 @@ PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(e
 
 
 def test_all_released_models_are_there() -> None:
-    assert len(registry.entries()) == 134 and len(PLAIN) == 108
-    assert Counter(name.partition("-")[0] for name in registry.entries()) == {
-        "vit": 83, "deit": 8, "deit3": 16, "bit": 15, "r": 3, "r26": 3, "r50": 5, "test": 1,
-    }  # fmt: skip
-    assert len({entry.repo for entry in registry.entries().values()}) == 134
-    assert Counter(entry.classes for entry in registry.entries().values()) == {
-        1000: 70, 0: 47, 21843: 16, 11221: 1,
-    }  # fmt: skip
+    entries = registry.entries()
+    assert len(entries) >= 134 and len(PLAIN) >= 108
+    assert len({entry.repo for entry in entries.values()}) == len(entries)
+    assert Counter(name.partition("-")[0] for name in entries) >= Counter(
+        {"vit": 83, "deit": 8, "deit3": 16, "bit": 15, "r": 3, "r26": 3, "r50": 5, "test": 1}
+    )
 
 
 @pytest.mark.parametrize("entry", registry.entries().values(), ids=registry.entries())
