@@ -23,7 +23,7 @@ from vitcli.cli.main import COMMANDS
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "vitcli"
 
-# Rooms from the foundation upwards: a room may import its own level and those before it.
+# Rooms from the foundation upwards: a room may import its own level and lower ones.
 LEVELS = [
     {"errors", "fields", "atomic", "resnets", "architectures", "config", "posemb", "patches"}
     | {"machine", "presets", "typed_json", "train_config", "weight_files"},
@@ -129,6 +129,15 @@ def test_every_module_has_a_room() -> None:
     rooms = {room(name) for name in MODULES} - DOORS
     assert rooms - PLOTS <= set(LEVEL_OF), "give the new room its place in LEVELS"
     assert "models" in rooms and "cli" in rooms
+
+
+def test_the_page_shows_the_levels() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d|any) \| ([^|]+) \|", page, re.MULTILINE)
+    shown: dict[str, set[str]] = {}
+    for level, names in rows:
+        shown.setdefault(level, set()).update(re.findall(r"`(\w+)[./]", names))
+    assert list(shown.values()) == [*LEVELS, PLOTS]
 
 
 @pytest.mark.parametrize("module", MODULES)

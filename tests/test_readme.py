@@ -26,6 +26,7 @@ import typer
 from typer.testing import CliRunner
 
 from vitcli.cli import main
+from vitcli.hub.registry import entries
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -215,9 +216,22 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def test_every_module_is_described() -> None:
-    described = set(re.findall(r"`(\w+\.py)`", PAGES["docs/architecture.md"]))
-    modules = {path.name for path in (ROOT / "vitcli").rglob("*.py") if path.name[0] != "_"}
-    assert described == modules
+    text, package = PAGES["docs/architecture.md"], ROOT / "vitcli"
+    described, place = [], ""
+    for line in text.partition("## Modules")[2].splitlines():
+        if line.endswith(":"):
+            found = re.match(r"`(\w+/)`", line)
+            place = found[1] if found else ""
+        described += [place + name for name in re.findall(r"`(\w+\.py)`", line)]
+    modules = [path for path in package.rglob("*.py") if path.name[0] != "_"]
+    assert sorted(described) == sorted(str(path.relative_to(package)) for path in modules)
+    named = set(re.findall(r"`(\w+/\w+\.py)`", text)) - {"tests/test_architecture.py"}
+    assert named <= set(described) | {"cli/NAME.py"}
+
+
+def test_the_readme_counts_the_released_models() -> None:
+    found = re.search(r"`vit models` lists (\d+)", PAGES["README.md"])
+    assert found and int(found[1]) == len(entries())
 
 
 def test_links_lead_somewhere() -> None:
