@@ -29,6 +29,7 @@ from vitcli.fields import check_fields, from_text, option
 from vitcli.resnets import BiTConfig, ResNetConfig, Size
 
 __all__ = [
+    "DATA_KINDS",
     "METRICS",
     "TASK_DEFAULTS",
     "VARIANTS",
@@ -115,6 +116,13 @@ AUGMENTATION = "Augmentation and regularization"
 FEWSHOT = "Protocol"
 
 
+DATA_KINDS = (
+    "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or a "
+    "directory of them, or tar shards ({00000..00009} counts)"
+)
+"""What `--data` takes; `data/dataset.py` opens it."""
+
+
 def _absolute(path: str) -> str:
     """A resumed run may be called from another directory."""
     return os.path.abspath(os.path.expanduser(path))
@@ -127,8 +135,7 @@ class DataConfig:
     path: str = option(
         ...,
         "--data PATH",
-        "Labelled images: a directory with a subdirectory per class, a CSV file (path,label), a "
-        "parquet file or a directory of them, or tar shards ({00000..00009} counts).",
+        f"Labelled images: {DATA_KINDS}.",
         DATA,
         parse=_absolute,
     )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitcli.cli import evaluation, options, output
-from vitcli.cli.rows import Csv, RowWriter, open_rows
-from vitcli.config import DataConfig, Size
+from vitcli.cli.rows import FORMATS, Csv, RowWriter, open_rows
+from vitcli.config import DATA_KINDS, DataConfig, Size
 from vitcli.prediction import Predictor
 from vitcli.train_config import TrainConfig
 
@@ -25,8 +25,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="PATH",
-        help="A directory of class directories, a CSV (path,label), a parquet file or directory, "
-        "or tar shards. May be given several times.",
+        help=f"Labelled images: {DATA_KINDS}. May be given several times.",
         show_default=False,
     ),
 ]
@@ -119,8 +118,8 @@ Predictions = Annotated[
     typer.Option(
         "--predictions",
         metavar="FILE",
-        help="Write the answer for each image: CSV, or JSON lines where FILE ends in .json or "
-        ".jsonl.",
+        help="Write the answer for each image to FILE, in the format of its suffix: "
+        f"{', '.join(FORMATS)}.",
     ),
 ]
 

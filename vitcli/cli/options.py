@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 import typer
 
+from vitcli.cli.rows import FORMATS
 from vitcli.config import TASK_DEFAULTS, PosembMethod
 from vitcli.errors import ConfigError
 from vitcli.fields import (
@@ -126,8 +127,8 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write the results to FILE instead of stdout: as text (.txt), CSV (.csv) or JSON "
-        "lines (.json, .jsonl).",
+        help="Write the results to FILE instead of stdout, in the format of its suffix: "
+        f"{', '.join(FORMATS)} or .txt.",
     ),
 ]
 PosembResize = Annotated[

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitcli.config import ClassLabel, DataConfig
+from vitcli.config import DATA_KINDS, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import listed, read_classes
 from vitcli.data.files import is_image
@@ -29,7 +29,7 @@ from vitcli.machine import cpu_cores
 Split = Literal["auto", "train", "val", "test"]
 
 _WORDS = {"train": "training", "val": "validation", "test": "test"}
-_KINDS = "pass a directory of class directories, a .csv, a .parquet file or .tar shards"
+_HINT = f"pass {DATA_KINDS}"
 _CHECKED_AT_ONCE = 256
 
 
@@ -171,7 +171,7 @@ def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text
     path = Path(config.path).expanduser()
     exists, inside = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path:
-        raise DataError("no such file or directory", where=config.path, hint=_KINDS)
+        raise DataError("no such file or directory", where=config.path, hint=_HINT)
     beside = path if inside else os.path.dirname(path if exists else str(path).partition("{")[0])
     listing = Path(beside, "classes.txt")
     if config.classes:
@@ -191,7 +191,7 @@ def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text
         return parquet.open_parquet(path, known)
     if path.suffix.lower() in (".csv", ".tsv"):
         return csv_file.open_csv(path, known)
-    raise DataError("not a dataset of a known kind", where=config.path, hint=_KINDS)
+    raise DataError("not a dataset of a known kind", where=config.path, hint=_HINT)
 
 
 def _holds(path: Path, wanted: Callable[[str], bool], first: int, last: int) -> bool:
