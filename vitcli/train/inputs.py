@@ -23,7 +23,7 @@ from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
 from vitcli.evaluate import evaluate_source
-from vitcli.inference import Inference, features_of
+from vitcli.inference import features_of
 from vitcli.metrics import Evaluation, Tally
 from vitcli.train.events import Advance, Caution, Note, OnEvent
 from vitcli.train.run import Run
@@ -137,17 +137,12 @@ class Images:
         run, val = self.run, self.run.splits.val
         assert val is not None
         return evaluate_source(
-            inference_of(run, model),
+            run.inference(model),
             val,
             workers=run.workers,
             on_progress=counting("validation", len(val), self.on_event),
             on_unreadable=self.skip,
         )
-
-
-def inference_of(run: Run, model: nn.Module) -> Inference:
-    """A model in training, or its average, as `vit predict` would compute with it."""
-    return Inference(run.info, model.state_dict(), run.device, run.dtype)
 
 
 class Features:
@@ -206,7 +201,7 @@ class Features:
             unreadable.add(error.where)
             self.skip(error)
 
-        inference = inference_of(run, run.model)
+        inference = run.inference(run.model)
         features = features_of(inference, source, run.workers, self.advance, skip).to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitcli.checkpoints.adapt import adapt
@@ -16,6 +16,7 @@ from vitcli.checkpoints.save import save_checkpoint, write_config
 from vitcli.config import Architecture, BiTConfig, Preprocess
 from vitcli.data.dataset import Splits
 from vitcli.errors import ConfigError, RunError
+from vitcli.inference import Inference
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.directory import RunDirectory, config_to_json
@@ -118,6 +119,10 @@ class Run:
         return dataclasses.replace(
             self.info, model=model, preprocess=preprocess, provenance=provenance
         )
+
+    def inference(self, model: nn.Module) -> Inference:
+        """The model, or its average, as `vit predict` would compute with it."""
+        return Inference(self.info, model.state_dict(), self.device, self.dtype)
 
     def write_config(self) -> None:
         """config.json as it is before there are metrics: what --resume and --config read."""
