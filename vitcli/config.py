@@ -142,13 +142,13 @@ class DataConfig:
     classes: str | None = option(
         None,
         "--classes FILE",
-        "Names of the classes, one per line, in index order.",
+        "File with the names of the dataset's classes, one per line, in index order.",
         parse=_absolute,
     )
     val_fraction: float = option(
         0.1,
         "--val-fraction X",
-        "Fraction of each class to hold out if the data has no validation split.",
+        "Fraction of each class to hold out for validation if the dataset has no validation split.",
         min=0,
         below=1,
     )
@@ -169,7 +169,7 @@ class AugmentConfig:
     crop_area: tuple[float, float] = option(
         (0.05, 1.0),
         "--scale --crop-area MIN,MAX",
-        "Random resized crop: range of the area that is kept; 1,1 resizes only.",
+        "Random resized crop: range of the fraction of the image's area to keep; 1,1 only resizes.",
         AUGMENTATION,
         above=0,
         max=1,
@@ -180,16 +180,20 @@ class AugmentConfig:
     randaugment: tuple[int, int] | None = option(
         None,
         "--randaugment N,M",
-        "RandAugment: operations and their magnitude (0 to 30), as 2,10.  [default: off]",
+        "RandAugment: number of operations and their magnitude (0 to 30), for example 2,10.  "
+        "[default: off]",
         min=0,
         max=30,
     )
     erasing: float = option(
         0.0, "--reprob --erasing X", "Probability of random erasing.", min=0, max=1
     )
-    mixup: float = option(0.0, "--mixup X", "Alpha of mixup; 0 is off.", min=0)
+    mixup: float = option(0.0, "--mixup X", "Mixup alpha; 0 turns it off.", min=0)
     cutmix: float = option(
-        0.0, "--cutmix X", "Alpha of CutMix; with mixup, each batch draws one of both.", min=0
+        0.0,
+        "--cutmix X",
+        "CutMix alpha; 0 turns it off. With mixup, each batch uses one of the two.",
+        min=0,
     )
 
     def __post_init__(self) -> None:
@@ -213,33 +217,35 @@ class FewshotConfig:
         (1, 5, 10, 25), "--shots N,...", "Training images per class.", FEWSHOT, min=1
     )
     seeds: tuple[int, ...] = option(
-        (0, 1, 2), "--seeds N,...", "Seeds that draw the training images.", min=0
+        (0, 1, 2), "--seeds N,...", "Random seeds for drawing the training images.", min=0
     )
     l2: tuple[float, ...] = option(
         (2.0**10,),
         "--l2 X,...|auto",
-        "Strengths of L2 regularization; auto: one per draw, by leave-one-out error.",
+        "L2 regularization strengths; auto chooses one for each draw by leave-one-out error.",
         parse=lambda text: () if text == "auto" else from_text(tuple[float, ...], text),
         min=0,
     )
     pool: Literal["head", Pool] = option(
         "head",
         "--pool",
-        "Features: as the model's head sees them, the class token, the mean of the patch tokens "
+        "Features: the input of the model's head, the class token, the mean of the patch tokens "
         "(gap), both, or attention pooling (map).",
     )
     layer: int | None = option(
         None,
         "--layer N",
-        "Use the features after block N; the final norm is kept.  [default: the last]",
+        "Use the features after block N, counted from 1; the final norm still applies.  "
+        "[default: the last]",
         min=1,
     )
     transform: Literal["big_vision", "checkpoint"] = option(
         "big_vision",
         "--transform --preprocess",
-        "big_vision: resize to 256 x 256 without antialiasing and crop the central 224 (in "
-        "proportion at other sizes), as in published results; checkpoint: the checkpoint's own. "
-        "Size, mean and std are the checkpoint's in both.",
+        "big_vision: resize to 256 x 256 pixels without antialiasing and crop the central 224 x "
+        "224 (in proportion at other sizes), as in published results; checkpoint: the "
+        "checkpoint's own resize and crop. Size, mean and std come from the checkpoint in both "
+        "cases.",
     )
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class TrainConfig:
 
     data: DataConfig
     output: str = option(
-        ..., "--output -o DIR", "Directory of the run.  [default: runs/NAME-OF-DATA]", DATA
+        ..., "--output -o DIR", "Directory to write the run to.  [default: runs/DATASET]", DATA
     )
     task: Literal["pretrain", "finetune"] = "finetune"
     """Where the weights start and which defaults hold; the loop is the same."""
@@ -49,19 +49,21 @@ class TrainConfig:
     model: str | None = option(
         None,
         "--model -m NAME|PATH|REPO",
-        "Model to start from.  [default: vit-b16-i21k, or offline the model inside the package; "
-        "pretrain: none]",
+        "Model to start from.  [default: for finetune vit-b16-i21k, or offline the model that "
+        "ships with vit; for pretrain none]",
     )
     keep_head: bool = option(
         False,
         "--keep-head",
-        "Keep the head's weights for known classes (by ID, then by name) instead of zeros.",
+        "Keep the head's weights for classes that the model already has (matched by id, then by "
+        "name) instead of starting from zero.",
         task="finetune",
     )
     variant: str = option(
         "Ti/16",
         "--variant NAME/PATCH",
-        "Architecture: Ti, S, B, L or H with a patch size; R50+B/16 (hybrid), R50x1 (ResNet).",
+        "Architecture: Ti, S, B, L or H with a patch size, such as B/16; a hybrid, such as "
+        "R50+B/16; or a BiT ResNet, such as R50x1.",
         task="pretrain",
     )
     overrides: dict[str, Any] = option(
@@ -75,7 +77,7 @@ class TrainConfig:
     resolution: Size | None = option(
         None,
         "--resolution N|HxW",
-        "Height and width of the input in pixels.  [default: the model's]",
+        "Input size in pixels; position embeddings are resized to match.  [default: the model's]",
         parse=parse_size,
     )
 
@@ -83,7 +85,10 @@ class TrainConfig:
         None, "--steps N", "Number of optimizer steps.  [default: auto]", RECIPE, min=1
     )
     epochs: float | None = option(
-        None, "--epochs X", "Passes over the training split, instead of --steps.", above=0
+        None,
+        "--epochs X",
+        "Number of passes over the training split; alternative to --steps.",
+        above=0,
     )
     batch_size: int | None = option(
         None, "--batch-size -b N", "Images per optimizer step.  [default: auto]", min=1
@@ -91,8 +96,9 @@ class TrainConfig:
     lr: float | None = option(
         None,
         "--lr X[,X...]",
-        "Peak learning rate. Of several, the one with the best validation accuracy is chosen, and "
-        "a last run uses it on training and validation images together.  [default: auto]",
+        "Peak learning rate. If several are given, each is tried, and a final run trains on the "
+        "training and validation images with the one that reached the best validation accuracy.  "
+        "[default: auto]",
         parse=functools.partial(from_text, tuple[float, ...]),
         above=0,
     )
@@ -101,16 +107,16 @@ class TrainConfig:
     retrain: bool = option(
         True,
         "--retrain/--no-retrain",
-        "With several learning rates: do that last run, or keep the best one.",
+        "With several learning rates: do this final run, or keep the best of the others.",
     )
     warmup: int | None = option(
-        None, "--warmup N", "Steps of linear warm-up.  [default: auto]", min=0
+        None, "--warmup N", "Number of linear warm-up steps.  [default: auto]", min=0
     )
     schedule: Literal["cosine", "linear", "constant"] = option(
-        "cosine", "--schedule", "Decay of the learning rate to 0 after the warm-up."
+        "cosine", "--schedule", "Learning rate after warm-up; cosine and linear decay to 0."
     )
     optimizer: Literal["sgd", "adam", "adamw"] = option(
-        "sgd", "--optimizer", "SGD with momentum, Adam, or AdamW."
+        "sgd", "--optimizer", "Optimizer: SGD with momentum, Adam or AdamW."
     )
     momentum: float = option(0.9, "--momentum X", "Momentum of SGD.", min=0, below=1)
     betas: tuple[float, float] = option(
@@ -119,16 +125,17 @@ class TrainConfig:
     weight_decay: float = option(
         0.0,
         "--weight-decay X",
-        "Weight decay; applied to weight matrices only, decoupled with AdamW.",
+        "Weight decay, applied to weight matrices only; decoupled for AdamW.",
         min=0,
     )
     clip_norm: float | None = option(
-        1.0, "--clip-norm X", "Maximum global norm of the gradients.", above=0
+        1.0, "--clip-norm X", "Clip the global norm of the gradients to X.", above=0
     )
     layer_decay: float | None = option(
         None,
         "--layer-decay X",
-        "Multiply the learning rate by X per layer below the head, as 0.75.  [default: off]",
+        "Multiply the learning rate by X for each layer below the head, for example 0.75.  "
+        "[default: off]",
         task="finetune",
         above=0,
         max=1,
@@ -136,15 +143,16 @@ class TrainConfig:
     freeze: Literal["backbone"] | int | None = option(
         None,
         "--freeze backbone|N",
-        "Freeze the backbone (a linear probe), or the stem and N blocks.  [default: off]",
+        "Freeze the backbone (linear probe), or the patch embedding and the first N blocks.  "
+        "[default: off]",
         task="finetune",
         min=0,
     )
     ema: float | None = option(
         None,
         "--ema X",
-        "Decay of a running (Polyak) average of the weights, for example 0.9999; the model or its "
-        "average is stored, whichever validates better.  [default: off]",
+        "Keep an exponential moving average of the weights with decay X, for example 0.9999, and "
+        "store whichever validates better: the weights or their average.  [default: off]",
         above=0,
         below=1,
     )
@@ -156,13 +164,13 @@ class TrainConfig:
     )
 
     loss: Literal["softmax", "sigmoid"] = option(
-        "softmax", "--loss", "Cross-entropy of a softmax, or of a sigmoid per class.", LOSS
+        "softmax", "--loss", "Softmax cross-entropy, or sigmoid cross-entropy per class.", LOSS
     )
     class_weights: Literal["balanced"] | dict[str, float] | None = option(
         None,
         "--class-weights balanced|FILE",
-        "Weight of each class in the loss: balanced (inverse to its number of images), or a file "
-        "with lines of CLASS,WEIGHT.  [default: all 1]",
+        "Weight of each class in the loss: balanced (inversely proportional to its number of "
+        "images), or a file with one CLASS,WEIGHT line per class.  [default: all 1]",
         parse=str,
     )
     balanced_sampling: bool = option(
@@ -171,7 +179,11 @@ class TrainConfig:
         "Sample all classes equally often, repeating images of small classes.",
     )
     label_smoothing: float = option(
-        0.0, "--label-smoothing X", "Probability to spread over all classes.", min=0, below=1
+        0.0,
+        "--label-smoothing X",
+        "Label smoothing: probability to spread evenly over all classes.",
+        min=0,
+        below=1,
     )
     head_bias: float = option(
         0.0, "--head-bias X", "Initial bias of the head, for example -10 with --loss sigmoid."
@@ -181,7 +193,8 @@ class TrainConfig:
     dropout: float = option(
         0.0,
         "--dropout X",
-        "Dropout after every dense layer except q, k, v, and after the position embeddings.",
+        "Dropout probability after the position embeddings and every dense layer except queries, "
+        "keys and values.",
         AUGMENTATION,
         min=0,
         below=1,
@@ -189,7 +202,8 @@ class TrainConfig:
     drop_path: float = option(
         0.0,
         "--drop-path X",
-        "Stochastic depth: drop probability of the last block; rises linearly from 0.",
+        "Stochastic depth: drop probability of the last block, rising linearly from 0 at the "
+        "first.",
         min=0,
         below=1,
     )
@@ -204,11 +218,12 @@ class TrainConfig:
     save_patch_size: int | None = option(
         None,
         "--save-patch-size N",
-        "Store the model with patches of N pixels, for larger images of the same grid.",
+        "Store the model with patches of N pixels; the grid stays the same, so the input size "
+        "changes.",
         min=1,
     )
     posemb_method: PosembMethod = option(
-        "bilinear", "--posemb-method", "Interpolation of position embeddings."
+        "bilinear", "--posemb-method", "Interpolation method for position embeddings."
     )
     preprocess: dict[str, Any] = option(
         {},
@@ -219,7 +234,11 @@ class TrainConfig:
     )
 
     seed: int = option(
-        0, "--seed N", "Seed of initial weights, data order, augmentation, dropout.", RUN, min=0
+        0,
+        "--seed N",
+        "Random seed for initial weights, data order, augmentation and dropout.",
+        RUN,
+        min=0,
     )
     eval_every: int | None = option(
         None, "--eval-every N", "Steps between evaluations.  [default: auto]", min=1
@@ -233,7 +252,10 @@ class TrainConfig:
         None, "--log-every N", "Steps between lines of metrics.jsonl.  [default: auto]", min=1
     )
     save_every: int | None = option(
-        None, "--save-every N", "Steps between resumable states.  [default: once a minute]", min=1
+        None,
+        "--save-every N",
+        "Steps between saved states, which --resume continues from.  [default: once a minute]",
+        min=1,
     )
     save_dtype: Literal["float32", "float16", "bfloat16"] = option(
         "float32", "--save-dtype", "Data type of the stored weights."
@@ -241,7 +263,7 @@ class TrainConfig:
     tensorboard: bool = option(
         False,
         "--tensorboard/--no-tensorboard",
-        "Write the metrics for TensorBoard, too, to DIR/tensorboard.",
+        "Also write the metrics for TensorBoard, to DIR/tensorboard.",
     )
 
     device: str = option(
@@ -255,20 +277,20 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
         "--precision",
-        "Precision of activations; auto: bf16 where the hardware has it, else fp32. Weights and "
-        "optimizer state stay float32.",
+        "Precision of activations; auto is bf16 if the hardware supports it, else fp32. Weights "
+        "and optimizer state stay float32.",
     )
     workers: int | None = option(
         None,
         "--workers N",
-        "Processes that decode images.  [default: by device]",
+        "Number of processes that decode images.  [default: depends on the device]",
         on_resume=True,
         min=0,
     )
     accumulate: int | None = option(
         None,
         "--grad-accum --accumulate N",
-        "Accumulate gradients over N micro-batches.  [default: by free memory]",
+        "Accumulate gradients over N micro-batches.  [default: depends on free memory]",
         min=1,
     )
 

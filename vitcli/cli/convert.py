@@ -34,7 +34,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SRC",
-        help="A checkpoint of any layout, a model's directory, a name or a Hub repo.",
+        help="Checkpoint file of any layout, model directory, model name, or Hub repo.",
         show_default=False,
         autocompletion=options.complete_model,
     ),
@@ -42,7 +42,9 @@ Source = Annotated[
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="DST", help="A .safetensors or .npz file, or a directory.", show_default=False
+        metavar="DST",
+        help="Output: a .safetensors or .npz file, or a directory.",
+        show_default=False,
     ),
 ]
 
@@ -60,19 +62,21 @@ To = Annotated[
         metavar="|".join(formats()),
         callback=_layout,
         autocompletion=formats,
-        help="Layout: vit and timm are one; transformers is a directory; vit-npz, bit-npz and "
-        "big_vision are .npz files.  [default: the authors' for .npz, else vit]",
+        help="Layout to write. vit is the same as timm; transformers is a directory; vit-npz, "
+        "bit-npz and big_vision are .npz files.  [default: vit-npz or bit-npz if DST ends in "
+        ".npz, else vit]",
     ),
 ]
 Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,
-    typer.Option(help="Type of the stored weights.  [default: the source's]"),
+    typer.Option(help="Data type of the stored weights.  [default: the source's]"),
 ]
 DropHead = Annotated[
-    bool, typer.Option("--drop-head", help="Leave out the head, and pre_logits before it.")
+    bool, typer.Option("--drop-head", help="Leave out the head and the pre_logits layer before it.")
 ]
 NumClasses = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Make a new head of zeros for N classes.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Replace the head with one of zeros for N classes."),
 ]
 Classes = Annotated[
     str | None,
@@ -80,7 +84,8 @@ Classes = Annotated[
         "--classes",
         "--labels",
         metavar="FILE",
-        help="Names of the classes, one per line: a name, or an id, a tab and a name.",
+        help="File with the names of the classes, one per line, in index order: a name, or an "
+        "id, a tab and a name.",
     ),
 ]
 Preprocessing = Annotated[
@@ -88,20 +93,24 @@ Preprocessing = Annotated[
     typer.Option(
         "--preprocess",
         metavar="KEY=VALUE",
-        help="Change a field of the preprocessing, as in mean=0.5,0.5,0.5 or crop_mode=squash; "
-        "repeatable.",
+        help="Change a field of the preprocessing, for example mean=0.5,0.5,0.5 or "
+        "crop_mode=squash; repeatable.",
         parser=_parse_preprocess,
     ),
 ]
 Arch = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Architecture, if the file does not state it: B/16, or timm's name."
+        metavar="NAME",
+        help="Architecture, if the file does not specify it: a name such as B/16, or a name of "
+        "timm's.",
     ),
 ]
 Heads = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Attention heads, if the file does not state them."),
+    typer.Option(
+        min=1, metavar="N", help="Number of attention heads, if the file does not specify it."
+    ),
 ]
 PatchSize = Annotated[
     int | None,
@@ -111,7 +120,7 @@ Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Compare the output for a random image with timm's or transformers', in float64.",
+        help="Compare the output for a random image with that of timm or transformers, in float64.",
     ),
 ]
 
@@ -138,10 +147,10 @@ def convert(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Write a checkpoint in another layout.
+    """Convert a checkpoint to another layout.
 
-    Reads the files of timm, transformers, torchvision, open_clip, vit_jax and big_vision, and
-    torch's pickles. What the target cannot express is refused by name.
+    Reads checkpoints of timm, transformers, torchvision, open_clip, vit_jax and big_vision,
+    including pickles. If the target layout cannot express the model, the error says why.
 
     \b
     Examples:

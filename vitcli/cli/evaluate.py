@@ -25,7 +25,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="PATH",
-        help=f"Labelled images: {DATA_KINDS}. May be given several times.",
+        help=f"Labelled images: {DATA_KINDS}; repeatable.",
         show_default=False,
     ),
 ]
@@ -33,8 +33,9 @@ Split = Annotated[
     Literal["auto", "train", "val", "test"],
     typer.Option(
         "--split",
-        help="auto: the test split, else the validation split (what the model's own run held out, "
-        "on the data it was trained on), else all images.",
+        help="Split to evaluate on; auto: the test split if there is one, else the validation "
+        "split, else all images. On the data that the model was trained on, the validation split "
+        "is what its run held out.",
     ),
 ]
 Plot = Annotated[
@@ -60,8 +61,8 @@ RealLabels = Annotated[
     bool,
     typer.Option(
         "--real-labels",
-        help="Count ReaL labels too, where several classes may be correct: for ImageNet's "
-        "validation images, recognised by their names, in class directories or not.",
+        help="Also score against ReaL labels, which allow several correct classes; for ImageNet "
+        "validation images under their original file names.",
     ),
 ]
 Labels = Annotated[
@@ -78,21 +79,25 @@ MappingFile = Annotated[
     typer.Option(
         "--mapping",
         metavar="FILE",
-        help="Lines of a class of the data, a tab, and the model's class (ids or names; - leaves "
-        "its images out). A class with several lines accepts any of those answers.",
+        help="File with a line per class of the dataset: the class, a tab, and the model's class "
+        "(ids or names; - leaves its images out). If a class has several lines, any of those "
+        "answers is correct.",
     ),
 ]
 Among = Annotated[
     Literal["auto", "model", "data", "imagenet-1k"],
     typer.Option(
         "--among",
-        help="Classes to choose answers from: all of the model's, the data's, or ImageNet's 1,000. "
-        "auto: ImageNet's for an ImageNet-21k model on ImageNet-1k data, else the model's.",
+        help="Classes that the model may predict: all of its own, those of the dataset, or those "
+        "of ImageNet-1k; auto is imagenet-1k for an ImageNet-21k model on ImageNet-1k data, else "
+        "model.",
     ),
 ]
 SkipUnknown = Annotated[
     bool,
-    typer.Option("--skip-unknown", help="Leave out images of classes that the model lacks."),
+    typer.Option(
+        "--skip-unknown", help="Leave out images of classes that the model does not have."
+    ),
 ]
 Resolutions = Annotated[
     str | None,
@@ -100,8 +105,9 @@ Resolutions = Annotated[
         "--resolution",
         "--resolutions",
         metavar="N|HxW,...",
-        help="Evaluate at each of these sizes in pixels, with position embeddings resized.  "
-        "[default: the checkpoint's]",
+        help="Input sizes in pixels, each evaluated in turn; position embeddings are resized to "
+        "match.  "
+        "[default: the model's]",
     ),
 ]
 Workers = Annotated[
@@ -110,7 +116,7 @@ Workers = Annotated[
         "--workers",
         min=1,
         metavar="N",
-        help="Threads that decode images.  [default: one for each core]",
+        help="Number of threads that decode images.  [default: one per core]",
     ),
 ]
 Predictions = Annotated[
@@ -118,7 +124,7 @@ Predictions = Annotated[
     typer.Option(
         "--predictions",
         metavar="FILE",
-        help="Write the answer for each image to FILE, in the format of its suffix: "
+        help="Write the predictions for each image to FILE; the suffix selects the format: "
         f"{', '.join(FORMATS)}.",
     ),
 ]
@@ -149,11 +155,11 @@ def evaluate(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure a model on labelled images: accuracy, macro F1, calibration, each class.
+    """Evaluate a model on labelled images: accuracy, macro F1, calibration, metrics per class.
 
-    Classes of the data are matched to the model's by id, then by unique name. An image that cannot
-    be read is reported and not counted, and the exit code is 1. Several datasets or resolutions
-    give a table with a row for each.
+    Classes of the dataset are matched to the model's by id, then by unique name. An image that
+    cannot be read is reported and not counted, and the exit code is 1. With several datasets or
+    resolutions, the result is a table with a row for each.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ Plot = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Plot accuracy against shots (.png, .pdf or .svg).",
+        help="Plot accuracy against the number of shots (.png, .pdf or .svg).",
         callback=options.drawable,
     ),
 ]
@@ -30,8 +30,8 @@ Save = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Save the model with the head of the most shots and the first seed, as a .safetensors "
-        "file or a directory with a model card.",
+        help="Save the model with the head fitted with the most shots and the first seed, as a "
+        ".safetensors file or a directory with a model card.",
     ),
 ]
 Strict = Annotated[
@@ -57,10 +57,10 @@ def fewshot(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure the features of a model with a few images per class.
+    """Evaluate a model's features with a few images per class.
 
-    Fits a linear classifier to frozen features in closed form and classifies the test split: the
-    few-shot protocol of the paper (section 4.1). Features are cached, so a second run only solves.
+    Fits a linear classifier to frozen features in closed form and classifies the test split, as in
+    the few-shot protocol of the paper (section 4.1). Features are cached, so later runs are fast.
 
     \b
     Examples:

@@ -6,9 +6,9 @@ finetune = training_command(
     "finetune",
     """Fine-tune a pre-trained model on your own classes.
 
-    The default recipe is the paper's (SGD, cosine decay, a new head of zeros), with steps, batch
-    size and learning rate chosen by the size of the dataset. Everything is written to one
-    directory, runs/NAME.
+    The default recipe is the paper's: SGD, cosine decay and a new head of zeros. The number of
+    steps, the batch size and the learning rate are chosen by the size of the dataset. Everything
+    is written to one directory, runs/DATASET.
 
     \b
     Examples:

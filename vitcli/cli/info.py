@@ -31,24 +31,24 @@ Described = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A model's name, a path, a Hub repo, or an architecture such as B/16.",
+        help="Model name, path, Hub repo, or an architecture such as B/16.",
         show_default=False,
         autocompletion=options.complete_model,
     ),
 ]
 Resolution = Annotated[
     str | None,
-    typer.Option(
-        metavar="N|HxW", help="Count for images of this size, in pixels.  [default: the model's]"
-    ),
+    typer.Option(metavar="N|HxW", help="Input size in pixels.  [default: the model's]"),
 ]
 Images = Annotated[
     float | None,
-    typer.Option(min=0, metavar="N", help="Count the cost of training on N images, as in 303e6."),
+    typer.Option(
+        min=0, metavar="N", help="Compute the cost of training on N images, for example 303e6."
+    ),
 ]
 Epochs = Annotated[
     float | None,
-    typer.Option(min=0, metavar="N", help="Passes over the images.  [default: 1]"),
+    typer.Option(min=0, metavar="N", help="Number of passes over the images.  [default: 1]"),
 ]
 
 SHOWN_CLASSES = 10
@@ -67,10 +67,10 @@ def info(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Describe a model, and compute what training costs.
+    """Describe a model and compute the cost of training it.
 
-    Reads headers, not weights. With --images, also counts the FLOPs of training: 3 x forward pass
-    x images x epochs, for convolutions and matrix products without the head.
+    Reads only the header of a checkpoint. With --images, also prints the FLOPs of training: 3 x
+    forward pass x images x epochs, counting convolutions and matrix products without the head.
 
     \b
     Examples:

@@ -20,8 +20,8 @@ Images = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="IMAGES",
-        help="Images, directories, patterns, URLs or @lists, as for vit predict. Without any, the "
-        "weights are shown.",
+        help="Files, directories, glob patterns, URLs or @list.txt, as for `vit predict`. "
+        "Without images, the weights are shown.",
         show_default=False,
     ),
 ]
@@ -29,9 +29,10 @@ View = Annotated[
     Literal["attention", "heads", "pca", "distance", "filters", "posemb"] | None,
     typer.Option(
         "--view",
-        help="attention: over each image; heads: every head of one layer; pca: patch features as "
-        "colours; distance: mean attention distance by layer; filters and posemb: from the weights "
-        "alone.  [default: attention; without images: filters and posemb]",
+        help="What to show. attention: a map over each image; heads: every head of one layer; "
+        "pca: patch features as colours; distance: mean attention distance by layer; filters, "
+        "posemb: patch filters and position embeddings, without images.  [default: attention; "
+        "without images: filters and posemb]",
         show_default=False,
     ),
 ]
@@ -42,17 +43,24 @@ Method = Annotated[
     Literal["rollout", "last", "gradient"],
     typer.Option(
         "--method",
-        help="rollout: attention multiplied through the layers; last: attention of one layer; "
+        help="How to compute the map. rollout: attention multiplied through the layers; last: "
+        "attention of one layer; "
         "gradient: attention weighted by the gradient of a class.",
     ),
 ]
 Layer = Annotated[
     int | None,
-    typer.Option("--layer", metavar="N", help="Layer, counted from 0.  [default: the last]"),
+    typer.Option(
+        "--layer", metavar="N", help="Layer to show, counted from 0.  [default: the last]"
+    ),
 ]
 Head = Annotated[
     int | None,
-    typer.Option("--head", metavar="N", help="One head, for --method last.  [default: their mean]"),
+    typer.Option(
+        "--head",
+        metavar="N",
+        help="Head to show, counted from 0, for --method last.  [default: the mean of all]",
+    ),
 ]
 Class = Annotated[
     str | None,
@@ -66,13 +74,13 @@ Faithfulness = Annotated[
     bool,
     typer.Option(
         "--faithfulness",
-        help="Measure each map: the class's score as patches are removed and revealed in its "
-        "order, beside random maps.",
+        help="Measure how faithful each map is: the score of the class while patches are removed "
+        "or revealed in the order of the map, compared with random maps.",
     ),
 ]
 Arrays = Annotated[
     str | None,
-    typer.Option("--arrays", metavar="FILE.npz", help="Also save the arrays."),
+    typer.Option("--arrays", metavar="FILE.npz", help="Also save the arrays behind the figures."),
 ]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
 Resolution = Annotated[
@@ -80,7 +88,8 @@ Resolution = Annotated[
     typer.Option(
         "--resolution",
         metavar="N|HxW",
-        help="Input size in pixels; position embeddings are resized.  [default: the checkpoint's]",
+        help="Input size in pixels; position embeddings are resized to match.  [default: the "
+        "model's]",
     ),
 ]
 
@@ -107,7 +116,7 @@ def inspect(
 ) -> None:
     """Show what a Vision Transformer attends to, and what its weights look like.
 
-    Figures are written to a directory, one per image, with a contact sheet of several images.
+    Writes one figure per image to a directory, and a contact sheet if there are several images.
 
     \b
     Examples:

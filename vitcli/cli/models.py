@@ -46,19 +46,25 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="WORDS",
-        help="List only models whose line contains all of these words, such as cached.",
+        help="Only list models whose line contains all of these words; the word cached selects "
+        "downloaded models.",
         show_default=False,
     ),
 ]
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", show_default=False, autocompletion=options.complete_model),
+    typer.Argument(
+        metavar="NAME",
+        help="Model name.",
+        show_default=False,
+        autocompletion=options.complete_model,
+    ),
 ]
 Names = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME",
-        help="Names of models, or Hub repos: org/name.",
+        help="Model names (see `vit models`) or Hub repos (org/name).",
         show_default=False,
         autocompletion=options.complete_model,
     ),
@@ -68,7 +74,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")
 
 @app.callback()
 def models() -> None:
-    """List models, describe one, and remove downloads.
+    """List models, describe one, or remove downloads.
 
     `vit models WORDS...` is short for `vit models list WORDS...`.
 
@@ -88,7 +94,7 @@ def list_models(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """List models that have a short name, and downloaded repos."""
+    """List models with a short name, and downloaded repos."""
     wanted = [word.lower() for word in words or ()]
     rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
     if not rows:

@@ -84,8 +84,9 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME|PATH|REPO",
-        help="A name that vit models lists, a run's directory, a checkpoint file, or a Hub repo "
-        "(org/name[@revision]); ./x is always a path.",
+        help="Model name (see `vit models`), run directory, checkpoint file, or Hub repo "
+        "(org/name[@revision]); ./x is always a path. The names default and default-pretrained "
+        "stand for the models that ship with vit.",
         autocompletion=complete_model,
     ),
 ]
@@ -94,7 +95,7 @@ Classes = Annotated[
     typer.Option(
         "--classes",
         metavar="FILE",
-        help="Names of the data's classes, one per line, in index order.",
+        help="File with the names of the dataset's classes, one per line, in index order.",
     ),
 ]
 BatchSize = Annotated[
@@ -104,7 +105,7 @@ BatchSize = Annotated[
         "-b",
         min=1,
         metavar="N",
-        help="Images per batch.  [default: by device]",
+        help="Images per batch.  [default: depends on the device]",
     ),
 ]
 Device = Annotated[
@@ -118,7 +119,9 @@ Device = Annotated[
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"],
-    typer.Option("--precision", help="Precision; auto: bf16 where the hardware has it, else fp32."),
+    typer.Option(
+        "--precision", help="Precision; auto is bf16 if the hardware supports it, else fp32."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Output = Annotated[
@@ -133,14 +136,15 @@ Output = Annotated[
 ]
 PosembResize = Annotated[
     PosembMethod,
-    typer.Option("--posemb-method", help="Interpolation of position embeddings."),
+    typer.Option("--posemb-method", help="Interpolation method for position embeddings."),
 ]
 OldGrid = Annotated[
     str | None,
     typer.Option(
         "--old-grid",
         metavar="RxC",
-        help="Grid of the stored position embeddings, if the file does not state it.",
+        help="Rows and columns of the stored position embeddings, if the file does not specify "
+        "them.",
     ),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Do not use the network.")]
@@ -148,11 +152,11 @@ AllowPickle = Annotated[
     bool,
     typer.Option(
         "--allow-pickle",
-        help="Accept a Hub repo whose only weights are a pickle; no code in it is run.",
+        help="Accept Hub repos that only have pickled weights; no code in them is run.",
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be done, without doing it.")
+    bool, typer.Option("--dry-run", help="Print what would be done without doing it.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]

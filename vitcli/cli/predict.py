@@ -23,12 +23,15 @@ Images = Annotated[
     list[str],
     typer.Argument(
         metavar="IMAGES",
-        help="Files, directories (searched recursively), patterns, URLs, @list.txt (one of these "
-        "per line), or - for one image on standard input.",
+        help="Files, directories (searched recursively), glob patterns, URLs, @list.txt (one of "
+        "these per line), or - for an image on stdin.",
         show_default=False,
     ),
 ]
-TopK = Annotated[int, typer.Option("--top-k", "-k", min=1, metavar="K", help="Classes per image.")]
+TopK = Annotated[
+    int,
+    typer.Option("--top-k", "-k", min=1, metavar="K", help="Number of classes to print per image."),
+]
 Threshold = Annotated[
     float | None,
     typer.Option(
@@ -36,7 +39,7 @@ Threshold = Annotated[
         min=0.0,
         max=1.0,
         metavar="X",
-        help="Leave out classes with a lower score.  [default: 0]",
+        help="Hide classes with a score below X.  [default: 0]",
     ),
 ]
 Resolution = Annotated[
@@ -44,8 +47,8 @@ Resolution = Annotated[
     typer.Option(
         "--resolution",
         metavar="N|HxW",
-        help="Resize images to this size in pixels, and the position embeddings to match.  "
-        "[default: the checkpoint's]",
+        help="Input size in pixels; position embeddings are resized to match.  "
+        "[default: the model's]",
     ),
 ]
 Features = Annotated[
@@ -53,8 +56,8 @@ Features = Annotated[
     typer.Option(
         "--features",
         metavar="FILE",
-        help="Save features (the input of the head) instead of classifying: a row of float32 for "
-        "each image, NaN where it cannot be read. FILE ends in .npy or .safetensors.",
+        help="Save features (the input of the head) to a .npy or .safetensors file instead of "
+        "classifying: one float32 row per image, NaN if the image cannot be read.",
     ),
 ]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV, one row per class.")]
@@ -82,7 +85,7 @@ def predict(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Classify images: the best classes of each, with their scores.
+    """Classify images and print the best classes of each, with their scores.
 
     Results are printed in order, as soon as they are ready. An image that cannot be read is
     reported and skipped, and the exit code is 1.

@@ -6,8 +6,8 @@ pretrain = training_command(
     "pretrain",
     """Train a Vision Transformer from scratch on labelled images.
 
-    The training loop of `vit finetune` with other defaults: random weights and AdamW. Everything
-    is written to one directory, runs/NAME.
+    This is the training loop of `vit finetune` with other defaults: random initial weights and
+    AdamW. Everything is written to one directory, runs/DATASET.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ Timeout = Annotated[
         "--timeout",
         min=0,
         metavar="SECONDS",
-        help="Give up when the Hub has sent nothing for so long, or asks to wait longer.  "
+        help="Give up if the Hub sends nothing for this long, or asks to wait longer.  "
         f"[default: {TIMEOUT:.0f}]",
     ),
 ]
@@ -38,8 +38,8 @@ def pull(
 ) -> None:
     """Download models from the Hub and verify them.
 
-    Prints the path of each. An interrupted download is resumed by the next one. If one model
-    fails, the others are downloaded all the same, and the exit code is 1.
+    Prints the path of each. Running the command again resumes an interrupted download. If one
+    model fails, the others are still downloaded, and the exit code is 1.
 
     \b
     Examples:

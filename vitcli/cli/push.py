@@ -18,38 +18,46 @@ Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="Run directory, checkpoint of any layout, or model name.",
+        help="Run directory, checkpoint file of any layout, or model name.",
         show_default=False,
     ),
 ]
 Repo = Annotated[
     str, typer.Argument(metavar="ORG/NAME", help="Repo on the Hub.", show_default=False)
 ]
-Private = Annotated[bool, typer.Option("--private", help="Create the repo as a private one.")]
+Private = Annotated[bool, typer.Option("--private", help="Create a private repo.")]
 Revision = Annotated[
     str | None,
     typer.Option(
         "--revision",
         metavar="BRANCH",
-        help="Branch; created if it does not exist.  [default: main]",
+        help="Branch to push to; created if it does not exist.  [default: main]",
     ),
 ]
 Message = Annotated[
     str | None,
-    typer.Option("--commit-message", "--message", metavar="TEXT", help="Title of the commit."),
+    typer.Option("--commit-message", "--message", metavar="TEXT", help="Commit message."),
 ]
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", metavar="TOKEN", help="A token of the Hub.  [default: that of hf auth]"
+        "--token",
+        metavar="TOKEN",
+        help="Hub token.  [default: HF_TOKEN, or the one saved by `hf auth login`]",
     ),
 ]
 OverwriteCard = Annotated[
-    bool, typer.Option("--overwrite-card", help="Replace edits of the model card on the Hub.")
+    bool,
+    typer.Option(
+        "--overwrite-card", help="Replace the model card on the Hub, including edits made there."
+    ),
 ]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="Show what would change, with a diff of the card; do nothing."),
+    typer.Option(
+        "--dry-run",
+        help="Print what would be uploaded, with a diff of the model card, without uploading it.",
+    ),
 ]
 CreatePr = Annotated[
     bool, typer.Option("--create-pr", help="Open a pull request instead of changing the repo.")
@@ -59,8 +67,8 @@ License = Annotated[
     typer.Option(
         "--license",
         metavar="ID",
-        help="License in the card, as in apache-2.0.  [default: that of the model it was trained "
-        "from, if known]",
+        help="License to state in the model card, for example apache-2.0.  [default: the card's, "
+        "else that of the model it was trained from]",
     ),
 ]
 
@@ -83,11 +91,11 @@ def push(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Upload a model to the Hub, where vit, timm and transformers load it by its name.
+    """Upload a model to the Hub, for vit, timm and transformers to load by name.
 
-    Weights, config.json, a model card and its images are uploaded in one commit; files that have
-    not changed are skipped. What was edited in the card on the Hub stays. Directory names, tokens
-    and the state of a run are never uploaded.
+    Uploads the weights, config.json, a model card and its images in one commit, and skips unchanged
+    files. Edits made to the card on the Hub are kept. Directory names, tokens and training states
+    are never uploaded.
 
     \b
     Examples:

@@ -17,23 +17,27 @@ Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="CKPT",
-        help="A checkpoint of any layout, a model's directory, a name or a Hub repo.",
+        help="Checkpoint file of any layout, model directory, model name, or Hub repo.",
         show_default=False,
         autocompletion=options.complete_model,
     ),
 ]
 Grid = Annotated[
-    str | None, typer.Option(metavar="N|RxC", help="New rows and columns of patches, as in 24.")
+    str | None,
+    typer.Option(metavar="N|RxC", help="New rows and columns of patches, for example 24 or 10x20."),
 ]
 Resolution = Annotated[
-    str | None, typer.Option(metavar="N|HxW", help="Or the new image size in pixels, as in 384.")
+    str | None,
+    typer.Option(
+        metavar="N|HxW", help="New image size in pixels, for example 384; alternative to --grid."
+    ),
 ]
 Method = Annotated[
     PosembMethod,
     typer.Option(
         "--posemb-method",
         "--method",
-        help="Interpolation: the paper's (bilinear), timm's (bicubic) or transformers' "
+        help="Interpolation method: the paper's (bilinear), timm's (bicubic) or transformers' "
         "(bicubic-hf).",
     ),
 ]
@@ -43,7 +47,7 @@ Out = Annotated[
         "--output",
         "-o",
         metavar="OUT",
-        help="A file or a directory.  [default: beside the input, with the grid in its name]",
+        help="Output file or directory.  [default: next to the input, with the grid in its name]",
     ),
 ]
 Plot = Annotated[
@@ -63,7 +67,7 @@ def resize_posemb(
     posemb_method: Method = "bilinear",
     out: Out = None,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Replace the input, whole or not at all.")
+        bool, typer.Option("--in-place", help="Replace the input instead of writing a copy.")
     ] = False,
     old_grid: options.OldGrid = None,
     plot: Plot = None,
@@ -75,9 +79,9 @@ def resize_posemb(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Resize a checkpoint's position embeddings for images of another size.
+    """Resize a checkpoint's position embeddings for another image size.
 
-    All other tensors stay, bit for bit. Accuracy drops until the model is fine-tuned at the new
+    All other tensors are copied unchanged. Accuracy drops until the model is fine-tuned at the new
     size.
 
     \b

@@ -35,7 +35,8 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
         preset: Annotated[
             PresetName | None,
             typer.Option(
-                help="The paper's fine-tuning recipe for this dataset; other options override it.",
+                help="Use the paper's fine-tuning recipe for this dataset; other options "
+                "override it.",
                 rich_help_panel=RECIPE,
             ),
         ] = None,
@@ -43,7 +44,7 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
             str | None,
             typer.Option(
                 metavar="FILE",
-                help="Repeat the run of a config.json; other options override it.",
+                help="Repeat the run described by a config.json; other options override it.",
                 rich_help_panel=RUN,
             ),
         ] = None,
@@ -57,7 +58,9 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
         ] = None,
         force: Annotated[
             bool,
-            typer.Option("--force", help="Replace the run in the directory.", rich_help_panel=RUN),
+            typer.Option(
+                "--force", help="Replace the run in the output directory.", rich_help_panel=RUN
+            ),
         ] = False,
         offline: options.Offline = False,
         allow_pickle: options.AllowPickle = False,
