@@ -94,7 +94,7 @@ def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, 
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(tiny_checkpoint / "model.safetensors"), bare)
     predictor = Predictor(bare, device="cpu", precision="fp32")
-    with pytest.raises(ConfigError, match="does not name its 10 classes, and the data has 2"):
+    with pytest.raises(ConfigError, match="10 classes without names, but the dataset has 2"):
         evaluate(predictor, DataConfig(str(labelled("dog", "cat"))))
 
 

@@ -38,7 +38,7 @@ def test_a_class_with_too_few_images():
     check_shots(train, 3)
     with pytest.raises(DataError) as caught:
         check_shots(train, 4)
-    assert "'c'" in caught.value.what and "--shots up to 3" in (caught.value.hint or "")
+    assert "'c'" in caught.value.what and "at most --shots 3" in (caught.value.hint or "")
     with pytest.raises(DataError):
         check_shots(train, 3, unreadable=[13])
 

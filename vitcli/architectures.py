@@ -108,7 +108,9 @@ class ModelConfig:
         ):
             # Not `size % patch`: SigLIP has patches of 14 at 384.
             if not 1 <= patch <= size <= LARGEST_IMAGE:
-                raise ConfigError(f"images of {axis} {size} cannot have patches of {patch}")
+                raise ConfigError(
+                    f"image {axis} {size} is not between the patch size {patch} and {LARGEST_IMAGE}"
+                )
         if self.stem and any(patch % self.stem.stride for patch in self.patch_size):
             raise ConfigError(
                 f"a patch of {self.patch_size[0]} x {self.patch_size[1]} pixels is not a multiple "
@@ -117,14 +119,15 @@ class ModelConfig:
         if "token" in self.pool and not self.class_token:
             raise ConfigError(f"pool '{self.pool}' needs a class token; use pool 'gap' or 'map'")
         if self.pool == "token+gap" and (self.pre_logits or self.fc_norm or self.distill_token):
-            raise ConfigError("pool 'token+gap' takes a linear head only")
+            raise ConfigError("pool 'token+gap' supports only a linear head")
         if self.posemb in ("learn2d", "sincos2d"):
             if self.posemb_tokens != "patches" and self.num_prefix_tokens:
                 raise ConfigError(f"posemb '{self.posemb}' needs posemb_tokens='patches'")
             divisor = 2 if self.posemb == "learn2d" else 4
             if self.width % divisor:
                 raise ConfigError(
-                    f"posemb '{self.posemb}' needs a width divisible by {divisor}, not {self.width}"
+                    f"posemb '{self.posemb}' needs a width that is a multiple of {divisor}, not "
+                    f"{self.width}"
                 )
         if self.swiglu and self.mlp_dim % 2:
             raise ConfigError(f"SwiGLU needs an even mlp_dim, not {self.mlp_dim}")

@@ -90,7 +90,9 @@ class Preprocess:
         if min(self.size) < 1:
             raise ConfigError(f"invalid image size {self.size}")
         if not self.antialias and self.interpolation != "bilinear":
-            raise ConfigError(f"antialias=False is for bilinear, not {self.interpolation}")
+            raise ConfigError(
+                f"antialias=False requires bilinear interpolation, not {self.interpolation}"
+            )
         if not 0 < self.crop_pct <= 1:
             raise ConfigError(f"crop_pct must be above 0 and at most 1, not {self.crop_pct}")
         if min(self.std) <= 0:
@@ -117,8 +119,8 @@ FEWSHOT = "Protocol"
 
 
 DATA_KINDS = (
-    "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or a "
-    "directory of them, or tar shards ({00000..00009} counts)"
+    "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or "
+    "directory, or tar shards, such as train-{00000..00009}.tar"
 )
 """What `--data` takes; `data/dataset.py` opens it."""
 
@@ -203,7 +205,10 @@ class AugmentConfig:
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1] < math.inf:
             raise ConfigError(f"crop_ratio: {self.crop_ratio} is not MIN,MAX above 0")
         if self.randaugment and self.randaugment[0] < 1:
-            raise ConfigError(f"randaugment: {self.randaugment[0]} operations are not at least 1")
+            raise ConfigError(
+                "randaugment: the number of operations must be at least 1, not "
+                f"{self.randaugment[0]}"
+            )
 
 
 @dataclass(frozen=True)
@@ -253,7 +258,7 @@ class FewshotConfig:
         for name in ("shots", "seeds"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise ConfigError(f"{name}: {values} are not different numbers")
+                raise ConfigError(f"{name}: must be one or more different numbers, not {values}")
 
 
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {

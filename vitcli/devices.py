@@ -28,7 +28,7 @@ def choose_device(name: str) -> torch.device:
     if kind not in found or not (index or "0").isdecimal():
         raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
     if int(index or 0) >= found[kind]:
-        raise ConfigError(f"this machine has no device '{name}'", hint="use --device cpu")
+        raise ConfigError(f"this machine has no device '{name}'", hint="use --device auto or cpu")
     return torch.device(name)
 
 

@@ -166,11 +166,14 @@ def evaluate(
     if not info.model.num_classes:
         raise ConfigError("the model has no classification head", where=predictor.name)
     if info.score == "none":
-        raise ConfigError("the model predicts values, not classes", where=predictor.name)
+        raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
     opened = _open(predictor, data, split, rules or MatchRules(), accepted is not None, report)
     source, aligned, model, name, warnings, labelled = opened
     if len(aligned.classes) < len(model):
-        report(f"answering among {len(aligned.classes):,} of the model's {len(model):,} classes")
+        report(
+            f"predictions are restricted to {len(aligned.classes):,} of the model's "
+            f"{len(model):,} classes"
+        )
     real = Reassessment(accepted, source, model, aligned) if accepted is not None else None
     tally, errors = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]]()
     preprocess, load = info.preprocess, predictor.load
@@ -188,9 +191,9 @@ def evaluate(
         on_progress(done, len(source))
     if not tally.count:
         raise DataError(
-            f"none of its {len(source):,} images can be read",
+            f"none of the {len(source):,} images can be read",
             where=data.path,
-            hint=f"the first error is {errors[0][0]}: {errors[0][1].what}",
+            hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
         )
     result = tally.result()
     if not math.isfinite(result.loss):
@@ -263,15 +266,16 @@ def _classes_of(
     count = predictor.info.model.num_classes
     if predictor.info.classes:
         return predictor.classes, []
-    unnamed = "the model does not name its classes: assuming"
+    unnamed = "the model has no class names: assuming"
     if len(source.classes) == count:
-        return source.classes, [f"{unnamed} the data's, in their order"]
+        return source.classes, [f"{unnamed} those of the dataset, in their order"]
     if count == len(imagenet_classes()) and imagenet:
-        return imagenet_classes(), [f"{unnamed} ImageNet's"]
+        return imagenet_classes(), [f"{unnamed} those of ImageNet"]
     raise ConfigError(
-        f"the model does not name its {count:,} classes, and the data has {len(source.classes):,}",
+        f"the model has {count:,} classes without names, but the dataset has "
+        f"{len(source.classes):,}",
         where=predictor.name,
-        hint="vit convert --classes FILE writes their names into a checkpoint",
+        hint="add the names to the checkpoint with `vit convert --classes FILE`",
     )
 
 

@@ -56,7 +56,9 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
             raise ConfigError(f"the model has {model.depth} blocks, so there is no layer {depth}")
         pool = model.pool if config.pool == "head" else config.pool
         if pool == "map" and model.pool != "map":
-            raise ConfigError(f"the model has no attention pooling: its head uses {model.pool}")
+            raise ConfigError(
+                f"the model has no attention pooling: its head uses {model.pool} pooling"
+            )
         own = config.pool == "head" and depth == model.depth
         pre_logits = model.pre_logits if own else 0
         model = dataclasses.replace(model, pool=pool, depth=depth, pre_logits=pre_logits)

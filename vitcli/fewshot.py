@@ -92,7 +92,7 @@ def measure(
         raise DataError(
             "there is no test split",
             where=config.data.path,
-            hint="add one, or hold out training images, as in --val-fraction 0.2",
+            hint="add one, or hold out training images with --val-fraction 0.2",
         )
     draws = [(shots, seed) for shots in config.shots for seed in config.seeds]
     unreadable, classes = dict[int, ImageError](), len(train.classes)
@@ -149,7 +149,7 @@ def check_shots(
         raise DataError(
             f"class '{name}' has {most} training images, fewer than {shots} shots{others}",
             where=where,
-            hint=f"use --shots up to {most}" if most else None,
+            hint=f"use at most --shots {most}" if most else None,
         )
 
 
@@ -182,7 +182,7 @@ def check_savable(model: Architecture) -> None:
         raise ConfigError(
             f"a head on pool '{model.pool}' cannot be saved: the heads of a distilled model read "
             "its class and distillation tokens",
-            hint="omit --save, or use --pool token, the mean of both",
+            hint="leave out --save, or use --pool token, the mean of both",
         )
 
 

@@ -101,7 +101,7 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
         if isinstance(number, int | float) and limits and not _within(number, **limits):
             words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
             wanted = " and ".join(f"{words[key]} {limits[key]:g}" for key in words if key in limits)
-            raise ValueError(f"{number} is not {wanted}")
+            raise ValueError(f"must be {wanted}, not {number}")
 
 
 def check_range(config: object, low: float, high: float, *names: str) -> None:
@@ -109,7 +109,7 @@ def check_range(config: object, low: float, high: float, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if not _within(value, low, high):
-            raise ConfigError(f"{name}: {value} is not between {low:g} and {high:g}")
+            raise ConfigError(f"{name}: must be between {low:g} and {high:g}, not {value}")
 
 
 def _within(
@@ -191,7 +191,7 @@ def key_value(kind: type, *fixed: str) -> Callable[[str], tuple[str, Any]]:
         hints = {k: hint for k, hint in field_types(kind).items() if k not in fixed}
         key, separator, value = text.partition("=")
         if not separator or key not in hints:
-            raise ValueError(f"'{text}' is not KEY=VALUE with a KEY of {', '.join(hints)}")
+            raise ValueError(f"'{text}' is not KEY=VALUE, where KEY is one of {', '.join(hints)}")
         try:
             return key, parse_size(value) if hints[key] == Size else from_text(hints[key], value)
         except ValueError as error:

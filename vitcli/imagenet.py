@@ -71,7 +71,7 @@ class Reassessment:
         found = [index.find(label) for label in imagenet_classes()]
         place = [int(alignment.of_model[one[0]]) if len(one) == 1 else -1 for one in found]
         if max(place) < 0:
-            raise DataError("the model has none of ImageNet's classes, which these labels are for")
+            raise DataError("ReaL labels are for ImageNet, and the model has none of its classes")
         numbers = (_image_number(source, i) for i in range(len(source)))
         self.accepted = [{place[label] for label in accepted[number]} for number in numbers]
         """For each image; -1 is a class that the model cannot predict."""
@@ -98,8 +98,9 @@ def _image_number(source: Source, i: int) -> int:
     match = re.search(r"ILSVRC2012_val_(\d{8})(?!\d)", source.names[i])
     if match is None or not 1 <= int(match[1]) <= IMAGES:
         raise DataError(
-            "not the name of an ImageNet validation image: ReaL labels go by names",
+            "not the file name of an ImageNet validation image, which ReaL labels require",
             where=source.where(i),
-            hint="keep the names: ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG",
+            hint="keep the original names, ILSVRC2012_val_00000001.JPEG to "
+            "ILSVRC2012_val_00050000.JPEG",
         )
     return int(match[1]) - 1

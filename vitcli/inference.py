@@ -48,8 +48,8 @@ def check_memory(model: Architecture, device: str = "cpu") -> None:
         needed += 4 * model.num_tokens * (5 * model.width + model.mlp_dim)
     if needed > (free := free_memory()):
         raise ConfigError(
-            f"images of {height} x {width} pixels take about {needed / 1e9:.0f} GB of memory, and "
-            f"{free / 1e9:.0f} GB are free",
+            f"images of {height} x {width} pixels need about {needed / 1e9:.0f} GB of memory, "
+            f"but only {free / 1e9:.0f} GB are free",
             hint="use a lower --resolution",
         )
 

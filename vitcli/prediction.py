@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TOP_K = 5
 """Classes for each image."""
-_LONG = "{:,} tokens per image: a lower resolution is much faster, as attention's cost is quadratic"
+_LONG = "{:,} tokens per image: a lower resolution is much faster, as attention is quadratic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Predictor:
             raise ConfigError(
                 "the model has no classification head",
                 where=self.name,
-                hint="save its features instead: --features FILE.npy",
+                hint="save its features instead with --features FILE.npy",
             )
         classes, names = self.classes, unique_names(self.classes)
         for slots, logits in self._run(images, "logits", batch_size):

@@ -298,7 +298,7 @@ class TrainConfig:
         check_fields(self)
         for rate in self.sweep:
             if not 0 < rate < math.inf:
-                raise ConfigError(f"lr: {rate:g} is not above 0")
+                raise ConfigError(f"lr: must be above 0, not {rate:g}")
             if self.sweep.count(rate) > 1:
                 raise ConfigError(f"lr: {rate:g} is given more than once")
         if self.class_weights == "balanced" and self.balanced_sampling:
@@ -308,6 +308,6 @@ class TrainConfig:
             )
         if self.batch_size and self.batch_size % (self.accumulate or 1):
             raise ConfigError(
-                f"a batch of {self.batch_size} does not split into {self.accumulate} equal "
-                "micro-batches"
+                f"a batch of {self.batch_size} images cannot be split into {self.accumulate} "
+                "equal micro-batches"
             )

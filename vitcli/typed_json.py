@@ -64,7 +64,7 @@ def from_json(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = get_type_hints(hint)
         if not isinstance(value, dict):
-            raise ValueError(f"{value!r:.60} is not a table")
+            raise ValueError(f"{value!r:.60} is not an object")
         if not set(value) <= set(hints):
             raise ValueError(f"unknown fields {sorted(set(value) - set(hints))}")
         return hint(**{name: _field(name, hints[name], item) for name, item in value.items()})

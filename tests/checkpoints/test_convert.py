@@ -206,9 +206,9 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
         (Changes(preprocess={"mean": "x"}), "mean"),
         (Changes(preprocess={"crop_pct": 0}), "crop_pct"),
         (Changes(preprocess={"size": (48, 48)}), "position embeddings are for images of 64 x 64"),
-        (Changes(labels=(ClassLabel("a", "a"),) * 2), "2 names for 10 classes"),
+        (Changes(labels=(ClassLabel("a", "a"),) * 2), "2 class names for a model with 10 classes"),
         (Changes(num_heads=4), "3 heads, not 4"),
-        (Changes(arch="R50x1"), "of different kinds"),
+        (Changes(arch="R50x1"), "different kinds of model"),
     ):
         with pytest.raises(ConfigError, match=said):
             convert(source, out, changes=changes)
@@ -229,7 +229,7 @@ def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
     assert out.read_text() == "mine"
     convert(source, out, force=True)
     assert read_info(out)[0].model.width == 48
-    with pytest.raises(OutputError, match="is the source itself"):
+    with pytest.raises(OutputError, match="same file"):
         convert(out, out, force=True)
 
 

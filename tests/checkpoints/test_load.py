@@ -131,7 +131,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "2 missing: " in text and "norm.bias (48)" in text
     assert "blocks.0.norm1.weight (48)" in text
     assert "1 unexpected: mask_token (1, 1, 48)" in text
-    assert "1 with another shape: head.weight is (10, 40), not (10, 48)" in text
+    assert "1 with a wrong shape: head.weight is (10, 40), not (10, 48)" in text
 
 
 def test_shapes_that_disagree_with_the_config_are_named(tmp_path: Path) -> None:

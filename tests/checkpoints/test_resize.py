@@ -165,7 +165,7 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     resize(source, grid=(2, 2))
     with pytest.raises(OutputError, match="already exists"):
         resize(source, grid=(2, 2))
-    with pytest.raises(ConfigError, match="exclude"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         plan_resize(source, grid=(2, 2), in_place=True, output="x")
     monkeypatch.setattr(read, "locate", lambda *_: read.Located(source, None))
     with pytest.raises(OutputError, match="local"):

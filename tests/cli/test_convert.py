@@ -77,14 +77,14 @@ def test_options_reach_the_file(vit: Vit, tmp_path: Path) -> None:
 
 SOURCE = GOLDEN / "timm_vit_default"
 FAILS = {
-    "--preprocess size=48": "hint: `vit resize-posemb`",
+    "--preprocess size=48": "hint: resize them with `vit resize-posemb`",
     "--preprocess crop_pct=0": "crop_pct",
     "--arch B/16": "768 in B/16 and 48 in the file",
     "--arch nonsense": "'nonsense'",
     "--arch vit_nonsense": "'vit_nonsense'",
     "--num-heads 5": "3 heads, not 5",
     "--to vit-npz": "a .npz file",
-    "--classes two.txt": "2 names for 10 classes",
+    "--classes two.txt": "2 class names for a model with 10 classes",
     "--num-classes 3 --labels twice.txt": "'cat'",
     "--num-classes 3 --classes empty.txt": "empty",
     "--classes missing.txt": "missing.txt",

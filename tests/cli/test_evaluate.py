@@ -185,7 +185,7 @@ def test_predictions_by_real_labels_and_of_an_unreadable_image(
     with file.open(newline="") as opened:
         rows = {Path(row["file"]).name[-10:-5]: row for row in csv.DictReader(opened)}
     assert rows["00001"]["real"] == "" and rows["00002"]["real"] == str(int(printed["top1"]))
-    assert rows["00003"]["error"].startswith("is not an image")
+    assert rows["00003"]["error"].startswith("not an image")
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
     text = vit(*words).stdout.splitlines()[2]
     assert re.fullmatch(r"ReaL \S+% of 1 images \(1 without a correct class are left out\)", text)
@@ -222,7 +222,7 @@ def test_images_without_labels_of_their_own_by_real_labels(
         rows = list(csv.DictReader(opened))
     assert [row["label"] + row["correct"] for row in rows] == ["", "", ""]
     assert [row["real"] for row in rows] == [str(int(right)), "", ""]
-    assert rows[0]["prediction"] and rows[2]["error"].startswith("is not an image")
+    assert rows[0]["prediction"] and rows[2]["error"].startswith("not an image")
     text = vit(*words).stdout.splitlines()
     assert text == [
         f"{tiny_checkpoint} on {unlabelled}: all images, 2 images",

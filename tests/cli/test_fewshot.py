@@ -192,7 +192,7 @@ def test_images_that_cannot_be_read_are_skipped_and_counted(greys, tiny_checkpoi
     result = fewshot(data, tiny_checkpoint, "--shots", "4", "--strict")
     assert result.exit_code == 1 and not result.stdout
     result = fewshot(data, tiny_checkpoint, "--shots", "5")  # too few are left of class two
-    assert result.exit_code == 1 and "--shots up to 4" in result.stderr
+    assert result.exit_code == 1 and "at most --shots 4" in result.stderr
 
 
 def test_features_that_are_not_finite_are_not_cached(colours, tiny_checkpoint, tmp_path):

@@ -60,7 +60,7 @@ PAPER = [
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--epochs", 7), "needs --images"),
+        (("--epochs", 7), "requires --images"),
         (("--images", "1e400"), "finite"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_configuration_is_no_checkpoint(vit, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     result = vit("info", tmp_path / "config.json")
     assert result.exit_code == 1
-    assert f"hint: for a model's directory give {tmp_path}" in result.stderr
+    assert f"hint: to load the model's directory, pass {tmp_path}" in result.stderr
 
 
 @pytest.mark.parametrize(("variant", "epochs", "exaflops"), PAPER)

@@ -137,10 +137,10 @@ def test_any_repo_is_removed_with_json(vit, root):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vit-b32-i21k", "timm/vit_base_patch32_224.augreg_in21k: is not in the cache"),
+        ("vit-b32-i21k", "timm/vit_base_patch32_224.augreg_in21k: not in the cache"),
         ("default", "ships with vit"),
         ("me/other@main", "leave out the revision"),
-        ("me/nothing", "me/nothing: is not in the cache"),
+        ("me/nothing", "me/nothing: not in the cache"),
     ],
 )
 def test_what_cannot_be_removed(vit, root, name, said):
@@ -154,7 +154,7 @@ def test_pull_prints_the_path(vit):
     result = vit("pull", "default", "default-pretrained", "--offline")
     first, second = result.stdout.splitlines()
     assert first == str(registry.shipped()[registry.aliases()["default"]] / "model.safetensors")
-    assert Path(second).is_file() and "default is already here" in result.stderr
+    assert Path(second).is_file() and "default is already in the cache" in result.stderr
 
 
 def test_pull_goes_on_after_a_failure(vit):
@@ -201,7 +201,7 @@ def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, tmp_path, tin
     (row,) = (json.loads(line) for line in vit("models", "cached", "--json").stdout.splitlines())
     assert set(row) == FIELDS and row["name"] == "me/model" and row["classes"] == 10
     assert "me/model" in vit("models", "show", "me/model").stdout
-    assert "already here" in vit("pull", "me/model").stderr
+    assert "already in the cache" in vit("pull", "me/model").stderr
     assert vit("models", "rm", "me/model", "--yes").exit_code == 0
     hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})
     assert vit("pull", "me/words").exit_code == 1  # downloaded, and not a model that vit reads

@@ -50,4 +50,4 @@ def test_defaults_are_those_of_the_task():
     for command, optimizer, decay in (("finetune", "sgd", "0"), ("pretrain", "adamw", "0.1")):
         text = " ".join(vit(command, "--help").stdout.split())
         assert f"[default: {optimizer}]" in text
-        assert f"decoupled with AdamW. [default: {decay}]" in text
+        assert f"decoupled for AdamW. [default: {decay}]" in text

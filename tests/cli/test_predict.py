@@ -227,7 +227,7 @@ def test_what_is_read_is_not_written_over(predict, image_folder, tmp_path):
         assert f"'{words[2]}' is {why}" in result.stderr
     assert image.read_bytes() == before and listed.read_text() == f"{image}\n"
     result = predict(image, "--features", both, "-o", both)
-    assert result.exit_code == 2 and "--output and --features name one file" in result.stderr
+    assert result.exit_code == 2 and "must be different files" in result.stderr
     assert not both.exists()
 
 

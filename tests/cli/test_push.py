@@ -93,7 +93,7 @@ def test_a_dry_run_needs_no_hub(vit, hub, tiny_checkpoint, monkeypatch):
     hub.faults.append(Fault("status", "/api/", status=500, times=99))
     result = vit("push", tiny_checkpoint, REPO, "--dry-run")
     assert result.exit_code == 0 and result.stdout.count("would be uploaded") == 3
-    assert "warning: not compared with the repo" in result.stderr
+    assert "warning: cannot compare with the repo" in result.stderr
 
 
 def test_other_layouts_are_converted(vit, hub, tmp_path):
@@ -106,22 +106,22 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
     for name in ("model.safetensors", "config.json"):
         (tmp_path / name).write_bytes(hub.files(REPO)[name])
     assert read_info(tmp_path)[0].model == read_info(source)[0].model
-    assert "warning: the card names no license" in result.stderr
+    assert "warning: the model card has no license" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("repo", "options", "variables", "said"),
     [
         ("other/x", (), {}, "(403)"),
-        ("flowers", (), {}, "is not the name of a Hub repo"),
-        ("me/a b", (), {}, "is not the name of a Hub repo"),
-        (REPO, (), {"HF_TOKEN": "hf_wrong"}, "does not accept the token (401)"),
-        (REPO, ("--token", "hf_wrong"), {}, "does not accept the token (401)"),
-        (REPO, (), {"HF_TOKEN": "hf_ключ"}, "the token holds characters"),
-        (REPO, (), {"HF_TOKEN": ""}, "needs a token"),
-        (REPO, (), {"HF_HUB_OFFLINE": "1"}, "the network is forbidden"),
+        ("flowers", (), {}, "not a valid name of a Hub repo"),
+        ("me/a b", (), {}, "not a valid name of a Hub repo"),
+        (REPO, (), {"HF_TOKEN": "hf_wrong"}, "the Hub rejected the token (401)"),
+        (REPO, ("--token", "hf_wrong"), {}, "the Hub rejected the token (401)"),
+        (REPO, (), {"HF_TOKEN": "hf_ключ"}, "the token contains invalid characters"),
+        (REPO, (), {"HF_TOKEN": ""}, "requires a token"),
+        (REPO, (), {"HF_HUB_OFFLINE": "1"}, "offline mode is on"),
         ("me/public", ("--private",), {}, "is public"),
-        ("me/new", ("--create-pr",), {}, "a pull request needs a repo"),
+        ("me/new", ("--create-pr",), {}, "no pull request can be opened"),
         ("other/hidden", (), {}, "(403)"),
     ],
 )

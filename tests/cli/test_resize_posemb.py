@@ -47,9 +47,9 @@ def test_a_image_of_both(vit: Vit, file: Path) -> None:
 
 def test_the_same_grid_says_so(vit: Vit, file: Path) -> None:
     result = vit("resize-posemb", file, "--grid", "4", "--in-place")
-    assert "is unchanged: the grid is 4 x 4 already" in result.stdout and result.stderr == ""
+    assert "is unchanged: the grid is already 4 x 4" in result.stdout and result.stderr == ""
     result = vit("resize-posemb", file, "--grid", "4")
-    assert f"is a copy of {file}: the grid is 4 x 4 already" in result.stdout
+    assert f"is a copy of {file}: the grid is already 4 x 4" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_a_change_between_look_and_commit_is_noticed(
     package = packed(run, tmp_path)
     changes = compare(package)
     hub.add(REPO, {"config.json": b"another's"})
-    with pytest.raises(HubError, match="changed meanwhile"):
+    with pytest.raises(HubError, match="changed in the meantime"):
         push(package, changes)
     assert hub.files(REPO)["config.json"] == b"another's"
 

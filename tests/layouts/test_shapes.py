@@ -107,7 +107,7 @@ def test_the_heads_of_what_was_released_are_known_by_the_width() -> None:
     ],
 )
 def test_other_tensors_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(CheckpointError, match="does not hold a Vision Transformer"):
+    with pytest.raises(CheckpointError, match="not a Vision Transformer"):
         infer_architecture(shapes)
 
 

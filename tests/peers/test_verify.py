@@ -155,7 +155,7 @@ def test_another_model_is_noticed_before_anything_is_written(
     checkpoint = open_checkpoint(file)
     model = dataclasses.replace(checkpoint.info.model, activation="gelu")
     other = dataclasses.replace(checkpoint, info=dataclasses.replace(checkpoint.info, model=model))
-    with pytest.raises(CheckpointError, match="computes other logits"):
+    with pytest.raises(CheckpointError, match="computes different logits"):
         verify(other)
 
     ours = saved(tmp_path / "ours")
@@ -163,7 +163,7 @@ def test_another_model_is_noticed_before_anything_is_written(
     wrong["model_args"]["num_heads"] = 6  # the header says three
     (ours / "config.json").write_text(json.dumps(wrong))
     result = vit("convert", ours, tmp_path / "out", "--verify")
-    assert result.exit_code == 1 and "computes other logits" in result.stderr
+    assert result.exit_code == 1 and "computes different logits" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

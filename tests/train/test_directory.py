@@ -53,7 +53,7 @@ def test_a_finished_run_is_replaced_only_by_force(tiny_run, tmp_path):
     run = tiny_run()
     train(run)
     before = weights(run.output)
-    with pytest.raises(RunError, match="holds a finished run"):
+    with pytest.raises(RunError, match="contains a finished run"):
         train(run)
     with pytest.raises(RunError, match="nothing to resume"):
         train(run, resume=True)
@@ -67,7 +67,7 @@ def test_a_finished_run_is_replaced_only_by_force(tiny_run, tmp_path):
 def test_an_unfinished_run_asks_what_to_do(tiny_run):
     run = tiny_run()
     train(run, on_event=interrupt_at(3))
-    with pytest.raises(RunError, match="holds an unfinished run") as caught:
+    with pytest.raises(RunError, match="contains an unfinished run") as caught:
         train(run)
     assert "--resume" in caught.value.hint and "--force" in caught.value.hint
     state = Path(run.output) / "state.safetensors"
@@ -101,7 +101,7 @@ def test_an_impossible_resolution_fails_before_anything_is_written(tiny_run):
 def test_files_that_are_not_a_runs_are_kept(tiny_run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "README.md").write_text("mine")
-    with pytest.raises(RunError, match=r"already holds README\.md"):
+    with pytest.raises(RunError, match=r"already contains README\.md"):
         train(tiny_run())
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError):

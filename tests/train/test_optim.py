@@ -133,5 +133,5 @@ def test_frozen_blocks_are_not_differentiated():
         block.register_forward_hook(lambda m, args, out: kept.append(out.requires_grad))
     model(torch.rand(2, 3, 16, 16))
     assert kept == [False, True]
-    with pytest.raises(ConfigError, match="the model has 3"):
+    with pytest.raises(ConfigError, match="the model has only 3"):
         freeze(model, 4)

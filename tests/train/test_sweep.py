@@ -162,7 +162,7 @@ def test_a_stopped_sweep_goes_on_and_ends_as_it_would_have(
     config = tiny_sweep(output=str(broken), retrain=retrain)
     outcome = run_sweep(config, on_event=stop_in(trial, step))
     assert outcome.stopped_by == signal.SIGTERM and outcome.directory.path == broken
-    with pytest.raises(RunError, match="holds an unfinished run"):
+    with pytest.raises(RunError, match="contains an unfinished run"):
         run_sweep(config)
     broken.rename(moved)  # a run's folder may be moved
     events = []
@@ -307,7 +307,7 @@ def test_a_test_part_chooses_nothing_and_is_not_trained_on(tiny_sweep, colours, 
 
 def test_a_former_sweep_is_cleared_away(whole, tiny_run, tmp_path):
     shutil.copytree(whole(False), tmp_path / "run")
-    with pytest.raises(RunError, match="holds a finished run"):
+    with pytest.raises(RunError, match="contains a finished run"):
         train(tiny_run())
     (tmp_path / "run" / "mine.txt").write_text("mine")
     train(tiny_run(), force=True)

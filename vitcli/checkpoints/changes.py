@@ -59,7 +59,10 @@ def change(
     model = _with_head(old, changes)
     if changes.patch_size:
         if not isinstance(model, ModelConfig) or model.stem:
-            raise ConfigError("only a plain ViT's patch embedding can be resampled")
+            raise ConfigError(
+                "the patch embedding can only be resampled for a plain ViT, not for a hybrid or "
+                "a ResNet"
+            )
         size = (changes.patch_size, changes.patch_size)
         pixels = (model.grid[0] * size[0], model.grid[1] * size[1])
         model = dataclasses.replace(model, patch_size=size, image_size=pixels)
@@ -91,7 +94,7 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     # Earlier versions stored a list of sentences, which may be about the heads.
     asked = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
     if fields.get("num_heads", heads) != heads and not asked:
-        raise ConfigError(f"the file states {heads} heads, not {fields['num_heads']}")
+        raise ConfigError(f"the file specifies {heads} heads, not {fields['num_heads']}")
     by_timm = changes.arch is not None and "_" in changes.arch
     known = {"num_heads", *(("activation", "norm_eps", "resnet") if by_timm else ())}
     left = {fact: text for fact, text in assumed.items() if fact not in known}
@@ -108,7 +111,7 @@ def _said_by(arch: str, model: Architecture) -> dict[str, Any]:
     known = timm.architecture_from_args(arch, {}) if timms else architecture(arch)
     if isinstance(known, BiTConfig) or isinstance(model, BiTConfig):
         if not isinstance(known, BiTConfig) or not isinstance(model, BiTConfig):
-            raise ConfigError(f"{arch} and the model in the file are of different kinds")
+            raise ConfigError(f"{arch} and the model in the file are different kinds of model")
         _check_sizes(arch, known.resnet, model.resnet, "depths", "width_factor")
         return {"resnet": known.resnet} if timms else {}
     _check_sizes(arch, known, model, "width", "depth", "mlp_dim", "patch_size")
@@ -148,15 +151,17 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     if prepared.size != model.image_size and "size" in changes.preprocess:
         if model.posemb != "none":
             raise ConfigError(
-                f"its position embeddings are for images of {model.image_size[0]} x "
+                f"the position embeddings are for images of {model.image_size[0]} x "
                 f"{model.image_size[1]} pixels",
-                hint="`vit resize-posemb` resizes them",
+                hint="resize them with `vit resize-posemb`",
             )
         model = model.at(prepared.size)
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
-        raise ConfigError(f"{len(classes)} names for {model.num_classes} classes")
+        raise ConfigError(
+            f"{len(classes)} class names for a model with {model.num_classes} classes"
+        )
     provenance = info.provenance
     if model != info.model or prepared != info.preprocess:  # metrics are of the old one
         provenance = {key: value for key, value in provenance.items() if key != "metrics"}

@@ -154,7 +154,7 @@ def plan_convert(
         raise OutputError(
             f"the layout {target} cannot express this model: {', '.join(problems)}",
             where=source.file,
-            hint="--drop-head leaves out the head and what stands before it"
+            hint="pass --drop-head to leave out the head and pre_logits"
             if any("pre_logits" in problem for problem in problems)
             else None,
         )
@@ -170,7 +170,7 @@ def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
     """Assumptions, and tensors that are left out."""
     found = []
     if assumed := assumptions(info):
-        found.append(f"not stated in the file, so assumed: {', '.join(assumed.values())}")
+        found.append(f"not specified in the file, so assumed: {', '.join(assumed.values())}")
     if source.dropped:
         shown = ", ".join(source.dropped[:6]) + (", ..." if len(source.dropped) > 6 else "")
         found.append(f"not part of the model, so left out: {shown}")
@@ -193,9 +193,9 @@ def _check_output(output: str | Path, kind: str, target: Format, layout: Layout)
     wanted = " or ".join(words[suffix] for suffix in layout.suffixes)
     known = kind in words or "" not in layout.suffixes
     raise OutputError(
-        f"the layout {target} is written to {wanted}",
+        f"the layout {target} must be written to {wanted}",
         where=output,
-        hint=None if known else "a directory's name may end with /",
+        hint=None if known else "end DST with / to write a directory",
     )
 
 
@@ -213,7 +213,9 @@ def write(job: Conversion, force: bool = False) -> None:
         raise OutputError("already exists", where=job.output, hint="use --force to replace it")
     file = job.output if job.is_file else job.output / "model.safetensors"
     if os.path.realpath(file) == os.path.realpath(job.source.file):
-        raise OutputError("is the source itself", where=file, hint="choose another output")
+        raise OutputError(
+            "source and output are the same file", where=file, hint="choose another output"
+        )
     tensors = {name: _watched(name, tensor, job.nan) for name, tensor in job.tensors.items()}
     layout = layout_of(job.format)
     if ".npz" in layout.suffixes:

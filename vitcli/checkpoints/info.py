@@ -104,7 +104,7 @@ class CheckpointInfo:
         try:
             if data["version"] != 1:
                 raise CheckpointError(
-                    f"was written by a newer vit (layout {data['version']!r:.40})",
+                    f"written by a newer version of vit (layout {data['version']!r:.40})",
                     where=where,
                     hint="pip install --upgrade vitcli",
                 )
@@ -118,12 +118,12 @@ class CheckpointInfo:
             )
             if info.classes and len(info.classes) != info.model.num_classes:
                 count = info.model.num_classes
-                raise ValueError(f"{len(info.classes)} classes for {count} outputs")
+                raise ValueError(f"{len(info.classes)} class names for {count} outputs")
             return info
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise CheckpointError(
-                f"the description of its model is damaged: {reason}", where=where
+                f"the model description is damaged: {reason}", where=where
             ) from error
 
     def to_metadata(self) -> dict[str, str]:
@@ -146,7 +146,7 @@ class CheckpointInfo:
             data = parse(metadata["vit"])
         except ValueError as error:
             raise CheckpointError(
-                f"the description of its model is damaged: {error}", where=where
+                f"the model description is damaged: {error}", where=where
             ) from error
         return cls.from_dict(data, where)
 

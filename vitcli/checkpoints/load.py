@@ -169,7 +169,7 @@ def build(
     try:
         model.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:
-        raise CheckpointError(f"does not fit its model: {error}") from error
+        raise CheckpointError(f"weights do not match the model: {error}") from error
     return model
 
 

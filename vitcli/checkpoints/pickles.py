@@ -59,7 +59,7 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
         notes.append(f"the weights under '{key}'")
     tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)} if _is_dict(found) else {}
     if not tensors:
-        raise CheckpointError("is a pickle that does not hold a table of tensors", where=path)
+        raise CheckpointError("a pickle that contains no dictionary of tensors", where=path)
     for name, tensor in tensors.items():
         if not _is_plain(tensor):
             raise CheckpointError(f"'{name}' is not stored as a plain tensor", where=path)
@@ -68,18 +68,18 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:
     """What a pickle is that torch refuses; not in torch's words, which advise to run its code."""
-    hint = "use a safetensors file of the same weights, or save its state_dict() alone"
+    hint = "use a safetensors file of the same weights, or save only the state_dict()"
     if _is_torchscript(path):  # as OpenAI released CLIP
-        what = "is a TorchScript archive, a program with its weights; it was not run"
+        what = "a TorchScript archive, which is a program; nothing in it was run"
         return CheckpointError(what, where=path, hint=hint)
     if type(error).__name__ == "UnpicklingError":  # what torch raises for all but tensors
         named = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
         what = f"objects ({named[1] or named[2]})" if named else "objects, or is damaged"
         return CheckpointError(
-            f"is a pickle that holds code or {what}; nothing in it was run", where=path, hint=hint
+            f"a pickle that contains code or {what}; nothing in it was run", where=path, hint=hint
         )
     reason = (str(error).splitlines() or [repr(error)])[0]
-    return CheckpointError(f"is a damaged pickle: {reason}", where=path)
+    return CheckpointError(f"damaged pickle: {reason}", where=path)
 
 
 def _is_torchscript(path: Path) -> bool:

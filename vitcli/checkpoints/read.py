@@ -62,13 +62,13 @@ def _weights_file(path: Path) -> Path:
     if len(names) == 1:
         return path / names[0]
     if names:
-        hint = "give the path of one of these files"
+        hint = "pass the path of one of these files"
         found = ", ".join(names)
-        raise CheckpointError(f"holds several checkpoints: {found}", where=path, hint=hint)
+        raise CheckpointError(f"contains several checkpoints: {found}", where=path, hint=hint)
     found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
-    unfinished = "this run has not stored a model yet: continue it with --resume"
+    unfinished = "this run has not saved a model yet: continue it with --resume"
     raise CheckpointError(
-        f"does not hold a checkpoint, but {found}",
+        f"no checkpoint in this directory; found {found}",
         where=path,
         hint=unfinished if (path / STATE).is_file() else None,
     )

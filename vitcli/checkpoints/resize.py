@@ -142,15 +142,17 @@ def plan_resize(
         OutputError: the output cannot be where it is asked for.
     """
     if (grid is None) == (resolution is None):
-        raise ConfigError("give either a grid or a resolution")
+        raise ConfigError("pass either a grid or a resolution")
     registry.resolve(spec)  # raises if there is no such model
     if output is None and not Path(spec).expanduser().exists():
-        raise OutputError("is not a local file", where=spec, hint="name the output: -o OUT")
+        raise OutputError(
+            "not a local file, so the output needs a name", where=spec, hint="pass -o OUT"
+        )
     located = read.locate(spec, offline, on_progress, allow_pickle)
     opened = read.open_checkpoint(located.file, located.entry, old_grid)
     model, kind = opened.info.model, kind_of(located.file)
     if not isinstance(model, ModelConfig):
-        raise CheckpointError("is a ResNet, without position embeddings", where=located.file)
+        raise CheckpointError("a ResNet has no position embeddings", where=located.file)
     if grid is not None:
         resolution = grid[0] * model.patch_size[0], grid[1] * model.patch_size[1]
     assert resolution is not None
@@ -162,9 +164,9 @@ def plan_resize(
         _check_square(opened, new)
     elif kind == "pickle":
         raise CheckpointError(
-            f"has a grid of {new.grid[0]} x {new.grid[1]} already",
+            f"the grid is already {new.grid[0]} x {new.grid[1]}",
             where=located.file,
-            hint="`vit convert` turns a pickle into safetensors",
+            hint="convert the pickle to safetensors with `vit convert`",
         )
     path, is_directory = _output(Path(spec).expanduser(), opened, kind, new, output, in_place)
     # A file of the standard name belongs to the configuration beside it.
@@ -183,9 +185,9 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     if not names:
         computed = getattr(opened.info.model, "posemb", None) == "sincos2d"
         raise CheckpointError(
-            "has no position embeddings to resize",
+            "no position embeddings to resize",
             where=opened.file,
-            hint="they are sines and cosines, computed for any grid" if computed else None,
+            hint="the model computes sine-cosine embeddings for any grid" if computed else None,
         )
     return {name: opened.tensors[name].read() for name in names}
 
@@ -201,9 +203,9 @@ def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
     kind = config.text("model_type") if config is not None else ""
     if kind and KINDS[kind].square:
         raise ConfigError(
-            f"{kind} of transformers takes square images only",
+            f"{kind} in transformers supports only square images",
             where=opened.file,
-            hint="`vit convert` writes it in timm's layout, which takes any",
+            hint="convert it to timm's layout, which supports any size, with `vit convert`",
         )
 
 
@@ -218,9 +220,11 @@ def _output(
     """Where the result goes, and whether that is a directory. Raises ConfigError, OutputError."""
     file, suffix = opened.file, ".npz" if kind == "npz" else ".safetensors"
     if in_place and output is not None:
-        raise ConfigError("--in-place and --output exclude each other")
+        raise ConfigError("--in-place and --output cannot be combined")
     if in_place and kind == "pickle":
-        raise OutputError("is a pickle, which vit does not write", where=file, hint="use -o OUT")
+        raise OutputError(
+            "vit cannot write pickles", where=file, hint="pass -o OUT instead of --in-place"
+        )
     if output is not None:
         path = Path(output)
         if path.suffix not in (".safetensors", ".npz", ".bin", ".pth", ".pt"):
@@ -228,9 +232,9 @@ def _output(
         if kind == "shards" or path.suffix != suffix:
             wanted = "a directory" if kind == "shards" else f"a {suffix} file"
             raise OutputError(
-                f"this checkpoint is written as {wanted}",
+                f"this checkpoint must be written as {wanted}",
                 where=path,
-                hint="`vit convert` writes other kinds",
+                hint="to write another format, use `vit convert`",
             )
         return path, False
     grid = f"{model.grid[0]}x{model.grid[1]}"

@@ -53,7 +53,7 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
 
     kind = Path(path).suffix.lower()
     if kind not in (".npy", ".safetensors"):
-        raise OutputError("features are saved as .npy or .safetensors", where=path)
+        raise OutputError("does not end in .npy or .safetensors", where=path)
     with whole_file(path) as file, tempfile.TemporaryFile() as spool:
         rows = Rows(spool, width)
         yield rows

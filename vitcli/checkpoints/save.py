@@ -40,7 +40,9 @@ def save_checkpoint(
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot be made: {error.strerror or error}", where=directory) from error
+        raise OutputError(
+            f"cannot be created: {error.strerror or error}", where=directory
+        ) from error
     lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
     write(directory / "model.safetensors", lazy, info.to_metadata())
     write_config(directory / "config.json", info, train)

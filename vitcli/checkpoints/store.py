@@ -56,7 +56,7 @@ def kind_of(path: Path) -> str:
     """
     try:
         if path.exists() and not path.is_file():
-            raise CheckpointError("is not a regular file", where=path)
+            raise CheckpointError("not a regular file", where=path)
         with open(path, "rb") as file:
             start = file.read(16)
     except OSError as error:
@@ -67,16 +67,16 @@ def kind_of(path: Path) -> str:
         return "npz" if arrays else "pickle"
     if start.startswith(b"version https:/"):
         raise CheckpointError(
-            "is a Git LFS pointer, not the file itself",
+            "a Git LFS pointer, not the file itself",
             where=path,
-            hint="`git lfs pull` fetches the file",
+            hint="download the file with `git lfs pull`",
         )
     if start.startswith(b"\x80") and start[8:9] != b"{":  # no length of a header of JSON
         return "pickle"
     if start.startswith(b"{"):
         return "shards"
     if len(start) > 8 and start[8:9] != b"{":
-        raise CheckpointError("is not a checkpoint: not safetensors, npz or pickle", where=path)
+        raise CheckpointError("not a checkpoint: neither safetensors, npz nor pickle", where=path)
     return "safetensors"
 
 
@@ -135,16 +135,16 @@ def read_index(path: Path) -> dict[str, str]:
         index = parse(path.read_bytes())
         if "weight_map" not in index:
             raise CheckpointError(
-                "is neither an index of safetensors files nor a checkpoint",
+                "neither a checkpoint nor an index of safetensors files",
                 where=path,
-                hint=f"for a model's directory give {path.parent}",
+                hint=f"to load the model's directory, pass {path.parent}",
             )
         names: dict[str, str] = from_json(dict[str, str], index["weight_map"])
         if any(not file or Path(file).name != file for file in names.values()):
             raise ValueError("it names files outside its directory")
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"is not an index of safetensors files: {error}", where=path
+            f"not a valid index of safetensors files: {error}", where=path
         ) from error
     return names
 
@@ -156,7 +156,8 @@ def _open_shards(path: Path) -> Store:
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(
-            f"{len(missing)} tensors are missing from the files that it names, first {missing[0]}",
+            f"{len(missing)} tensors are missing from the files in the index, the first is "
+            f"{missing[0]}",
             where=path,
         )
     tensors = {name: shards[file][name] for name, file in names.items()}
@@ -175,7 +176,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (VitError, MemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(f"is a damaged npz file: {error}", where=path) from error
+        raise CheckpointError(f"damaged npz file: {error}", where=path) from error
 
 
 def _open_npz(path: Path) -> Store:
@@ -189,12 +190,14 @@ def _open_npz(path: Path) -> Store:
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         inflated = sum(member.file_size for member in members)
         if inflated > MOST_INFLATED * path.stat().st_size + (1 << 26):
-            raise CheckpointError(f"would decompress to {inflated:,} bytes", where=path)
+            raise CheckpointError(
+                f"would decompress to {inflated:,} bytes, which is suspiciously large", where=path
+            )
         found = {}
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in found:
-                raise CheckpointError(f"holds the array '{name}' twice", where=path)
+                raise CheckpointError(f"contains the array '{name}' twice", where=path)
             found[name] = _npy(archive, member, path)
         lines = archive.comment.decode("utf-8", "replace").splitlines()
         metadata = {key: value for key, _, value in (line.partition(" ") for line in lines)}
@@ -212,11 +215,11 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
         start = file.tell()
     if dtype.hasobject:
         raise CheckpointError(
-            f"'{member.filename}' holds Python objects, which could run code", where=path
+            f"'{member.filename}' contains Python objects, which could run code", where=path
         )
     if start + math.prod(shape) * dtype.itemsize != member.file_size:
         raise CheckpointError(
-            f"'{member.filename}' does not have the size of its shape {shape}", where=path
+            f"the size of '{member.filename}' does not match its shape {shape}", where=path
         )
     dtype = numpy_dtype("bfloat16") if dtype.str == "|V2" else dtype
 

@@ -76,18 +76,18 @@ def read_header(path: str | Path) -> Header:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if length > size - 8:
-                raise ValueError(f"a header of {length:,} bytes in a file of {size:,} bytes")
+                raise ValueError(f"the file has {size:,} bytes, too few for its header")
             entries = parse(file.read(length))
         metadata, tensors, end = entries.pop("__metadata__", {}), {}, 0
         for name, entry in entries.items():
             dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
             if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
-                raise ValueError(f"the shape or the offsets of '{name}' are not numbers from 0")
+                raise ValueError(f"the shape or offsets of '{name}' are invalid")
             read = functools.partial(_read_tensor, path, name)
             tensors[name] = LazyTensor(DTYPES.get(dtype, str(dtype)), tuple(shape), read)
             end = max(end, offsets[1])
         if 8 + length + end != size:
-            raise ValueError(f"{size:,} bytes where {8 + length + end:,} are expected")
+            raise ValueError(f"the file has {size:,} bytes instead of {8 + length + end:,}")
         return Header(tensors, from_json(dict[str, str], metadata))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", where=path) from error
@@ -110,7 +110,7 @@ def _read_tensor(path: str | Path, name: str) -> np.ndarray:
 
 def _damaged(path: str | Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"is not a valid safetensors file: {error}",
+        f"not a valid safetensors file: {error}",
         where=path,
         hint="download or copy the file again",
     )

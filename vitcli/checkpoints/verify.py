@@ -64,9 +64,9 @@ class Agreement:
 def check_verifiable(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError unless an installed library reads such a checkpoint."""
     library, model = layout_of(checkpoint.layout).library, checkpoint.info.model
-    hint, why = "without --verify it is converted all the same", ""
+    hint, why = "leave out --verify to convert without this check", ""
     if library is None:
-        why = f"no library reads the layout {checkpoint.layout}"
+        why = f"there is no library to compare the layout {checkpoint.layout} with"
     elif library == "timm" and (unknown := timms.not_in_timm(timms.with_timms_epsilons(model))):
         why = f"timm does not support {', '.join(unknown)}"
     elif library == "timm" and getattr(model, "posemb", "") == "sincos2d":
@@ -107,17 +107,17 @@ def verify(checkpoint: Checkpoint, seed: int = 0) -> Agreement:
         except Exception as error:  # of the library's own making
             reason = (str(error).strip().splitlines() or [repr(error)])[0]
             raise CheckpointError(
-                f"cannot be verified: {library} does not load it: {reason}", where=checkpoint.file
+                f"cannot be verified: {library} cannot load it: {reason}", where=checkpoint.file
             ) from error
     difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
     what, name = "logits" if model.num_classes else "features", f"{library} {version(library)}"
     if not difference <= TOLERANCE * max(largest, SMALL):  # NaN does not agree
         assumed = ", ".join(assumptions(checkpoint.info).values())
         raise CheckpointError(
-            f"{name} computes other {what}: they differ by up to {difference:.2g}, of "
-            f"{largest:.3g}",
+            f"{name} computes different {what}: the largest difference is {difference:.2g}, the "
+            f"largest value {largest:.3g}",
             where=checkpoint.file,
-            hint=f"not stated in the file, so assumed: {assumed}" if assumed else None,
+            hint=f"not specified in the file, so assumed: {assumed}" if assumed else None,
         )
     return Agreement(checkpoint.file, name, what, difference, largest, note)
 

@@ -158,7 +158,7 @@ def convert(
       vit convert runs/pets pets-hf --to transformers --dtype float16
     """
     if drop_head and num_classes:
-        raise typer.BadParameter("--drop-head and --num-classes exclude each other")
+        raise typer.BadParameter("--drop-head and --num-classes cannot be combined")
     from vitcli.checkpoints import convert as converting
     from vitcli.checkpoints.changes import Changes
 
@@ -190,7 +190,7 @@ def convert(
     for row in job.names() if job.nan else ():
         if set(row.target) & set(job.nan):
             named = _folded(row.source)
-            output.warning(f"{job.source.file}: {named} has values that are not numbers (NaN)")
+            output.warning(f"{job.source.file}: {named} contains NaN")
     if json:
         output.json_line({**job.to_json(), "written": not dry_run, "verified": verified})
         return

@@ -174,9 +174,11 @@ def evaluate(
     if plot and not one and len(sizes) == 1:
         raise typer.BadParameter("a confusion matrix needs one --data", param_hint="--plot")
     if reliability and not one:
-        raise typer.BadParameter("needs one --data and one resolution", param_hint="--reliability")
+        raise typer.BadParameter(
+            "requires a single --data and a single resolution", param_hint="--reliability"
+        )
     if predictions and len(sizes) > 1:
-        raise typer.BadParameter("needs one resolution", param_hint="--predictions")
+        raise typer.BadParameter("requires a single resolution", param_hint="--predictions")
     options.spare((*data, classes, mapping, labels), predictions, "--predictions")
     for path in (plot, reliability):
         output.check_writable(path)

@@ -70,10 +70,10 @@ def fewshot(
     """
     data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
     if "path" not in data:
-        raise typer.BadParameter("required: pass the images to draw from", param_hint="--data")
+        raise typer.BadParameter("missing; pass a dataset to draw images from", param_hint="--data")
     config: FewshotConfig = options.replaced(FewshotConfig, {**given, "data": data})
     if save is not None and len(config.l2) > 1:
-        raise typer.BadParameter("needs one --l2, or auto", param_hint="--save")
+        raise typer.BadParameter("requires a single --l2, or auto", param_hint="--save")
     from vitcli.fewshot import measure, model_file, save_head
     from vitcli.prediction import Predictor
 
@@ -109,7 +109,7 @@ def fewshot(
         output.note(f"saved the model of {what} in {save}", quiet)
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}", quiet)
     if report.unreadable:
-        output.note(f"images that cannot be read, skipped: {len(report.unreadable):,}", quiet)
+        output.note(f"skipped {len(report.unreadable):,} images that cannot be read", quiet)
         raise typer.Exit(1)
 
 

@@ -78,7 +78,7 @@ def info(
       vit info L/16 --resolution 384 --images 303e6 --epochs 7
     """
     if epochs is not None and images is None:
-        raise typer.BadParameter("needs --images", param_hint="--epochs")
+        raise typer.BadParameter("requires --images", param_hint="--epochs")
     if not all(math.isfinite(number or 0) for number in (images, epochs)):
         raise typer.BadParameter("--images and --epochs must be finite")
     size = parse_resolution(resolution) if resolution else None

@@ -127,7 +127,7 @@ def inspect(
     images = images or []
     weights_only = view in ("filters", "posemb") or (view is None and not images)
     if weights_only and images:
-        raise typer.BadParameter(f"--view {view} takes no images: it shows the weights")
+        raise typer.BadParameter(f"--view {view} shows the weights and takes no images")
     if not weights_only and not images:
         raise typer.BadParameter(f"--view {view} needs images")
     if arrays and not arrays.endswith(".npz"):

@@ -103,7 +103,7 @@ def list_models(
             f"no model matches '{' '.join(wanted)}'",
             hint=f"did you mean {' or '.join(like)}?"
             if like
-            else "`vit models` lists all, `vit pull NAME` downloads one",
+            else "list all models with `vit models`, or download one with `vit pull NAME`",
         )
     if json:
         for row in rows:
@@ -146,10 +146,10 @@ def remove(
     """Remove downloaded models from the Hub's cache."""
     repos = [RepoCache(repo) for repo in dict.fromkeys(map(_repo, names))]
     if missing := [cache.repo for cache in repos if not cache.directory.is_dir()]:
-        raise HubError("is not in the cache", where=", ".join(missing))
+        raise HubError("not in the cache", where=", ".join(missing))
     if not yes:
         if json:
-            raise typer.BadParameter("--json cannot ask: add --yes")
+            raise typer.BadParameter("--json cannot ask for confirmation: add --yes")
         for cache in repos:
             output.note(f"{cache.repo}: {output.size(cache.size())} in {cache.directory}", quiet)
         typer.confirm("Remove?", abort=True, err=True)
@@ -179,7 +179,11 @@ class Model:
         from vitcli.checkpoints.read import read_info
 
         if self.path is None:
-            raise HubError("is only partly in the cache", where=self.repo, hint="vit pull it again")
+            raise HubError(
+                "only partly in the cache",
+                where=self.repo,
+                hint="complete it with `vit pull {self.repo}`",
+            )
         return read_info(self.path)[0]
 
 
@@ -314,7 +318,7 @@ def _repo(name: str) -> str:
     if isinstance(found, RegistryEntry):
         return found.repo
     if isinstance(found, Path):
-        raise HubError("ships with vit and is not in the cache", where=name)
+        raise HubError("ships with vit and cannot be removed", where=name)
     if found.revision is not None:
-        raise HubError("is removed as a whole: leave out the revision", where=name)
+        raise HubError("a repo can only be removed as a whole: leave out the revision", where=name)
     return found.id

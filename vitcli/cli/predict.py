@@ -97,14 +97,14 @@ def predict(
       vit predict photos --features photos.npy
     """
     if json and csv:
-        raise typer.BadParameter("choose one of --json and --csv")
+        raise typer.BadParameter("--json and --csv cannot be combined")
     options.spare((name.removeprefix("@") for name in images), output_file, "--output")
     if features and not features.lower().endswith((".npy", ".safetensors")):
         raise typer.BadParameter(
             f"'{features}' does not end in .npy or .safetensors", param_hint="--features"
         )
     if output_file and features and os.path.realpath(output_file) == os.path.realpath(features):
-        raise typer.BadParameter("--output and --features name one file")
+        raise typer.BadParameter("--output and --features must be different files")
     size = None if resolution is None else options.parse_resolution(resolution)
     format = Json if json else Csv if csv else None
     output.check_writable(features)
@@ -141,9 +141,9 @@ def _introduce(predictor: Predictor, default: bool, quiet: bool) -> None:
             quiet,
         )
     elif names and not predictor.info.classes:
-        output.note(f"{name} does not name its classes: showing their indices", quiet)
+        output.note(f"{name}: the model has no class names, so class indices are shown", quiet)
     if assumed := ", ".join(assumptions(predictor.info).values()):
-        output.note(f"{name} does not state everything; assumed: {assumed}", quiet)
+        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}", quiet)
     if left_out := predictor.info.provenance.get("left_out"):
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}", quiet)
 

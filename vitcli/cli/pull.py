@@ -54,7 +54,7 @@ def pull(
                 file, entry = locate(name, offline, display, allow_pickle, timeout)
             open_checkpoint(file, entry)  # warns where the registry is wrong
         except KeyboardInterrupt as stop:
-            stop.add_note(f"stopped; the next `vit pull {name}` resumes the download")
+            stop.add_note(f"stopped; resume the download with `vit pull {name}`")
             raise
         except VitError as error:
             if len(names) == 1 and not json:
@@ -71,7 +71,7 @@ def pull(
             output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
         else:
             if not display.shown:
-                output.note(f"{name} is already here", quiet)
+                output.note(f"{name} is already in the cache", quiet)
             output.line(str(file))
     if failed:
         raise typer.Exit(1)

@@ -105,7 +105,7 @@ def push(
     if offline:
         raise typer.BadParameter("an upload needs the network", param_hint="--offline")
     if create_pr and revision not in (None, "main"):
-        raise typer.BadParameter("a pull request goes to main: leave out --revision")
+        raise typer.BadParameter("--create-pr opens a pull request to main: leave out --revision")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
         raise typer.BadParameter(f"'{revision}' is not a branch name")
     if not dry_run:
@@ -122,7 +122,7 @@ def push(
         changes = compare(*compared)
         if changes.edited:
             parts = ", ".join(part.strip("# :") or "introduction" for part in changes.edited)
-            text = f"{repo}: keeping what was edited in its README.md ({parts})"
+            text = f"{repo}: kept edits in README.md ({parts})"
             output.warning(f"{text}; --overwrite-card replaces it")
         _announce(changes, shown=not quiet and not json)
         done = push_package(
@@ -141,7 +141,7 @@ def push(
         output.json_line({**told, "pull_request": done.request})
         return
     for name in changes.remove:
-        output.note(f"removed {name}: other libraries would have read it instead", quiet)
+        output.note(f"removed {name}, which other libraries would load instead", quiet)
     if done.commit is None:
         output.note(f"nothing to push: {repo} is up to date", quiet)
     else:
@@ -157,10 +157,10 @@ def _compared(package: Package, *how: Any) -> Changes:
     """What is new, or all of it where the Hub does not say."""
     try:
         if is_offline():
-            raise HubError("the network is forbidden", where=package.repo)
+            raise HubError("offline mode is on", where=package.repo)
         return compare(package, *how)
     except HubError as error:
-        output.warning(f"not compared with the repo: {error.what}")
+        output.warning(f"cannot compare with the repo: {error.what}")
         return Changes({name: path.stat().st_size for name, path in package.files.items()})
 
 

@@ -90,7 +90,7 @@ def resize_posemb(
       vit resize-posemb default --resolution 160 -o larger --plot posemb.png
     """
     if (grid is None) == (resolution is None):
-        raise typer.BadParameter("give either --grid or --resolution")
+        raise typer.BadParameter("pass either --grid or --resolution")
     from vitcli.checkpoints import resize
 
     with output.FetchDisplay(quiet) as fetching:
@@ -109,7 +109,7 @@ def resize_posemb(
     for name, table in job.tables.items():
         if not (table == table).all():
             theirs = job.checkpoint.sources.get(name, (name,))[0]
-            output.warning(f"{job.source}: {theirs} has values that are not numbers (NaN)")
+            output.warning(f"{job.source}: {theirs} contains NaN")
     if not dry_run:
         resize.resize_posemb(job, force)
     if plot:
@@ -145,7 +145,7 @@ def _sentence(job: Resize, dry_run: bool) -> str:
     (rows, columns), (new_rows, new_columns) = (model.grid for model in job.models)
     if not job.resized:
         what = "unchanged" if job.in_place else f"a copy of {job.source}"
-        return f"{job.output} {verb} {what}: the grid is {rows} x {columns} already"
+        return f"{job.output} {verb} {what}: the grid is already {rows} x {columns}"
     return (
         f"{job.output} {verb} {job.source} with position embeddings for "
         f"{new_rows} x {new_columns} patches, from {rows} x {columns} ({job.method})"

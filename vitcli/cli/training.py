@@ -98,7 +98,9 @@ def build_config(
     if "steps" in given and "epochs" in given:
         raise typer.BadParameter("--steps and --epochs cannot be combined")
     if "model" in given and ("variant" in given or "overrides" in given):
-        raise typer.BadParameter("--model comes with its architecture: leave out --variant, --set")
+        raise typer.BadParameter(
+            "--model already determines the architecture: leave out --variant and --set"
+        )
     fields = dict(given)
     if "lr" in given:
         rates = given["lr"]
@@ -111,10 +113,12 @@ def build_config(
         if preset is not None:
             raise typer.BadParameter("--config and --preset cannot be combined")
         if start.task != task:
-            raise typer.BadParameter(f"'{config}' is of a {start.task} run: use vit {start.task}")
+            raise typer.BadParameter(
+                f"'{config}' describes a {start.task} run: use `vit {start.task}`"
+            )
         if "output" not in given:
             raise typer.BadParameter(
-                "required: pass a directory for the new run", param_hint="--output"
+                "missing; pass a directory for the new run", param_hint="--output"
             )
         if "epochs" in given:
             fields["steps"] = None  # the written one was computed from other epochs
@@ -123,7 +127,7 @@ def build_config(
     else:
         data = given.get("data", {})
         if "path" not in data:
-            raise typer.BadParameter("required: pass the images to train on", param_hint="--data")
+            raise typer.BadParameter("missing; pass a dataset to train on", param_hint="--data")
         recipe: dict[str, Any] = PRESETS[preset].fields() if preset else {}
         if "steps" in given or "epochs" in given:  # another length, another warm-up
             recipe = {k: v for k, v in recipe.items() if k not in ("steps", "warmup")}
@@ -133,7 +137,7 @@ def build_config(
     built: TrainConfig = options.replaced(start, fields)
     if "retrain" in given and not built.sweep:
         raise typer.BadParameter(
-            "--retrain and --no-retrain need several learning rates", param_hint="--lr"
+            "--retrain and --no-retrain require several learning rates", param_hint="--lr"
         )
     return built
 
@@ -149,7 +153,7 @@ def _resumed(
     fixed = [option.names[0] for option in options_given if not option.on_resume]
     if fixed or others:
         names = ", ".join([*fixed, *others])
-        raise typer.BadParameter(f"a run is resumed as it was started: leave out {names}")
+        raise typer.BadParameter(f"a run is resumed with its original options: leave out {names}")
     built: TrainConfig = options.replaced(written, {**given, "output": resume})
     return built
 

@@ -20,7 +20,7 @@ from vitcli.data.classes import ClassIndex, read_lines, require_known
 from vitcli.data.source import Ints
 from vitcli.errors import DataError
 
-_UNKNOWN = "; --mapping FILE matches classes, --skip-unknown leaves images of unknown classes out"
+_UNKNOWN = "; match classes with --mapping FILE, or leave their images out with --skip-unknown"
 _LEFT_OUT = "-"
 """In a mapping: images of the class are left out."""
 
@@ -63,7 +63,9 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
             continue
         own, _, other = (name.strip() for name in line.partition("\t"))
         if not own or not other:
-            hint = "write the data's class, a tab, and the model's class (id or name; - for none)"
+            hint = (
+                "write the dataset's class, a tab, and the model's class (id or name; - for none)"
+            )
             raise DataError(f"line {number} does not name two classes", where=path, hint=hint)
         found = mapping.setdefault(own, [])
         if other in found or (_LEFT_OUT in (other, *found) and found):
@@ -115,9 +117,9 @@ def align(
             first.append(member)
     if len(classes) == 1 < len(model):
         raise DataError(
-            f"'{classes[0].name}' is the only class that the model may answer",
+            f"only one class is left to predict, '{classes[0].name}'",
             where=where,
-            hint="allow all classes of the model: --among model",
+            hint="allow all classes of the model with --among model",
         )
     of_data = np.full(len(data), -1, np.int64)
     for i, group in groups.items():

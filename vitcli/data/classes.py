@@ -40,7 +40,7 @@ def read_classes(path: Path) -> Classes:
     for number, line in enumerate(lines, 1):
         label, _, name = (field.strip() for field in line.partition("\t"))
         if not label:
-            hint = "each line names the class of that index: id, or id, tab and name"
+            hint = "write one class per line, in index order: an id, or an id, a tab and a name"
             raise DataError(f"line {number} is empty", where=path, hint=hint)
         classes.append(ClassLabel(label, name or class_of(label).name))
     if not classes:
@@ -119,8 +119,8 @@ def label_dataset(
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
         if not (named or known):
             named = _numbered(labels, where)
-            called = f"they are called 0 to {len(named) - 1}"
-            notes.append(f"{where} does not name its classes: {called}; {NAME_THEM}")
+            called = f"using 0 to {len(named) - 1}"
+            notes.append(f"{where}: the dataset has no class names: {called}; {NAME_THEM}")
         _require_in_range(labels, named or known or (), where)
     else:
         spelt = {s: class_of(s) for split in raw.values() for s in set(map(str, split.labels))}
@@ -150,7 +150,7 @@ def _numbered(labels: Mapping[str, Ints], where: object) -> Classes:
         raise DataError(
             f"label {highest} is far larger than the number of images",
             where=where,
-            hint="labels are class indices from 0 on, or names",
+            hint="labels must be class names, or indices starting at 0",
         )
     return tuple(ClassLabel(str(i), str(i)) for i in range(highest + 1))
 
@@ -162,7 +162,7 @@ def _require_in_range(labels: Mapping[str, Ints], classes: Classes, where: objec
             raise DataError(
                 f"label {bad[0]} is out of range: the classes are 0 to {len(classes) - 1}",
                 where=where,
-                hint="pass the list of classes that belongs to this data: --classes FILE",
+                hint="pass the class list of this dataset with --classes FILE",
             )
 
 
@@ -234,7 +234,7 @@ def require_known(
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
-            f"{listed(ambiguous)} could be more than one class of {owner}",
+            f"{listed(ambiguous)} matches more than one class of {owner}",
             where=where,
             hint="use class ids (WordNet synsets, for instance) instead of names",
         )
@@ -248,5 +248,5 @@ def require_known(
     raise DataError(
         f"{start} among the {len(classes):,} classes of {owner}",
         where=where,
-        hint=f"the data does not name its classes: {NAME_THEM}" if unnamed else others,
+        hint=f"the dataset has no class names: {NAME_THEM}" if unnamed else others,
     )

@@ -10,7 +10,7 @@ from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, li
 from vitcli.data.source import Dataset, FileReader, Names, split_of
 from vitcli.errors import DataError
 
-_HINT = "a CSV starts with the line: path,label   and has one line per image"
+_HINT = "start the file with the line path,label and write one line per image"
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
 _LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
 _SPLIT_COLUMNS = ("split", "part", "set", "subset")
@@ -53,7 +53,7 @@ def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
                     continue
                 where = f"{path}, line {table.line_num}"
                 if len(cells) <= max(image, label, split or 0):
-                    raise DataError("the row is cut short", where=where)
+                    raise DataError("the row has too few columns", where=where)
                 if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row has no path or no label", where=where)
                 word = "train" if split is None else cells[split].strip()
@@ -65,11 +65,11 @@ def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
                 files.append(cells[image].strip())
                 labels.append(cells[label].strip())
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError("not a CSV in UTF-8", where=path) from error
+        raise DataError("not a UTF-8 CSV file", where=path) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=path) from error
     if not rows:
-        raise DataError("lists no images", where=path, hint=_HINT)
+        raise DataError("no images listed", where=path, hint=_HINT)
     return rows
 
 

@@ -80,7 +80,7 @@ def open_data(
         raise DataError(
             "there is no training split, only validation or test images",
             where=config.path,
-            hint="pass the directory above it, or files with 'train' in their names",
+            hint="pass the parent directory, or files with 'train' in their names",
         )
     counts = train.counts()
     if np.count_nonzero(counts) < 2:
@@ -89,7 +89,7 @@ def open_data(
         raise DataError(
             f"all images are of one class, '{train.classes[int(counts.argmax())].name}'",
             where=config.path,
-            hint="training takes at least two classes, each in a directory of its own"
+            hint="training needs at least two classes, each in its own directory"
             + (f"; if these are in {config.path}/{name}, pass that directory" if nested else ""),
         )
     warnings = list(dataset.warnings)
@@ -151,11 +151,11 @@ def open_split(
     if wants_held and kind == "held out" and "val" not in there and "train" in there:
         held, _ = _hold_out(there["train"], config, record, warnings)
         if not len(held):
-            what = "none of the images that were held out of training exist any more"
+            what = "none of the images that were held out of training exist anymore"
             raise DataError(what, where=config.path, hint="evaluate on other images")
         source, words = there["train"].select(held), "images held out of training"
     elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
-        warnings.append("the model was trained on these images, so the metrics are too optimistic")
+        warnings.append("the model was trained on these images, so the metrics are too high")
     if source is None:
         raise DataError(
             f"there is no {_WORDS[chosen]} split",
@@ -191,7 +191,7 @@ def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text
         return parquet.open_parquet(path, known)
     if path.suffix.lower() in (".csv", ".tsv"):
         return csv_file.open_csv(path, known)
-    raise DataError("not a dataset of a known kind", where=config.path, hint=_HINT)
+    raise DataError("not a supported dataset", where=config.path, hint=_HINT)
 
 
 def _holds(path: Path, wanted: Callable[[str], bool], first: int, last: int) -> bool:
@@ -258,10 +258,11 @@ def _hold_out(
     single = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
     if single:
         warnings.append(
-            f"{config.path}: only one image of {listed(single)}: trained on, not validated on"
+            f"{config.path}: only one image of {listed(single)}: used for training, not for "
+            "validation"
         )
     if not len(held):
-        return held, "validation: none, as no class has two images"
+        return held, "validation: none, because no class has two images"
     note = (
         f"validation: {len(held):,} of {len(train):,} images held out, "
         f"{config.val_fraction:.0%} of each class (split seed {config.split_seed})"

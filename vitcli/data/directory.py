@@ -21,7 +21,7 @@ from vitcli.data.files import is_image, skipped_words, walk
 from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
 from vitcli.errors import DataError
 
-_HINT = "put the images of each class in a directory of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
+_HINT = "put the images of each class in their own directory: DATA/cat/1.jpg, DATA/dog/2.jpg"
 
 _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 """Names of a directory that holds the class directories rather than being one."""
@@ -86,7 +86,11 @@ def _split_directories(root: Path, warnings: list[str]) -> dict[str, Path]:
     for split in set(named.values()):
         same = [name for name in named if named[name] == split]
         if len(same) > 1:
-            raise DataError(f"{listed(same)} both mean {split}", where=root, hint="remove one")
+            raise DataError(
+                f"{listed(same)} are both the {split} split",
+                where=root,
+                hint="remove or rename one",
+            )
     if others := [name for name in names if name not in named]:
         warnings.append(f"{root}: {listed(others)} is not train, val or test: ignored")
     places = {split: root / name for name, split in named.items()}

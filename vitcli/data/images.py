@@ -99,7 +99,7 @@ def open_image(encoded: Encoded) -> Opened:
     except Image.DecompressionBombError:
         raise _too_large(where) from None
     except Exception as error:  # a damaged header makes Pillow raise anything
-        what = "is not an image, or is of an unknown kind"
+        what = "not an image, or an unsupported format"
         if encoded.startswith(_MAGIC):
             what = "the image is damaged or cut short"
         raise ImageError(what, where=where) from error

@@ -46,7 +46,7 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
     """
     for argument in arguments:
         if argument.startswith("@"):
-            yield from _or_error(_listed(argument[1:], offline), argument, "names no images")
+            yield from _or_error(_listed(argument[1:], offline), argument, "no images listed")
         else:
             yield from _found(argument, offline)
 
@@ -56,14 +56,14 @@ def _found(argument: str, offline: bool) -> Iterator[ImageInput]:
         yield ImageInput("-", lambda: b"".join(limited(sys.stdin.buffer, "-")))
     elif argument.lower().startswith(("http://", "https://")):
         if offline:
-            yield _unreadable(argument, "not fetched: --offline is set")
+            yield _unreadable(argument, "not downloaded: --offline is set")
         else:
             yield ImageInput(argument, partial(fetch, argument))
     elif os.path.isdir(argument):
-        yield from _or_error(_directory(argument), argument, "contains no images")
+        yield from _or_error(_directory(argument), argument, "no images in this directory")
     elif "\0" not in argument and not os.path.lexists(argument) and glob.has_magic(argument):
         matches = filter(_is_candidate, sorted(glob.iglob(argument, recursive=True)))
-        yield from _or_error(map(_file, matches), argument, "matches no images")
+        yield from _or_error(map(_file, matches), argument, "no images match")
     else:
         yield _file(argument)
 
@@ -149,5 +149,5 @@ def fetch(url: str) -> bytes:
         reason = getattr(error, "reason", error)  # URLError wraps what happened
         if isinstance(reason, TimeoutError):
             reason = f"the server did not respond for {URL_TIMEOUT:g} seconds"
-        raise ImageError(f"cannot be fetched: {reason}", where=url) from error
+        raise ImageError(f"cannot be downloaded: {reason}", where=url) from error
     return b"".join(blocks)

@@ -173,7 +173,7 @@ def _in_processes(
     if failure:
         raise DataError(
             f"a worker process that decodes images failed: {failure}",
-            hint="if memory ran out, use fewer: --workers",
+            hint="if memory ran out, lower --workers",
         )
 
 

@@ -148,7 +148,7 @@ def _labels(table: Any, column: str, path: Path) -> Ints | list[str]:
         return numbers
     except Exception as error:  # pyarrow's own, which is not imported here
         raise DataError(
-            f"the column '{column}' holds {values.type}, not one label per row", where=path
+            f"the column '{column}' contains {values.type}, not one label per row", where=path
         ) from error
 
 

@@ -73,7 +73,7 @@ class ShardReader:
         except OSError as error:
             raise ImageError(f"cannot be read: {error.strerror}", where=path) from error
         if len(data) != self.size[row]:
-            raise ImageError("the shard has become shorter since it was opened", where=path)
+            raise ImageError("the shard became shorter after it was opened", where=path)
         return data
 
 
@@ -210,7 +210,7 @@ def _unpack(shard: Path, opener: Callable[..., Any], tar: Path) -> None:
         if not isinstance(cause, OSError) or cause.errno is None:  # what gzip and bz2 raise
             raise _damaged(shard) from error
         raise OutputError(
-            f"a compressed shard cannot be unpacked here: {cause.strerror}",
+            f"cannot unpack a compressed shard here: {cause.strerror}",
             where=tar.parent,
             hint="set VIT_CACHE to a directory with more space, or use plain .tar shards",
         ) from error
@@ -243,7 +243,9 @@ def _read_index(shard: Path, file: Path) -> ShardIndex:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
     except ValueError as error:  # webdataset's
-        raise DataError("a sample has two files of one kind", where=shard, hint=_SAMPLE) from error
+        raise DataError(
+            "a sample has two images or two labels", where=shard, hint=_SAMPLE
+        ) from error
     if halves:
         what = f"{halves:,} of its samples have no image or no label"
         raise DataError(what, where=shard, hint=_SAMPLE)

@@ -175,7 +175,7 @@ class RepoCache:
 
         kept, freed = self.directory, 0
         if not kept.is_dir():
-            raise HubError("is not in the cache", where=self.repo)
+            raise HubError("not in the cache", where=self.repo)
         try:
             cached = scan_cache_dir(root())
             for found in cached.repos:

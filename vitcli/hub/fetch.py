@@ -131,7 +131,7 @@ class _Found:
         """Files, whole, in the cache; returns the last. Raises HubError."""
         repo, snapshot = self.cache.repo, self.cache.snapshot(self.commit)
         if unlisted := [name for name in names if name not in self.listing]:
-            error = HubError(f"has no {unlisted[0]}, which its index names", where=repo)
+            error = HubError(f"the repo has no {unlisted[0]}, which its index lists", where=repo)
             raise self.unavailable or error
         files = {name: self.listing[name] for name in names}
         absent = {n: f for n, f in files.items() if not self.cache.is_whole(snapshot / n, f.digest)}
@@ -139,12 +139,14 @@ class _Found:
             name, file = next(iter(absent.items()))
             if not (snapshot / name).is_file():
                 hint = self.unavailable.hint
-                raise HubError(f"is only partly in the cache: {name} is not", where=repo, hint=hint)
+                raise HubError(
+                    f"only partly in the cache: {name} is missing", where=repo, hint=hint
+                )
             self.cache.drop(self.commit, name, file.digest)
             raise HubError(
-                f"{name} was damaged in the cache, and has been removed",
+                f"{name} was damaged in the cache and has been removed",
                 where=repo,
-                hint="fetch it again without --offline",
+                hint="download it again without --offline",
             )
         if absent:
             self._check_space(absent.values())
@@ -160,7 +162,8 @@ class _Found:
         free = shutil.disk_usage(place).free
         if needed > free:
             raise HubError(
-                f"needs {needed / 1e6:,.0f} MB, and {place} has {free / 1e6:,.0f} MB free",
+                f"the download needs {needed / 1e6:,.0f} MB, but {place} has only "
+                f"{free / 1e6:,.0f} MB free",
                 where=self.cache.repo,
                 hint="free some space, or set HF_HOME to a directory on another disk",
             )
@@ -174,7 +177,7 @@ class _Found:
         blob = cache.blob(digest)
 
         def bring() -> None:
-            waiting = Transfer(name, note=f"waiting for another process, which is fetching {name}")
+            waiting = Transfer(name, note=f"waiting for another process that is downloading {name}")
             with cache.locked(digest, lambda: self.on_progress(waiting)):
                 if cache.is_whole(cache.snapshot(self.commit) / name, digest):
                     return  # the other process has brought it
@@ -196,9 +199,9 @@ class _Found:
                 return
             part.unlink()
         raise HubError(
-            f"{name} arrived damaged, twice, and was removed",
+            f"{name} was damaged in two downloads, and has been removed",
             where=self.cache.repo,
-            hint="try again; if it happens again, the network, a proxy or the disk alters data",
+            hint="try again; if the error persists, check the network, proxy and disk",
         )
 
     def _stream(self, name: str, file: HubFile, part: Path) -> None:
@@ -260,8 +263,8 @@ def _check_name(repo: str, revision: str) -> None:
     """Raises HubError for what can be no repo or no revision: both become paths."""
     for text in (repo, revision):
         if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)*", text, re.ASCII) or ".." in text:
-            what = f"'{text}' is not the name of a repo or revision"
-            raise HubError(what, where=repo, hint="write org/name or org/name@revision")
+            what = f"'{text}' is not a valid repo or revision name"
+            raise HubError(what, where=repo, hint="use the form org/name or org/name@revision")
 
 
 def _look(
@@ -338,9 +341,9 @@ def repo_state(repo: str, revision: str | None, token: str | None = None) -> Rep
         wrong += [f"{name}: {file.digest!r}"] * (not DIGEST.fullmatch(str(file.digest)))
     if wrong:
         raise HubError(
-            f"the Hub's answer cannot be trusted: it names {wrong[0][:100]}",
+            f"the Hub sent an invalid answer: it lists {wrong[0][:100]}",
             where=repo,
-            hint="check HF_ENDPOINT, and whether a proxy alters answers",
+            hint="check HF_ENDPOINT and the proxy",
         )
     return RepoState(str(info.sha), files, bool(info.private))
 
@@ -358,21 +361,21 @@ def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
     if not found:
         some = ", ".join(sorted(names)[:8]) or "no files"
         raise HubError(
-            f"has no weights that vit reads, but {some}",
+            f"no weights that vit can read; found {some}",
             where=repo,
-            hint="safetensors, .npz and torch's .bin and .pth are read, at the top level",
+            hint="vit reads .safetensors, .npz, .bin and .pth files at the top level of a repo",
         )
     if len(found) > 1:
         raise HubError(
-            f"has several checkpoints: {', '.join(found[:8])}",
+            f"the repo has several checkpoints: {', '.join(found[:8])}",
             where=repo,
-            hint=f"fetch one (hf download {repo} {found[0]}) and give its path",
+            hint=f"download one with `hf download {repo} {found[0]}` and pass its path",
         )
     if not safe and not pickles:
         raise HubError(
-            f"has only pickled weights, {found[0]}, and a pickle can run code",
+            f"the repo only has pickled weights ({found[0]}), and a pickle can run code",
             where=repo,
-            hint="--allow-pickle reads its tensors without running anything",
+            hint="pass --allow-pickle to read the tensors without running any code",
         )
     return found[0]
 
@@ -385,4 +388,4 @@ def _shards(index: Path) -> list[str]:
             raise ValueError("it names files in directories")
         return sorted(set(names.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HubError("is not an index of safetensors files", where=index) from error
+        raise HubError("not a valid index of safetensors files", where=index) from error

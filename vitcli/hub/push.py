@@ -134,7 +134,8 @@ def pack(
     needed, free = 4 * info.model.num_params(), shutil.disk_usage(directory).free
     if needed > free:
         raise HubError(
-            f"needs {needed / 1e6:,.0f} MB in {directory.parent}, which has {free / 1e6:,.0f} MB",
+            f"preparing the upload needs {needed / 1e6:,.0f} MB in {directory.parent}, which has "
+            f"only {free / 1e6:,.0f} MB free",
             where=repo,
             hint="set TMPDIR to a directory on another disk",
         )
@@ -170,13 +171,14 @@ def pack(
 
 def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
     if reasons := not_in_timm(info.model):
-        yield f"timm and transformers cannot load this model: they lack {', '.join(reasons)}"
+        named = ", ".join(reasons)
+        yield f"timm and transformers cannot load this model: they do not support {named}"
     else:
         yield from otherwise_in_timm(info.model)
     if license is None:
-        yield "the card names no license: give one with --license, as in --license apache-2.0"
+        yield "the model card has no license: set one, for example with --license apache-2.0"
     if info.model.num_classes and not info.classes:
-        yield "the classes have no names: `vit convert --classes FILE` adds them"
+        yield "the classes have no names: add them with `vit convert --classes FILE`"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -271,14 +273,14 @@ def log_in(repo: str, token: str | None = None, timeout: float | None = None) ->
     set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=silence))
     ask(repo, lambda: validate_repo_id(repo))
     if "/" not in repo:
-        raise HubError("is not the name of a Hub repo", where=repo, hint="write org/name")
+        raise HubError("not a valid name of a Hub repo", where=repo, hint="use the form org/name")
     if is_offline():
-        raise HubError("the network is forbidden", where=repo, hint="unset HF_HUB_OFFLINE")
+        raise HubError("offline mode is on", where=repo, hint="unset HF_HUB_OFFLINE")
     if not (token or get_token()):
-        raise HubError("pushing needs a token, and there is none", where=repo, hint=LOGIN)
+        raise HubError("pushing requires a token, and none was found", where=repo, hint=LOGIN)
     me: dict[str, Any] = ask(repo, lambda: HfApi(token=token).whoami(), timeout=timeout)
     if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise HubError(f"the token of {me['name']} can only read", where=repo, hint=LOGIN)
+        raise HubError(f"the token of {me['name']} has no write access", where=repo, hint=LOGIN)
 
 
 def push(
@@ -307,12 +309,12 @@ def push(
     repo, api, state = package.repo, HfApi(token=token), changes.state
     if private and state is not None and not state.private:
         raise HubError(
-            "exists already, and is public",
+            "the repo already exists and is public",
             where=repo,
-            hint="leave out --private, make it private on its page, or take another name",
+            hint="leave out --private, make the repo private on its page, or choose another name",
         )
     if state is None and create_pr:
-        raise HubError("does not exist: a pull request needs a repo", where=repo)
+        raise HubError("the repo does not exist, so no pull request can be opened", where=repo)
     page = f"{api.endpoint}/{repo}"
     if not changes.upload and not changes.remove:
         return Pushed(page)
@@ -373,7 +375,7 @@ def _what_happened(page: str, found: str | None, requested: bool, created: bool)
     if found:
         return f"the commit was made: {page}/commit/{found}"
     if found is None:
-        return f"the Hub cannot be asked whether the commit was made: see {page}/commits/main"
+        return f"unknown whether the commit was made: see {page}/commits/main"
     if created:
         return f"{page} was created and is empty: push again, or delete it there"
     return f"nothing in {page} was changed"

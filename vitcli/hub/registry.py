@@ -140,7 +140,7 @@ def known(name: str) -> RegistryEntry | Path:
     """As `find`. Raises ModelNotFoundError, which suggests the nearest names."""
     found = find(name)
     if found is None:
-        raise _not_found(name, "no model has this name", [e.repo for e in entries().values()])
+        raise _not_found(name, "no model with this name", [e.repo for e in entries().values()])
     return found
 
 
@@ -209,11 +209,11 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         repo = HubRepo(match[1], match[2])
         known = entry_of(repo.id) if repo.revision is None else None
         return known or repo
-    raise _not_found(text, "no such file or directory, and no model has this name")
+    raise _not_found(text, "no such file or directory, and no model with this name")
 
 
 def _not_found(text: str, what: str, others: Sequence[str] = ()) -> ModelNotFoundError:
     like = nearest(text, [*names(), *others])
-    ships = f"the built-in models are {', '.join(aliases())}; `vit models` lists all"
+    ships = f"the built-in models are {', '.join(aliases())}; list all with `vit models`"
     hint = f"did you mean {' or '.join(like)}?" if like else ships
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

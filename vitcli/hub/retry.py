@@ -25,45 +25,45 @@ PAUSE = 1.0
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 NOT_THE_HUB = (
-    "{host} answered, but not as the Hub does",
-    "the login page of a network, or a proxy, may have answered: open it in a browser, and check "
+    "{host} answered, but it does not seem to be the Hub",
+    "a network login page or a proxy may have answered: open the address in a browser, and check "
     "HF_ENDPOINT",
 )
 UNREACHABLE = ("cannot reach {host}: {error}", "check the network, the proxy and HF_ENDPOINT")
 NO_ANSWER = ("the Hub did not answer in time", "try again, or wait longer with --timeout")
-BAD_TOKEN = ("the token holds characters that no token has", LOGIN)
+BAD_TOKEN = ("the token contains invalid characters", LOGIN)
 BAD_ENDPOINT = ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it")
 
 MEANINGS = {
-    "GatedRepoError": ("access is restricted", f"request it on the repo's page, then {LOGIN}"),
+    "GatedRepoError": ("access is restricted", f"request access on the repo's page, then {LOGIN}"),
     "RepositoryNotFoundError": (
         "no such file or directory here, and no such repo on the Hub",
         f"check the name; for a private repo, {LOGIN}",
     ),
     "RevisionNotFoundError": (
-        "has no revision '{revision}'",
-        "look at the branches on the repo's page; its history may have been rewritten",
+        "the repo has no revision '{revision}'",
+        "see the branches on the repo's page; its history may have been rewritten",
     ),
-    "EntryNotFoundError": ("has no {name}", "try again: the repo may just have changed"),
-    "400": ("the Hub rejects the request: {said}", "check --license and the README.md"),
-    "401": ("the Hub does not accept the token (401)", LOGIN),
+    "EntryNotFoundError": ("the repo has no {name}", "try again: the repo may have just changed"),
+    "400": ("the Hub rejected the request: {said}", "check --license and the README.md"),
+    "401": ("the Hub rejected the token (401)", LOGIN),
     "403": (
         "the token has no permission for this (403)",
-        f"{LOGIN}; to write, it needs write access to {{owner}}, or use --create-pr",
+        f"{LOGIN}; pushing requires write access to {{owner}}, or --create-pr",
     ),
     "403 elsewhere": (
-        "{server} refuses the download (403)",
-        "try again; if it lasts, a firewall may block that server",
+        "{server} refused the download (403)",
+        "try again; if the error persists, a firewall may be blocking that server",
     ),
-    "409": ("exists already, or is being changed by someone else (409)", "try again"),
-    "412": ("the repo changed meanwhile", "push again"),
+    "409": ("the repo already exists, or is being changed by someone else (409)", "try again"),
+    "412": ("the repo changed in the meantime", "push again"),
     "429": (
-        "the Hub limits the rate of requests and asks to wait {wait} (429)",
+        "too many requests: the Hub asks to wait {wait} (429)",
         "try later, or wait longer with --timeout",
     ),
     "HfHubHTTPError": ("the Hub answered with error {status}", "try again later"),
-    "HFValidationError": ("is not the name of a Hub repo", "write org/name"),
-    "OfflineModeIsEnabled": ("the network is forbidden", "unset HF_HUB_OFFLINE"),
+    "HFValidationError": ("not a valid name of a Hub repo", "use the form org/name"),
+    "OfflineModeIsEnabled": ("offline mode is on", "unset HF_HUB_OFFLINE"),
     "UnicodeEncodeError": BAD_TOKEN,
     "LocalProtocolError": BAD_TOKEN,
     "UnsupportedProtocol": BAD_ENDPOINT,
@@ -72,7 +72,7 @@ MEANINGS = {
     "TimeoutError": NO_ANSWER,
     "ConnectError": UNREACHABLE,
     "ProxyError": UNREACHABLE,
-    "TransportError": ("the connection broke", "try again"),
+    "TransportError": ("the connection was lost", "try again"),
     "OSError": (
         "cannot store {name}: {error}",
         "check the disk, or set HF_HOME to a directory on another one",

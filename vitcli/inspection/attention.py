@@ -108,7 +108,9 @@ def check_transformer(model: nn.Module) -> ViT:
         ConfigError: it is a BiT ResNet.
     """
     if isinstance(model, BiT) or not isinstance(model, ViT):
-        raise ConfigError("a BiT ResNet has no attention to inspect", hint="choose a ViT or hybrid")
+        raise ConfigError(
+            "a BiT ResNet has no attention to inspect", hint="choose a ViT or a hybrid"
+        )
     return model
 
 

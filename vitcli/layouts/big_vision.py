@@ -34,7 +34,9 @@ class BigVision(flax.NpzLayout):
     def find(self, store: Store) -> Match | None:
         found = find_bit(store, _BIT_ANCHOR, _BIT, "-inf") or flax.find_vit(store, authors=False)
         if found is None and find_prefix(store.tensors, "gn_root/scale", "head/kernel") is not None:
-            raise CheckpointError("is a post-activation ResNet of big_vision", where=store.path)
+            raise CheckpointError(
+                "post-activation ResNets of big_vision are not supported", where=store.path
+            )
         return found
 
     def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:

@@ -42,7 +42,7 @@ def recognise(store: Store) -> tuple[Layout, Match]:
     transformers.read_config(store.path.parent)  # which may name an unsupported model
     known = ", ".join(sorted(layout.name for layout in LAYOUTS))
     raise CheckpointError(
-        "does not hold a Vision Transformer or a BiT ResNet under names that vit supports",
+        "not a Vision Transformer or BiT ResNet in a supported layout",
         where=store.path,
         hint=f"supported layouts: {known}",
     )

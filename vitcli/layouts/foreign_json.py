@@ -138,5 +138,5 @@ def read_json(path: Path) -> ForeignJson | None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot be read: {error}", where=path) from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"is not a JSON object but {type(values).__name__}", where=path)
+        raise CheckpointError(f"not a JSON object but {type(values).__name__}", where=path)
     return ForeignJson(values, path)

@@ -42,7 +42,7 @@ def infer_architecture(
         return _infer_vit(shapes, where, grid, posemb_tokens)
     except ConfigError as error:
         raise CheckpointError(
-            f"its tensors do not form a valid model: {error.what}", where=where
+            f"the tensors do not form a valid model: {error.what}", where=where
         ) from error
 
 
@@ -74,7 +74,7 @@ def _infer_vit(
     needed = ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "blocks.0.attn.qkv.weight")
     if len(patch) != 4 or min(patch) < 1 or any(len(shapes.get(name, ())) != 2 for name in needed):
         raise CheckpointError(
-            "does not hold a Vision Transformer under names that vit supports",
+            "not a Vision Transformer in a supported layout",
             where=where,
             hint="put its config.json beside the file",
         )
@@ -153,7 +153,8 @@ def _infer_posemb(
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
         + f" with {prefix} prefix tokens",
         where=where,
-        hint="state the grid: `vit convert` and `vit resize-posemb` take --old-grid ROWSxCOLUMNS",
+        hint="specify the grid with --old-grid ROWSxCOLUMNS of `vit convert` or `vit "
+        "resize-posemb`",
     )
 
 
@@ -217,7 +218,7 @@ def compare_keys(expected: Shapes, found: Shapes) -> list[str]:
         for name, shape in expected.items()
         if name in found and tuple(found[name]) != tuple(shape)
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("with another shape", misshapen))
+    kinds = (("missing", missing), ("unexpected", unexpected), ("with a wrong shape", misshapen))
     return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in kinds if items]
 
 
@@ -226,7 +227,7 @@ def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
     problems = compare_keys(expected, found)
     if problems:
         raise CheckpointError(
-            "its tensors do not fit the model that it describes: " + "; ".join(problems),
+            "the tensors do not match the model's description: " + "; ".join(problems),
             where=where,
         )
 

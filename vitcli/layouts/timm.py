@@ -295,7 +295,7 @@ def architecture_from_args(
         like = nearest(name, list(known))
         raise CheckpointError(
             f"timm's architecture '{name}' is not supported",
-            hint=f"similar names that are: {', '.join(like)}" if like else None,
+            hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
     _check_args(given, DEFAULTS, _NEUTRAL, _IGNORED)
     merged = known[name] | {key: _argument(given, key) for key in given if key in DEFAULTS}
@@ -805,10 +805,11 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
         return from_config(config)
     if "model_type" in config:
         raise CheckpointError(
-            f"is a config.json of transformers ({config.text('model_type')}), not of timm",
+            f"a config.json of transformers ({config.text('model_type')}), but the weights have "
+            "timm's names",
             where=path,
         )
-    raise CheckpointError("is not a config.json of timm: it names no architecture", where=path)
+    raise CheckpointError("not a timm config.json: it has no architecture", where=path)
 
 
 def _check_unambiguous(

@@ -420,8 +420,8 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     if said.flag("do_center_crop", False) and resized and cropped:
         how |= {"crop_mode": "center", "crop_pct": min(cropped / resized, 1.0)}
         if size and cropped < min(size):
-            text = f"transformers crops images to {cropped} pixels, and the model is for {size[0]}"
-            hint = f"--resolution {cropped} --posemb-method bicubic-hf computes what it does"
+            text = f"transformers crops images to {cropped} pixels, but the model is for {size[0]}"
+            hint = f"to do the same, pass --resolution {cropped} --posemb-method bicubic-hf"
             warnings.warn(f"{said.where}: {text}: {hint}", VitWarning, stacklevel=2)
     elif "do_center_crop" in said or "size" in said:
         how |= {"crop_mode": "squash", "crop_pct": 1.0}

@@ -34,5 +34,5 @@ def write_layout(
     saved |= layout.extra(model, next(iter(tensors.values())).dtype)
     if left := set(tensors) - set(renamed):
         names = ", ".join(sorted(left))
-        raise OutputError(f"the layout {layout.name} has no place for {names}")
+        raise OutputError(f"the layout {layout.name} cannot store {names}")
     return saved, renamed

@@ -233,7 +233,7 @@ class ViT(nn.Module):
         """All tokens after the last block and the final norm, (B, N, D)."""
         expected = (3, *self.config.image_size)
         if tuple(images.shape[1:]) != expected:
-            raise ConfigError(f"the model takes images of {expected}, not {(*images.shape[1:],)}")
+            raise ConfigError(f"the model expects images of {expected}, not {(*images.shape[1:],)}")
         x = self.pos_drop(self.embed(images))
         return self.norm(self.blocks(self.norm_pre(x)))
 

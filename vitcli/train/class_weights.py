@@ -35,9 +35,9 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
             weight = math.nan
         if not separator or not 0 <= weight < math.inf:
             raise DataError(
-                f"line {number} is not a class and its weight: '{line.strip():.60}'",
+                f"line {number} is not a class and a weight: '{line.strip():.60}'",
                 where=path,
-                hint="write a class, a tab or comma, and a number of at least 0 on each line",
+                hint="write a class, a tab or comma, and a weight of at least 0 on each line",
             )
         if name.strip() in weights:
             raise DataError(f"line {number} repeats the class '{name.strip()}'", where=path)
@@ -68,5 +68,5 @@ def class_weights(wanted: ClassWeights, train: Source) -> npt.NDArray[np.float32
     weights = np.ones(len(counts), np.float32)
     weights[table] = list(wanted.values())
     if not weights[counts > 0].any():
-        raise DataError("all classes have the weight 0", where="class weights")
+        raise DataError("all classes have weight 0", where="class weights")
     return weights

@@ -97,7 +97,7 @@ class RunDirectory:
             self._lock.acquire()
         except Timeout as error:
             raise RunError(
-                "another process is running in this directory",
+                "another process is training in this directory",
                 where=self.path,
                 hint="wait for it, stop it, or choose another --output",
             ) from error
@@ -109,19 +109,23 @@ class RunDirectory:
         set."""
         if self.path.resolve() == Path(data).resolve():
             raise RunError(
-                "this is the directory of the data", where=self.path, hint="choose another --output"
+                "this is the directory of the dataset",
+                where=self.path,
+                hint="choose another --output",
             )
         if force:
             return
         if self.state.exists() or self._holds_a_sweep():
             raise RunError(
-                "holds an unfinished run",
+                "contains an unfinished run",
                 where=self.path,
                 hint=f"continue it with --resume {self.path}, or replace it with --force",
             )
         if taken := [file.name for file in self.files if file.exists()]:
             raise RunError(
-                "holds a finished run" if self.model.exists() else f"already holds {taken[0]}",
+                "contains a finished run"
+                if self.model.exists()
+                else f"already contains {taken[0]}",
                 where=self.path,
                 hint="choose another --output, or replace it with --force",
             )
@@ -131,11 +135,11 @@ class RunDirectory:
         if self.state.exists() or self._holds_a_sweep():
             return
         if self.model.exists():
-            raise RunError("holds a finished run; there is nothing to resume", where=self.path)
+            raise RunError("the run is finished; there is nothing to resume", where=self.path)
         raise RunError(
-            "holds no state to resume",
+            "no state to resume from",
             where=self.path,
-            hint="give the directory of an interrupted run",
+            hint="pass the directory of an interrupted run",
         )
 
     def start(self) -> None:
@@ -151,7 +155,7 @@ class RunDirectory:
             self.clear()
         except OSError as error:
             raise OutputError(
-                f"cannot be used as a run's directory: {error.strerror}", where=self.path
+                f"cannot be used as a run directory: {error.strerror}", where=self.path
             ) from error
 
     def clear(self) -> None:
@@ -218,7 +222,7 @@ def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -
         raise RunError(
             f"cannot be read: {error.strerror}",
             where=path,
-            hint="give the directory of a run, or its config.json",
+            hint="pass a run directory, or its config.json",
         ) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise RunError(f"holds no configuration of a run ({error})", where=path) from error
+        raise RunError(f"not the configuration of a run: {error}", where=path) from error

@@ -40,8 +40,8 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
         return BEST_MODEL
     ours = registry.aliases()[SHIPPED_MODEL]
     text = (
-        f"cannot reach the Hub: starting from {ours}, the small model inside the package; online, "
-        f"the same command starts from {BEST_MODEL}, which is much better"
+        f"cannot reach the Hub: starting from {ours}, the small model that ships with vit; "
+        f"online, the same command starts from {BEST_MODEL}, which is much better"
     )
     on_event(Caution(text))
     return ours
@@ -74,15 +74,15 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         return np.full(len(classes), -1)
     if not start.classes:
         raise ConfigError(
-            "--keep-head needs a checkpoint that names its classes",
+            "--keep-head requires a checkpoint with class names",
             where=config.model,
-            hint="leave out --keep-head, or name them with vit convert --classes FILE",
+            hint="leave out --keep-head, or add the names with `vit convert --classes FILE`",
         )
     index = ClassIndex(start.classes)
     known = [i for i, label in enumerate(classes) if index.find(label)]
     if not known:
         raise ConfigError(
-            f"knows none of {listed(label.name for label in classes)}",
+            f"the model has none of the classes {listed(label.name for label in classes)}",
             where=config.model,
             hint=f"leave out --keep-head; its {len(start.classes):,} classes are "
             f"{listed((label.name for label in start.classes), 8)}",
@@ -116,7 +116,9 @@ def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainC
     try:
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:
-        raise RunError(f"the initial weights do not fit: {error}", where=config.model) from error
+        raise RunError(
+            f"the initial weights do not match the model: {error}", where=config.model
+        ) from error
     return model
 
 

@@ -45,7 +45,9 @@ def make_inputs(run: Run, on_event: OnEvent, computed: Computed) -> Inputs:
     if not has_fixed_features(run):
         return Images(run, on_event)
     count = _num_images(run)
-    on_event(Note(f"computing the features of {count:,} images once: they stay the same"))
+    on_event(
+        Note(f"computing the features of {count:,} images once, because the backbone is frozen")
+    )
     return Features(run, counting("features", count, on_event), on_event, computed)
 
 

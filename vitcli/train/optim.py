@@ -89,7 +89,7 @@ def freeze(model: nn.Module, what: int | str | None) -> None:
         return
     layers = Layers(model)
     if isinstance(what, int) and what > len(layers.blocks):
-        raise ConfigError(f"cannot freeze {what} blocks: the model has {len(layers.blocks)}")
+        raise ConfigError(f"cannot freeze {what} blocks: the model has only {len(layers.blocks)}")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not layers.is_frozen(name, what))
 

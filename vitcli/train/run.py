@@ -167,7 +167,7 @@ def at_patch_size(model: Architecture, patch: int) -> Architecture:
         ConfigError: it has no patches.
     """
     if isinstance(model, BiTConfig):
-        raise ConfigError("a ResNet has no patches", hint="leave the patch size out")
+        raise ConfigError("a ResNet has no patches", hint="leave out the patch size")
     rows, columns = model.grid
     size = (rows * patch, columns * patch)
     return dataclasses.replace(model, patch_size=(patch, patch), image_size=size)

@@ -50,7 +50,10 @@ def prepare(
     if resume:
         info = read_state_info(directory.state)
         if info.classes != splits.classes:
-            raise RunError("the classes of the data have changed", where=config.data.path)
+            raise RunError(
+                "the classes of the dataset have changed since the run was started",
+                where=config.data.path,
+            )
         model = initial.build_empty(info.model, config).to_empty(device="cpu")
     else:
         if config.task == "finetune" and config.model is None:
@@ -96,7 +99,7 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
         )
     if config.patience and splits.val is None:
         raise RunError(
-            "--patience needs a validation split",
+            "--patience requires a validation split",
             where=config.data.path,
             hint="leave out --patience, or hold out images with --val-fraction",
         )
@@ -172,8 +175,8 @@ def _warn(config: TrainConfig, model: Architecture, on_event: OnEvent) -> None:
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
         on_event(
             Caution(
-                f"{model.num_tokens:,} tokens per image: time and memory of attention grow with "
-                "the square; a lower --resolution or a larger patch is much faster"
+                f"{model.num_tokens:,} tokens per image: the time and memory of attention grow "
+                "quadratically; a lower --resolution or a larger patch size is much faster"
             )
         )
     steps = config.steps or 0

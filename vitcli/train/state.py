@@ -93,7 +93,9 @@ def load_state(run: Run) -> list[str]:
 
 def _damaged(path: Path, why: str) -> RunError:
     return RunError(
-        f"the state cannot be resumed ({why})", where=path, hint="start the run anew with --force"
+        f"the state cannot be resumed ({why})",
+        where=path,
+        hint="start the run again from the beginning with --force",
     )
 
 
@@ -119,13 +121,13 @@ def _differences(metadata: Mapping[str, Any], run: Run) -> list[str]:
     warnings = []
     if metadata.get("precision", run.precision) != run.precision:
         warnings.append(
-            f"resumed in {run.precision}, but started in {metadata['precision']}: start runs with "
-            "--precision to keep it on every machine"
+            f"resumed in {run.precision}, but started in {metadata['precision']}: set "
+            "--precision at the start to use the same on every machine"
         )
     for name, now in _environment(run).items():
         if metadata[name] != now:
             warnings.append(
-                "the last bits may differ from an uninterrupted run: "
-                f"{name} was {metadata[name]}, is {now}"
+                "results may differ in the last bits from an uninterrupted run: {name} was "
+                "{metadata[name]} and is now {now}"
             )
     return warnings

@@ -49,7 +49,7 @@ def choose(trials: list[Trial]) -> Trial:
         raise RunError(
             f"the loss diverged with every learning rate: {trials[0].failure} with "
             f"{trials[0].lr:g}",
-            hint="try lower ones, a longer --warmup, or --precision fp32",
+            hint="try lower rates, a longer --warmup, or --precision fp32",
         )
     return max(sound, key=lambda trial: (trial.val_top1, -(trial.val_loss or 0.0)))
 
@@ -118,9 +118,9 @@ def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
     config: TrainConfig = prepared.config
     if prepared.splits.val is None:
         raise RunError(
-            "choosing a learning rate needs held-out images",
+            "choosing a learning rate requires validation images",
             where=config.data.path,
-            hint="leave out --val-fraction 0, or give one learning rate",
+            hint="leave out --val-fraction 0, or pass a single learning rate",
         )
     runs = (1 if has_fixed_features(prepared) else len(config.sweep)) + config.retrain
     plan = vars(plan_of(prepared))
@@ -204,7 +204,7 @@ def _provenance(place: RunDirectory) -> dict[str, Any]:
     header = tensor_file.read_header(place.model)
     info = CheckpointInfo.from_metadata(header.metadata, where=place.model)
     if info is None:
-        raise RunError("has no description of its run", where=place.model)
+        raise RunError("no description of the run in this checkpoint", where=place.model)
     return info.provenance
 
 
@@ -216,7 +216,7 @@ def _read_trials(directory: RunDirectory) -> list[Trial]:
         raise RunError(
             "the record of the sweep is damaged",
             where=directory.sweep,
-            hint="start the sweep anew with --force",
+            hint="start the sweep again from the beginning with --force",
         ) from error
 
 
