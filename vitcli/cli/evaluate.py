@@ -157,9 +157,9 @@ def evaluate(
 ) -> None:
     """Evaluate a model on labelled images: accuracy, macro F1, calibration, metrics per class.
 
-    Classes of the dataset are matched to the model's by id, then by unique name. An image that
-    cannot be read is reported and not counted, and the exit code is 1. With several datasets or
-    resolutions, the result is a table with a row for each.
+    Matches the dataset's classes to the model's by id, then by unique name. Reports and leaves out
+    images that cannot be read, and exits with 1 if there are any. For several datasets or
+    resolutions, prints a table with a row for each.
 
     \b
     Examples:
@@ -174,11 +174,9 @@ def evaluate(
     if plot and not one and len(sizes) == 1:
         raise typer.BadParameter("a confusion matrix needs one --data", param_hint="--plot")
     if reliability and not one:
-        raise typer.BadParameter(
-            "requires a single --data and a single resolution", param_hint="--reliability"
-        )
+        raise typer.BadParameter("needs one --data and one resolution", param_hint="--reliability")
     if predictions and len(sizes) > 1:
-        raise typer.BadParameter("requires a single resolution", param_hint="--predictions")
+        raise typer.BadParameter("needs one resolution", param_hint="--predictions")
     options.spare((*data, classes, mapping, labels), predictions, "--predictions")
     for path in (plot, reliability):
         output.check_writable(path)
