@@ -209,7 +209,7 @@ def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, tmp_path, tin
     assert vit("models", "show", "me/words").exit_code == 1
 
 
-def test_pull_counts_shards(vit, hub, tmp_path, tiny_checkpoint):
+def test_pull_and_info_count_shards(vit, hub, tmp_path, tiny_checkpoint):
     tensors = load_file(tiny_checkpoint / "model.safetensors")
     parts = {"a.safetensors": list(tensors)[:3], "b.safetensors": list(tensors)[3:]}
     files = {file: save({n: tensors[n] for n in names}) for file, names in parts.items()}
@@ -219,6 +219,7 @@ def test_pull_counts_shards(vit, hub, tmp_path, tiny_checkpoint):
     hub.add("me/shards", files)
     told = json.loads(vit("pull", "me/shards", "--json").stdout)
     assert told["bytes"] == sum(map(len, files.values())) - len(files["config.json"])
+    assert json.loads(vit("info", "me/shards", "--json").stdout)["bytes"] == told["bytes"]
 
 
 def test_the_list_fits_a_terminal(terminal, monkeypatch):

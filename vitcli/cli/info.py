@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from vitcli.config import (
     variant_name,
 )
 from vitcli.hub import registry
+from vitcli.hub.fetch import with_shards
 
 Described = Annotated[
     str,
@@ -138,7 +138,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "classes": [label._asdict() for label in checkpoint.info.classes],
         "provenance": checkpoint.info.provenance,
         "dtypes": sorted({tensor.dtype for tensor in checkpoint.tensors.values()}),
-        "bytes": os.stat(checkpoint.file).st_size,
+        "bytes": sum(file.stat().st_size for file in with_shards(checkpoint.file)),
     }
 
 

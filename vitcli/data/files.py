@@ -83,7 +83,8 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
 def skipped_words(skipped: Counter[str]) -> str:
     """What `walk` left out: "skipped 3 files of unsupported kinds: .heic (2), .svg (1)"."""
     kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items()))
-    words = f"skipped {skipped.total():,} files of unsupported kinds: {kinds}"
+    count = skipped.total()
+    words = f"skipped {count:,} file{'s' * (count != 1)} of unsupported kinds: {kinds}"
     if any(kind[1:] in HEIF_SUFFIXES for kind in skipped):
         words += "; install pillow-heif to read HEIC: pip install 'vitcli[heif]'"
     return words
