@@ -362,8 +362,8 @@ def _no_variant(variant: str) -> ConfigError:
     resnets = ", ".join(f"R{depth}" for depth in DEPTHS)
     return ConfigError(
         f"unknown architecture '{variant}'",
-        hint=f"use a size ({', '.join(VARIANTS)}) and a patch size, as in B/16; a hybrid "
-        f"({resnets}), as in R50+B/16; or a BiT ResNet, as in R50x1",
+        hint=f"use a size ({', '.join(VARIANTS)}) and a patch size, such as B/16; a hybrid "
+        f"({resnets}), such as R50+B/16; or a BiT ResNet, such as R50x1",
     )
 
 

@@ -164,7 +164,11 @@ def evaluate(
     """
     info = predictor.info
     if not info.model.num_classes:
-        raise ConfigError("the model has no classification head", where=predictor.name)
+        raise ConfigError(
+            "the model has no classification head",
+            where=predictor.name,
+            hint="evaluate its features with `vit fewshot`",
+        )
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
     opened = _open(predictor, data, split, rules or MatchRules(), accepted is not None, report)

@@ -86,8 +86,8 @@ def push(
     timeout: Timeout = None,
     dry_run: DryRun = False,
     offline: options.Offline = False,
-    allow_pickle: options.AllowPickle = False,
     json: options.Json = False,
+    allow_pickle: options.AllowPickle = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:

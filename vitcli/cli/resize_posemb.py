@@ -128,7 +128,7 @@ def resize_posemb(
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
         output.note("the position embeddings of the decoder were not resized", quiet)
     if job.kind == "pickle":
-        output.note("pickles are not written: the output is safetensors in vit's layout", quiet)
+        output.note("vit does not write pickles: the output is safetensors in vit's layout", quiet)
 
 
 def _draw(job: Resize, path: str) -> None:

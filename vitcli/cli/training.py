@@ -62,9 +62,9 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
                 "--force", help="Replace the run in the output directory.", rich_help_panel=RUN
             ),
         ] = False,
+        json: options.Json = False,
         offline: options.Offline = False,
         allow_pickle: options.AllowPickle = False,
-        json: options.Json = False,
         quiet: options.Quiet = False,
         debug: options.Debug = False,
     ) -> None:

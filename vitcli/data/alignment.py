@@ -66,7 +66,7 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
             hint = (
                 "write the dataset's class, a tab, and the model's class (id or name; - for none)"
             )
-            raise DataError(f"line {number} does not name two classes", where=path, hint=hint)
+            raise DataError(f"line {number} does not contain two classes", where=path, hint=hint)
         found = mapping.setdefault(own, [])
         if other in found or (_LEFT_OUT in (other, *found) and found):
             raise DataError(f"line {number} repeats '{own}'", where=path)

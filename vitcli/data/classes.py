@@ -63,7 +63,7 @@ def require_unique_ids(classes: Iterable[ClassLabel], where: object) -> None:
     twice = [id for id, count in Counter(label.id for label in classes).items() if count > 1]
     if twice:
         what = f"{listed(twice)} is the id of more than one class"
-        raise DataError(what, where=where, hint="give each class an id of its own")
+        raise DataError(what, where=where, hint="give each class a different id")
 
 
 def listed(items: Iterable[object], limit: int = 5) -> str:
@@ -242,11 +242,10 @@ def require_known(
     if not missing:
         return
     names = listed(label.name for label in missing)
-    start = f"none of {names} is" if len(missing) == len(pairs) > 1 else f"{names} is not"
     unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
     others = f"{owner} has {listed((label.name for label in classes), 8)}{hint}"
     raise DataError(
-        f"{start} among the {len(classes):,} classes of {owner}",
+        f"the {len(classes):,} classes of {owner} do not include {names}",
         where=where,
         hint=f"the dataset has no class names: {NAME_THEM}" if unnamed else others,
     )

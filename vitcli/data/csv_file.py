@@ -77,5 +77,5 @@ def _column(header: list[str], names: tuple[str, ...], path: Path) -> int:
     for name in names:
         if name in header:
             return header.index(name)
-    found = f"names {listed(header)}" if header else "is empty"
+    found = f"has {listed(header)}" if header else "is empty"
     raise DataError(f"no column '{names[0]}': the first line {found}", where=path, hint=_HINT)

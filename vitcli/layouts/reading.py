@@ -49,7 +49,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Reading:
     layout, match = recognise(store)
     depth = table.depth_of(match.rows, match.tensors)
     if max(depth, match.info.model.depth if match.info else 0) > len(match.tensors):
-        raise CheckpointError("names more blocks than it has tensors", where=store.path)
+        raise CheckpointError("describes more blocks than it has tensors", where=store.path)
     info = match.info or _describe(store, layout, match, depth, grid)
     model, heads = info.model, getattr(info.model, "num_heads", 1)
     wanted = model.tensor_shapes()

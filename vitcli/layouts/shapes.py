@@ -76,7 +76,7 @@ def _infer_vit(
         raise CheckpointError(
             "not a Vision Transformer in a supported layout",
             where=where,
-            hint="put its config.json beside the file",
+            hint="put its config.json next to the file",
         )
     width, assumed = patch[0], {"num_heads", "activation", "norm_eps"}
     has_class, has_fc_norm = "cls_token" in shapes, "fc_norm.weight" in shapes

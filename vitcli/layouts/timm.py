@@ -836,5 +836,5 @@ def _check_unambiguous(
         raise CheckpointError(
             f"may be a model with {doubt}, which is not supported",
             where=store.path,
-            hint="put timm's config.json, which names the architecture, beside the file",
+            hint="put timm's config.json, which specifies the architecture, next to the file",
         )

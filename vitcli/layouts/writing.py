@@ -25,7 +25,9 @@ def write_layout(
         import numpy as np
 
         if not np.array_equal(tensors[name].read(), array):
-            raise OutputError(f"{name} is not what readers of the layout {layout.name} compute")
+            raise OutputError(
+                f"{name} would be computed differently by readers of the layout {layout.name}"
+            )
         renamed[name] = ()
     for row in table.expand(layout.rows(model), model.depth):
         if set(row.ours) <= set(tensors) and not set(row.ours) <= set(renamed):

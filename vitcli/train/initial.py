@@ -84,7 +84,7 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         raise ConfigError(
             f"the model has none of the classes {listed(label.name for label in classes)}",
             where=config.model,
-            hint=f"leave out --keep-head; its {len(start.classes):,} classes are "
+            hint=f"leave out --keep-head; the model's {len(start.classes):,} classes are "
             f"{listed((label.name for label in start.classes), 8)}",
         )
     rows = np.full(len(classes), -1)
