@@ -107,7 +107,7 @@ def test_a_file_of_nothing_but_tensors_says_what_was_assumed(vit, tiny_checkpoin
         (
             ["X/16"],
             "error: unknown architecture 'X/16'\n"
-            "hint: use a size (Ti, S, B, L, H) and a patch size, as in B/16",
+            "hint: use a size (Ti, S, B, L, H) and a patch size, such as B/16",
         ),
         (
             ["B/16", "--resolution", "225"],

@@ -251,6 +251,6 @@ def test_help_of_training_is_in_groups(vit, command):
     assert text.index("Data and model:") < text.index("--data") < text.index("Recipe:")
     assert text.index("Recipe:") < text.index("--lr ") < text.index("Machine:")
     others = re.findall(r"^  (?:-\w, )?--([\w-]+)", text.partition("Other options:")[2], re.M)
-    assert others == ["offline", "allow-pickle", "json", "quiet", "debug", "help"]
+    assert others == ["json", "offline", "allow-pickle", "quiet", "debug", "help"]
     for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.M):
         assert len(re.findall(rf"^  (?:-\w, )?{option}\b(?!-)", text, re.M)) == 1
