@@ -13,7 +13,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -133,7 +133,7 @@ def write(
     tensors: Mapping[str, np.ndarray | LazyTensor],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write a safetensors file whole or not at all, with one tensor in memory at a time.
+    """Write a safetensors file whole or not at all, with two tensors in memory at a time.
 
     The order is the mapping's, but wider types come first, so that each tensor lies aligned.
 
@@ -160,8 +160,23 @@ def write_to(
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
-    for name in order:
-        file.write(tensor_bytes(tensors[name]))
+    for data in _made_ahead(tensors[name] for name in order):
+        file.write(data)
+
+
+def _made_ahead(tensors: Iterable[np.ndarray | LazyTensor]) -> Iterator[memoryview]:
+    """The bytes of each tensor; the next is made in a thread while one is written."""
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        made: Future[memoryview] | None = None
+        for tensor in tensors:
+            following = thread.submit(tensor_bytes, tensor)
+            if made is not None:
+                yield made.result()
+            made = following
+        if made is not None:
+            yield made.result()
 
 
 def _dtype_name(tensor: np.ndarray | LazyTensor) -> str:
