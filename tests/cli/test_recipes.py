@@ -120,7 +120,7 @@ def test_json_of_a_sweep(images, parent, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_stopped_in_its_third_rate_goes_on(images, parent, tmp_path, number):
-    """The bar of the issue, through the command line."""
+    """Through the command line: the same weights, and nothing done twice."""
     words = [sys.executable, "-m", "vitcli", "finetune", "--data", str(images), "--steps", "60"]
     words += ["--model", str(parent), "--batch-size", "8", "--lr", "0.001,0.003,0.01,0.03"]
     words += ["--device", "cpu", "--workers", "0", "--eval-every", "30"]

@@ -313,10 +313,15 @@ def test_a_killed_push_leaves_nothing(run: Path, tmp_path: Path, hub: LoopbackHu
 
 @contextmanager
 def running(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """`vit` in a process of its own."""
-    command = [sys.executable, "-m", "vitcli", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=os.environ | environment, **pipes) as process:
+    """`vit` in a process of its own; Ctrl-C ends it even if the tests run in the background."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "vitcli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         yield process
 
 
