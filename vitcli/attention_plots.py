@@ -71,10 +71,6 @@ def _figure(
         yield made
 
 
-def _blank(axes: Axes) -> None:
-    axes.set_axis_off()
-
-
 def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None = None) -> None:
     """A map over its image, interpolated between patches; colours are drawn patch by patch."""
     height, width = image.shape[:2]
@@ -87,7 +83,7 @@ def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None 
         smooth: Any = {"cmap": COLOURS, "norm": scale, "alpha": OPACITY}
         axes.imshow(values, extent=extent, interpolation="bilinear", **smooth)
     axes.set(xlim=extent[:2], ylim=extent[2:])
-    _blank(axes)
+    axes.set_axis_off()
 
 
 def _bar(figure: Figure, axes: Any, scale: Normalize, label: str) -> None:
@@ -114,7 +110,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path, dark: bool = False)
     with _figure(path, 8.0, 3.6 * ratio + 0.4, panel.title, dark) as figure:
         left, right = figure.subplots(1, 2)
         left.imshow(panel.image)
-        _blank(left)
+        left.set_axis_off()
         scale = None if panel.map.ndim == 3 else Normalize(panel.map.min(), panel.map.max())
         _overlay(right, panel.image, panel.map, scale)
         if scale is not None:
@@ -136,7 +132,7 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path, dark: bool = False)
     with _figure(path, 4.0 * across, (2.0 * ratio + 0.3) * down, titles, dark) as figure:
         cells = figure.subplots(down, 2 * across, squeeze=False)
         for cell in cells.flat:
-            _blank(cell)
+            cell.set_axis_off()
         for i, panel in enumerate(panels):
             row, column = divmod(i, across)
             cells[row, 2 * column].imshow(panel.image)
@@ -164,7 +160,7 @@ def head_grid(
         cells = figure.subplots(down, across, squeeze=False)
         scale = Normalize(maps.min(), maps.max())
         for head, cell in enumerate(cells.flat):
-            _blank(cell)
+            cell.set_axis_off()
             if head < len(maps):
                 _overlay(cell, image, maps[head], scale)
                 cell.set_title(f"head {head}", fontsize=8)
@@ -183,7 +179,7 @@ def filter_tiles(filters: Floats, path: str | Path, dark: bool = False) -> None:
     with _figure(path, across * 0.85, down * 0.85 + 0.35, "", dark) as figure:
         cells = figure.subplots(down, across, squeeze=False)
         for i, cell in enumerate(cells.flat):
-            _blank(cell)
+            cell.set_axis_off()
             if i < len(filters):
                 cell.imshow(filters[i], interpolation="nearest")
         figure.suptitle(f"first {len(filters)} principal components of the filters", fontsize=9)

@@ -215,12 +215,9 @@ def _forward(
 
     with watch(model, visit):
         model(images)
-    if row is not None:
-        read = row.to(images.device).expand(len(images), -1)
-    elif method == "last" and layer is None:
-        return found["pool"]
-    else:
-        read = found["pool"]
+    if row is None and method == "last" and layer is None:
+        return found["pool"]  # the attention pool is the last layer
+    read = found["pool"] if row is None else row.to(images.device).expand(len(images), -1)
     return torch.einsum("bn,bnm->bm", read, found["tokens"])
 
 
