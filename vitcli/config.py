@@ -281,3 +281,11 @@ METRICS = {
 def nearest(name: str, known: list[str], n: int = 3) -> list[str]:
     """The names most like a mistyped one, best first."""
     return difflib.get_close_matches(name.lower(), known, n=n, cutoff=0.5)
+
+
+def did_you_mean(name: str, known: list[str]) -> str | None:
+    """A hint with the names most like a mistyped one; None if none is like it."""
+    *others, last = nearest(name, known) or [""]
+    if not last:
+        return None
+    return f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from vitcli.cli import options, output
 from vitcli.cli.main import PLAIN
-from vitcli.config import ClassLabel, nearest
+from vitcli.config import ClassLabel, did_you_mean
 from vitcli.errors import HubError, ModelNotFoundError, VitError
 from vitcli.hub import registry
 from vitcli.hub.cache import RepoCache, fetched
@@ -98,12 +98,10 @@ def list_models(
     wanted = [word.lower() for word in words or ()]
     rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
     if not rows:
-        like = nearest(" ".join(wanted), registry.names())
         raise ModelNotFoundError(
             f"no model matches '{' '.join(wanted)}'",
-            hint=f"did you mean {' or '.join(like)}?"
-            if like
-            else "list all models with `vit models`, or download one with `vit pull NAME`",
+            hint=did_you_mean(" ".join(wanted), registry.names())
+            or "list all models with `vit models`, or download one with `vit pull NAME`",
         )
     if json:
         for row in rows:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, nearest
+from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, did_you_mean
 from vitcli.errors import ModelNotFoundError
 from vitcli.layouts import timm
 from vitcli.weight_files import SUFFIXES
@@ -213,7 +213,6 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
 
 
 def _not_found(text: str, what: str, others: Sequence[str] = ()) -> ModelNotFoundError:
-    like = nearest(text, [*names(), *others])
     ships = f"the built-in models are {', '.join(aliases())}; list all with `vit models`"
-    hint = f"did you mean {' or '.join(like)}?" if like else ships
+    hint = did_you_mean(text, [*names(), *others]) or ships
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

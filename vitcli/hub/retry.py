@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from vitcli.config import nearest
+from vitcli.config import did_you_mean
 from vitcli.errors import HubError, VitError
 
 T = TypeVar("T")
@@ -166,8 +166,7 @@ def missing(repo: str, what: str, hint: str) -> HubError:
     """The error for a repo that cannot be found, which may be a mistyped path."""
     parent = Path(repo).parent
     siblings = [path.as_posix() for path in parent.iterdir()] if parent.is_dir() else []
-    if like := nearest(repo, siblings):
-        hint = f"did you mean {' or '.join(like)}?"
+    hint = did_you_mean(repo, siblings) or hint
     return HubError(what, where=repo, hint=hint)
 
 
