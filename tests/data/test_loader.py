@@ -47,12 +47,12 @@ def load(
     start_step: int,
     steps: int,
     workers: int,
-    rank: int = 0,
-    world: int = 1,
     on_unreadable: Callable[[ImageError], None] = fail,
+    part: range | None = None,
+    lead: int = 0,
 ) -> Generator[Batch]:
     order = (batch_size, seed, start_step, steps, workers)
-    return train_batches(source, transform, *order, on_unreadable, rank, world)
+    return train_batches(source, transform, *order, on_unreadable, part=part, lead=lead)
 
 
 def assert_equal(one: list[Batch], other: list[Batch]) -> None:
@@ -111,14 +111,18 @@ def test_a_batch_may_be_larger_than_the_data(source: Source) -> None:
     assert not torch.equal(images[first], images[-1])  # in another epoch, another crop
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_ranks_share_the_batch(source: Source, world: int) -> None:
+@pytest.mark.parametrize("part", [range(5), range(5, 10), range(3, 4)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_part_of_a_batch_comes_with_the_images_before_it(
+    source: Source, part: range, workers: int
+) -> None:
     whole = list(load(source, TRAIN, 10, 0, 0, 3, workers=0))
-    ranks = [list(load(source, TRAIN, 10, 0, 0, 3, 0, rank, world)) for rank in range(world)]
-    for step, batch in enumerate(whole):
+    places = [(place - 1) % 10 for place in (*part, part.stop)]
+    for batch, got in zip(
+        whole, load(source, TRAIN, 10, 0, 0, 3, workers, part=part, lead=1), strict=True
+    ):
         for column in range(3):
-            shared = torch.cat([rank[step][column] for rank in ranks])
-            assert torch.equal(batch[column], shared)
+            assert torch.equal(batch[column][places], got[column])
 
 
 @pytest.mark.parametrize("size", [4, 11])

@@ -119,7 +119,17 @@ def test_mixup_blends_each_image_and_label_with_the_one_before() -> None:
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(labels, share * targets + (1 - share) * targets[[5, 0, 1, 2, 3, 4]])
     same, labels = mix(images, targets, AugmentConfig(), batch_rng(0, 0))
-    assert same is images and labels is targets
+    assert torch.equal(same, images) and torch.equal(labels, targets)
+
+
+@pytest.mark.parametrize("augment", [AugmentConfig(mixup=0.2), AugmentConfig(cutmix=1.0)])
+def test_the_parts_of_a_batch_are_mixed_as_the_whole(augment: AugmentConfig) -> None:
+    images, targets = batch()
+    whole = mix(images, targets, augment, batch_rng(0, 0))
+    for places in ([5, 0, 1, 2], [2, 3, 4, 5]):
+        part = mix(images[places], targets[places], augment, batch_rng(0, 0), lead=1)
+        for mixed, expected in zip(part, whole, strict=True):
+            assert torch.equal(mixed, expected[places[1:]])
 
 
 def test_cutmix_pastes_a_box_whose_area_is_the_share() -> None:

@@ -56,32 +56,34 @@ def train_batches(
     steps: int,
     workers: int,
     on_unreadable: Callable[[ImageError], None],
-    rank: int = 0,
-    world: int = 1,
     balanced: bool = False,
+    part: range | None = None,
+    lead: int = 0,
 ) -> Generator[Batch]:
-    """This rank's run of each global batch, for the steps start_step .. steps - 1. Rank r of w gets
-    the r-th of w consecutive runs of the batch.
+    """Each global batch, or a part of it, for the steps start_step .. steps - 1.
 
-    `on_unreadable` is called with each image that cannot be read, whenever it comes. The next
-    readable image of its class (`Source.same_class`) takes its place, with the same random
-    choices; which one depends on the files alone.
+    Args:
+        on_unreadable: called with each image that cannot be read, whenever it comes. The next
+            readable image of its class (`Source.same_class`) takes its place, with the same
+            random choices; which one depends on the files alone.
+        part: places in the global batch; None: all.
+        lead: images before the part that come with it; before the first image is the last one.
 
     Raises:
         ImageError: no image of a class can be read.
     """
-    first, end = batch_size * rank // world, batch_size * (rank + 1) // world
-    share = -(-(end - first) // max(workers, 1))
+    part = range(batch_size) if part is None else part
+    places = np.arange(part.start - lead, part.stop) % batch_size
+    share = -(-len(places) // max(workers, 1))
     chunk_size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
     orders = (
-        _Order(indices[start:stop], epochs[start:stop], stop == end)
+        _Order(indices[chunk], epochs[chunk], chunk[-1] == places[-1])
         for indices, epochs in batch_orders(source, batch_size, seed, start_step, steps, balanced)
-        for start in range(first, end, chunk_size)
-        for stop in [min(start + chunk_size, end)]
+        for chunk in np.split(places, range(chunk_size, len(places), chunk_size))
     )
     images = _Images(source, transform, seed)
     if workers:
-        ahead = 2 * (end - first)  # two batches in all
+        ahead = 2 * len(places)  # two batches in all
         chunks = _in_processes(images, orders, workers, max(1, ahead // (chunk_size * workers)))
     else:
         chunks = (images[order] for order in orders)

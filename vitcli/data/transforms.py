@@ -159,23 +159,30 @@ def draw_mixing(size: Size, augment: AugmentConfig, rng: np.random.Generator) ->
 
 
 def mix(
-    images: torch.Tensor, targets: torch.Tensor, augment: AugmentConfig, rng: np.random.Generator
+    images: torch.Tensor,
+    targets: torch.Tensor,
+    augment: AugmentConfig,
+    rng: np.random.Generator,
+    lead: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixup or cutmix of a whole batch, each image with the one before it.
+    """Mixup or cutmix of a batch, each image with the one before it.
 
     Args:
         images: float (B, 3, H, W).
         targets: float (B, K), the labels as distributions.
         rng: `batch_rng(seed, step)`.
+        lead: 1 if image 0 is the one before a part of a batch, which is left out of the result; 0
+            if the batch is whole.
     """
     mixing = draw_mixing((images.shape[-2], images.shape[-1]), augment, rng)
     if mixing is None:
-        return images, targets
-    neighbours = images.roll(1, 0)
+        return images[lead:], targets[lead:]
+    neighbours, other_targets = images.roll(1, 0)[lead:], targets.roll(1, 0)[lead:]
+    images, targets = images[lead:], targets[lead:]
     if mixing.box is None:
         images = images.lerp(neighbours, 1 - mixing.share)
     else:
         top, left, bottom, right = mixing.box
         images = images.clone()
         images[:, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]
-    return images, targets.lerp(targets.roll(1, 0), 1 - mixing.share)
+    return images, targets.lerp(other_targets, 1 - mixing.share)
