@@ -35,6 +35,7 @@ from vitcli.prediction import Predictor
 from vitcli.train import inputs, loop, report, setup
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import train
+from vitcli.train.objectives import Classification
 
 
 def test_a_run_learns_and_writes_its_directory(tiny_run):
@@ -190,15 +191,25 @@ def wait_for(file: Path, process: subprocess.Popen) -> None:
         time.sleep(0.005)
 
 
-def test_a_signal_is_answered_before_the_step_ends(tiny_run, monkeypatch):
-    events, mixed, told = [], loop.mix, []
+def before_each_step(monkeypatch, act) -> None:
+    """Calls act(step, x) when a batch is prepared; what it gives takes the place of the images."""
+    prepare = Classification.prepare
 
-    def stop(*batch):
+    def acted(self, x, labels, step, first=0):
+        acts = act(step, x) if step else None  # the plan prepares a batch of step 0
+        return prepare(self, x if acts is None else acts, labels, step, first)
+
+    monkeypatch.setattr(Classification, "prepare", acted)
+
+
+def test_a_signal_is_answered_before_the_step_ends(tiny_run, monkeypatch):
+    events, told = [], []
+
+    def stop(step, x):
         signal.raise_signal(signal.SIGTERM)
         told.append(events[-1])
-        return mixed(*batch)
 
-    monkeypatch.setattr(loop, "mix", stop)
+    before_each_step(monkeypatch, stop)
     outcome = train(tiny_run(), on_event=events.append)
     assert outcome.stopped_by == signal.SIGTERM and outcome.step == 1
     assert told == [loop.STOPPING] and events.count(loop.STOPPING) == 1
@@ -217,13 +228,13 @@ def test_a_signal_is_answered_after_the_event_that_is_being_shown(tiny_run):
 
 
 def test_a_second_signal_of_another_kind_stops_at_once(tiny_run, monkeypatch):
-    def stop(*batch):
+    def stop(step, x):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("went on")
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(loop, "mix", stop)
+    before_each_step(monkeypatch, stop)
     try:
         with pytest.raises(KeyboardInterrupt):
             train(tiny_run())
@@ -235,10 +246,9 @@ def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, monkeypat
     """Against an average that is kept by hand; the average is made the better one here."""
     seen: list[torch.Tensor] = []
 
-    def evaluate(self, model):
-        seen.append(model.norm.weight.detach().clone())
-        accuracy = 1.0 if model is self.run.averaged.module else 0.5
-        return SimpleNamespace(loss=0.0, metrics=lambda name: {f"{name}top1": accuracy})
+    def evaluate(self, objective):
+        seen.append(objective.model.norm.weight.detach().clone())
+        return {"top1": 1.0 if objective is self.run.averaged.module else 0.5, "loss": 0.0}
 
     monkeypatch.setattr(inputs.Images, "evaluate", evaluate)
     run = tiny_run(ema=0.6, steps=3, eval_every=1, lr=0.1, warmup=0)
@@ -390,18 +400,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_run, monkeypatch):
 
 def test_a_stop_keeps_no_diverged_state(tiny_run, monkeypatch):
     """The loss has become NaN since it was last read, and Ctrl-C comes."""
-    run, mixed = tiny_run(steps=1000, batch_size=4, save_every=10), loop.mix
+    run = tiny_run(steps=1000, batch_size=4, save_every=10)
 
-    def spoil(x, y, augment, rng):
-        calls.append(1)
-        if len(calls) < 15:
-            return mixed(x, y, augment, rng)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return x * torch.nan, y
+    def spoil(step, x):
+        if step == 15:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return x * torch.nan
+        return x
 
-    calls: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "mix", spoil)
+        before_each_step(patch, spoil)
         assert train(run).step == 15
     events = []
     train(run, resume=True, on_event=lambda e: (events.append(e), interrupt_at(11)(e)))
@@ -412,19 +420,18 @@ def test_a_stop_keeps_no_diverged_state(tiny_run, monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that moves by what steps and evaluations are said to take."""
-    now, mixed = [0.0], loop.mix
+    now = [0.0]
     took = SimpleNamespace(step=1, evaluation=0)
 
-    def mix(*arguments):
+    def work(step, x):
         now[0] += took.step
-        return mixed(*arguments)
 
-    def evaluate(self, model):
+    def evaluate(self, objective):
         now[0] += took.evaluation
-        return SimpleNamespace(loss=0.0, metrics=lambda name: {f"{name}top1": 0.5})
+        return {"top1": 0.5, "loss": 0.0}
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(loop, "mix", mix)
+    before_each_step(monkeypatch, work)
     monkeypatch.setattr(inputs.Images, "evaluate", evaluate)
     return SimpleNamespace(took=took, now=now)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitcli.config import AugmentConfig
 from vitcli.data.loader import train_batches
@@ -24,8 +23,9 @@ from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
 from vitcli.evaluate import evaluate_source
 from vitcli.inference import features_of
-from vitcli.metrics import Evaluation, Tally
+from vitcli.metrics import Tally
 from vitcli.train.events import Advance, Caution, Note, OnEvent
+from vitcli.train.objectives import Objective
 from vitcli.train.run import Run
 
 Computed = dict[tuple[str, str], tuple[Source, Tensor]]
@@ -103,7 +103,7 @@ class Images:
 
     @property
     def micro_batches(self) -> int:
-        """How many parts a batch goes through the model in."""
+        """How many parts a batch goes through the objective in."""
         return self.run.micro_batches
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
@@ -130,21 +130,18 @@ class Images:
             images = to_float(to_device(pixels, run.device), run.preprocess)
             yield images, to_device(labels, run.device)
 
-    def trained(self, model: nn.Module) -> nn.Module:
-        """The part of the model that takes these inputs and gives logits."""
-        return model
-
-    def evaluate(self, model: nn.Module) -> Evaluation:
-        """A model, or its average, on the validation split."""
+    def evaluate(self, objective: Objective) -> dict[str, float]:
+        """The metrics of a model, or of its average, on the validation split: top1, loss, ..."""
         run, val = self.run, self.run.splits.val
         assert val is not None
-        return evaluate_source(
-            run.inference(model),
+        found = evaluate_source(
+            run.inference(objective.model),
             val,
             workers=run.workers,
             on_progress=counting("validation", len(val), self.on_event),
             on_unreadable=self.skip,
         )
+        return {**found.metrics(), "loss": found.loss}
 
 
 class Features:
@@ -175,21 +172,18 @@ class Features:
             rows = torch.from_numpy(indices)
             yield features[to_device(rows, device)], to_device(labels[rows], device)
 
-    def trained(self, model: Any) -> nn.Module:
-        head: nn.Module = model.head
-        return head
-
-    def evaluate(self, model: Any) -> Evaluation:
+    def evaluate(self, objective: Objective) -> dict[str, float]:
         assert self.val is not None
         source, features = self.val
-        tally = Tally(len(source.classes), self.run.config.loss)
+        tally, model = Tally(len(source.classes), self.run.config.loss), objective.model
         model.eval()
         with torch.inference_mode():
             for start in range(0, len(features), EVALUATED_AT_ONCE):
                 rows = slice(start, start + EVALUATED_AT_ONCE)
                 logits = model.head(features[rows])  # in float32, as `Inference` has it
                 tally.add(logits.float().cpu(), source.labels[rows])
-        return tally.result()
+        found = tally.result()
+        return {**found.metrics(), "loss": found.loss}
 
     def _compute(self, source: Source) -> tuple[Source, Tensor]:
         """The features of all images that can be read, and the source of these images.

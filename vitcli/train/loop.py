@@ -18,15 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.data.order import batch_rng
-from vitcli.data.transforms import mix
 from vitcli.devices import ran_out_of_memory
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError
 from vitcli.train import report, setup
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution, Event, Note, OnEvent, Step, Validation
 from vitcli.train.inputs import Computed, Inputs, make_inputs
-from vitcli.train.objectives import Objective, classification, soft_targets
 from vitcli.train.optim import learning_rate, set_training
 from vitcli.train.plan import plan_of
 from vitcli.train.run import Run
@@ -127,12 +124,11 @@ def _start(run: Run, resume: bool, on_event: OnEvent) -> None:
 
 
 def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
-    config, model, optimizer = run.config, run.model, run.optimizer
+    config, objective, optimizer = run.config, run.objective, run.optimizer
     directory, progress, steps = run.directory, run.progress, run.steps
     val = run.splits.val
     started = time.monotonic() - progress.seconds
     inputs = make_inputs(run, on_event, computed)
-    objective = classification(config, run.class_weights)
     last = progress.step if progress.lost_patience(config) else steps
     batches = inputs.batches(progress.step, last)
     log = scalar_log(directory.tensorboard, progress.step, config.tensorboard)
@@ -145,24 +141,23 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
 
         if config.keep_head and val is not None and progress.step == 0:
             _validate(run, inputs, tell)  # the starting point of what is kept
-        set_training(model, config.freeze)
+        set_training(objective, config.freeze)
         meter, saver = _Meter(run), _Saver(run)
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
                 meter.leave_out(meter.since)  # the wait for the first batch
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config) * group["lr_scale"]
-            y = soft_targets(labels, model.config.num_classes, config)
-            x, y = mix(x, y, config.augment, batch_rng(config.seed, step))
-            loss, correct = _backward_that_fits(run, inputs, objective, x, y, on_event)
+            x, y = objective.prepare(x, labels, step)
+            loss, correct = _backward_that_fits(run, inputs, x, y, on_event)
             run.scaler.unscale_(optimizer)
             if config.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+                torch.nn.utils.clip_grad_norm_(objective.parameters(), config.clip_norm)
             run.scaler.step(optimizer)
             run.scaler.update()
             optimizer.zero_grad(set_to_none=True)
             if run.averaged is not None:
-                run.averaged.update_parameters(model)
+                run.averaged.update_parameters(objective)
 
             progress.step = step
             progress.seconds = time.monotonic() - started
@@ -179,7 +174,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 begun = time.monotonic()
                 _validate(run, inputs, tell)
-                set_training(model, config.freeze)
+                set_training(objective, config.freeze)
                 meter.leave_out(begun)
             ends = step == steps or progress.lost_patience(config)
             best = progress.best_step == step  # a GPU may not come to the same weights again
@@ -199,58 +194,58 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
 
 
 def _backward_that_fits(
-    run: Run, inputs: Inputs, objective: Objective, x: Tensor, y: Tensor, on_event: OnEvent
+    run: Run, inputs: Inputs, x: Tensor, y: Tensor, on_event: OnEvent
 ) -> tuple[Tensor, Tensor]:
     """`_backward`, in more and smaller micro-batches if the device runs out of memory."""
     while True:
         try:
-            return _backward(run, inputs, objective, x, y)
+            return _backward(run, inputs, x, y)
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
         # Outside the except clause: its traceback holds on to the tensors that did not fit.
-        run.model.zero_grad(set_to_none=True)
+        run.objective.zero_grad(set_to_none=True)
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
         run.split_further()
         on_event(Caution(f"out of memory: continuing with {run.micro_batches} micro-batches"))
 
 
-def _backward(
-    run: Run, inputs: Inputs, objective: Objective, x: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Leaves a batch's gradients in the model; gives its mean loss and number of correct answers.
+def _backward(run: Run, inputs: Inputs, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Leaves a batch's gradients in the objective; gives its mean loss and number of correct
+    answers.
 
-    x: (B, ...), y: (B, K); both go through the model in micro-batches.
+    x: (B, ...), y: (B, ...); both go through the objective in micro-batches.
     """
-    count, model = inputs.micro_batches, inputs.trained(run.model)
+    count = inputs.micro_batches
     loss_sum = torch.zeros((), device=run.device)
     correct_sum = torch.zeros((), dtype=torch.int64, device=run.device)
     for part, targets in zip(x.chunk(count), y.chunk(count), strict=True):
         with run.autocast():
-            loss, correct = objective(model, part, targets)
-        run.scaler.scale(loss / count).backward()
-        loss_sum += loss.detach() / count
-        correct_sum += correct
+            losses, correct = run.objective(part, targets)
+        loss = losses.sum() / run.batch_size
+        run.scaler.scale(loss).backward()
+        loss_sum += loss.detach()
+        correct_sum += correct.sum()
     return loss_sum, correct_sum
 
 
 def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
     """Evaluates the model and its average; stores the better one if nothing before was better."""
     progress = run.progress
-    models: dict[str, Any] = {"val": run.model}
+    models: dict[str, Any] = {"val": run.objective}
     if run.averaged is not None and progress.step:
         models["ema_val"] = run.averaged.module
-    metrics: dict[str, float] = {}
-    for name, model in models.items():
-        found = inputs.evaluate(model)
-        metrics |= {**found.metrics(f"{name}_"), f"{name}_loss": found.loss}
+    metrics, scores = dict[str, float](), dict[str, float]()
+    for name, objective in models.items():
+        found = inputs.evaluate(objective)
+        metrics |= {f"{name}_{key}": value for key, value in found.items()}
+        scores[name] = run.objective.score(found)
     tell(Validation(progress.step, metrics))
-    best = max(models, key=lambda name: metrics[f"{name}_top1"])  # of equals the model itself
-    accuracy = metrics[f"{best}_top1"]
+    best = max(scores, key=lambda name: scores[name])  # of equals the model itself
     progress.stale += 1
-    if progress.best_accuracy is None or accuracy > progress.best_accuracy:
-        progress.best_accuracy, progress.best_step, progress.stale = accuracy, progress.step, 0
+    if progress.best_score is None or scores[best] > progress.best_score:
+        progress.best_score, progress.best_step, progress.stale = scores[best], progress.step, 0
         progress.best_averaged = best != "val"
         run.write_model()
 

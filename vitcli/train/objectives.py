@@ -1,29 +1,92 @@
-"""Objectives: functions of a model and a batch that give a loss to minimise."""
+"""What a run trains, and how well it does: a model, whatever is trained beside it, and a loss.
+
+A batch goes through an objective in two steps. `prepare` makes (x, y) of images and labels: all
+that is random about a batch, or needs its other images. `forward` gives the loss of every image;
+DDP, FSDP2 and torch.compile wrap it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitcli.data.order import batch_rng
+from vitcli.data.transforms import mix
 from vitcli.train_config import TrainConfig
 
-Objective = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(model, inputs (B, ...), targets (B, K)) -> (mean loss, number of correct answers)."""
+
+class Objective(nn.Module):
+    """A model in training. Its parameters are what the optimizer, the average and the state hold:
+    the model's are `model.*`, all others are trained beside it.
+
+    Args:
+        model: the ViT or BiT that the run stores.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    @abstractmethod
+    def prepare(
+        self, x: Tensor, labels: Tensor, step: int, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """(x, y) of images, or of features where the model's are fixed; y: (B, ...). Both can then
+        be split along B.
+
+        Args:
+            x: float32 (B, 3, H, W), or features (B, F).
+            labels: int64 (B,).
+            step: with the seed, it decides all that is random.
+            first: the place of image 0 in the step's global batch, of which this may be a part.
+        """
+
+    @abstractmethod
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each image, float32 (B,), and whether its answer is right, bool (B,)."""
+
+    @abstractmethod
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """What decides which weights a run stores, of the metrics of an evaluation ("top1",
+        "loss", ...): the higher, the better."""
 
 
-def classification(config: TrainConfig, class_weights: Tensor | None = None) -> Objective:
-    """The objective of labelled images."""
+class Classification(Objective):
+    """Labelled images (section 3.2 of the paper).
 
-    def classify(model: nn.Module, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = model(x)
+    Args:
+        class_weights: (K,), how much the images of each class count.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, class_weights: Tensor | None = None
+    ) -> None:
+        super().__init__(model)
+        self.config = config
+        self.class_weights: Tensor | None
+        self.register_buffer("class_weights", class_weights, persistent=False)
+
+    def prepare(
+        self, x: Tensor, labels: Tensor, step: int, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Mixed images, and their labels as rows (B, K). Mixing needs the whole batch: `first` is
+        0."""
+        y = soft_targets(labels, self.model.config.num_classes, self.config)
+        return mix(x, y, self.config.augment, batch_rng(self.config.seed, step))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(x) if x.ndim == 4 else self.model.head(x)
         with torch.autocast(x.device.type, enabled=False):
-            loss = classification_loss(logits, targets, config, class_weights)
-        return loss, count_correct(logits.detach(), targets)
+            losses = classification_losses(logits, y, self.config, self.class_weights)
+        return losses, logits.detach().argmax(dim=1) == y.argmax(dim=1)
 
-    return classify
+    def score(self, metrics: Mapping[str, float]) -> float:
+        return metrics["top1"]
 
 
 def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:
@@ -52,19 +115,12 @@ LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}
 """Losses (B,) of logits (B, K) and targets (B, K), by `TrainConfig.loss`."""
 
 
-def classification_loss(
+def classification_losses(
     logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
 ) -> Tensor:
-    """Mean loss of logits (B, K) against rows of targets (B, K), in float32. With weights (K,) an
-    image counts as its label does; the mean is over images, not over their weights, so that it
-    does not depend on how a batch is split.
+    """The losses (B,) of logits (B, K) against rows of targets (B, K), in float32. With weights
+    (K,) an image counts as its label does; the loss of a batch is the mean over its images, not
+    over their weights, so that it does not depend on how the batch is split.
     """
     losses = LOSSES[config.loss](logits.float(), targets)
-    if class_weights is not None:
-        losses = losses * (targets @ class_weights)
-    return losses.mean()
-
-
-def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many rows have their highest logit at the heaviest target, an int64 scalar."""
-    return (logits.argmax(dim=1) == targets.argmax(dim=1)).sum().to(torch.int64)
+    return losses if class_weights is None else losses * (targets @ class_weights)

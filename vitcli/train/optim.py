@@ -46,14 +46,17 @@ OPTIMIZERS = {
 
 
 class Layers:
-    """The layers of a ViT, a hybrid or a BiT ResNet, by parameter names."""
+    """The layers of a ViT, a hybrid or a BiT ResNet, or of an objective that has one as `model`, by
+    parameter names."""
 
     def __init__(self, model: nn.Module) -> None:
-        blocks = (_BLOCK.match(name) for name, _ in model.named_parameters())
+        names = (name.removeprefix("model.") for name, _ in model.named_parameters())
+        blocks = map(_BLOCK.match, names)
         self.blocks = list(dict.fromkeys(match[0] for match in blocks if match))
 
     def __call__(self, name: str) -> int:
         """The layer of a parameter or of a module without children, by its full name."""
+        name = name.removeprefix("model.")
         block = _BLOCK.match(name)
         if block:
             return self.blocks.index(block[0]) + 1
@@ -69,7 +72,7 @@ class Layers:
 
     def is_frozen(self, name: str, what: int | str) -> bool:
         """Whether `TrainConfig.freeze` stops the training of a parameter or module."""
-        top = name.partition(".")[0]
+        top = name.removeprefix("model.").partition(".")[0]
         if what == "backbone":
             return top not in _HEAD
         return self(name) <= int(what) and top != "norm"

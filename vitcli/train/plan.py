@@ -12,7 +12,6 @@ from vitcli.devices import free_memory, ran_out_of_memory
 from vitcli.machine import cpu_cores
 from vitcli.train.events import Plan
 from vitcli.train.inputs import has_fixed_features
-from vitcli.train.objectives import classification_loss, soft_targets
 from vitcli.train.optim import OPTIMIZERS, set_training
 from vitcli.train.run import Run, out_of_memory
 from vitcli.train_config import TrainConfig
@@ -127,7 +126,7 @@ def seconds_per_image(run: Run) -> float:
     """
     count = max(1, min(32, run.micro_batch_size))
     with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
-        set_training(run.model, run.config.freeze)
+        set_training(run.objective, run.config.freeze)
         while True:
             try:
                 return min(_times(run, count)) / count
@@ -141,17 +140,17 @@ def seconds_per_image(run: Run) -> float:
 
 def _times(run: Run, count: int) -> list[float]:
     """Seconds of passes over `count` images: two at least, and more within two seconds."""
-    model, config = run.model, run.info.model
-    images = torch.zeros((count, 3, *config.image_size), device=run.device)
+    objective = run.objective
+    images = torch.zeros((count, 3, *run.info.model.image_size), device=run.device)
     labels = torch.zeros(count, dtype=torch.int64, device=run.device)
-    targets = soft_targets(labels, config.num_classes, run.config)
+    x, y = objective.prepare(images, labels, step=0)
     times: list[float] = []
     while len(times) < 2 or (len(times) < 8 and sum(times) < 2.0):  # the first one warms up
         begin = time.perf_counter()
         with run.autocast():
-            logits = model(images)
-        classification_loss(logits, targets, run.config).backward()
-        logits.sum().item()  # waits for the device
+            losses, _ = objective(x, y)
+        losses.sum().backward()
+        losses.sum().item()  # waits for the device
         times.append(time.perf_counter() - begin)
-        model.zero_grad(set_to_none=True)
+        objective.zero_grad(set_to_none=True)
     return times

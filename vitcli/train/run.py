@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitcli.checkpoints.adapt import adapt
@@ -20,6 +20,7 @@ from vitcli.inference import Inference
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.directory import RunDirectory, config_to_json
+from vitcli.train.objectives import Objective
 from vitcli.train_config import TrainConfig
 
 
@@ -34,8 +35,8 @@ class Progress:
     """The step of the stored weights."""
     best_averaged: bool = False
     """Whether these are the average, not the model itself."""
-    best_accuracy: float | None = None
-    """On validation."""
+    best_score: float | None = None
+    """On validation (`Objective.score`)."""
     stale: int = 0
     """Evaluations since."""
 
@@ -46,15 +47,15 @@ class Progress:
 
 @dataclass
 class Run:
-    """Everything that the loop works with. What changes from step to step is in `model`,
+    """Everything that the loop works with. What changes from step to step is in `objective`,
     `averaged`, `optimizer`, `scaler` and `progress`: the state that `state.py` saves."""
 
     config: TrainConfig
     """Without gaps: `plan.py` has filled them."""
     directory: RunDirectory
-    model: ViT | BiT
+    objective: Objective
     averaged: AveragedModel | None
-    """The Polyak average of the model over the steps (`TrainConfig.ema`)."""
+    """The Polyak average of the objective over the steps (`TrainConfig.ema`)."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     info: CheckpointInfo
@@ -62,11 +63,15 @@ class Run:
     splits: Splits
     device: torch.device
     dtype: torch.dtype
-    class_weights: Tensor | None
-    """(K,), on the device."""
     progress: Progress = field(default_factory=Progress)
     skipped: set[str | None] = field(default_factory=set)
     """Images that cannot be read."""
+
+    @property
+    def model(self) -> ViT | BiT:
+        """What the run stores."""
+        model: ViT | BiT = self.objective.model
+        return model
 
     @property
     def steps(self) -> int:
@@ -132,9 +137,9 @@ class Run:
     def write_model(self) -> None:
         """Stores the model, or its average, as it is now."""
         average = self.averaged if self.progress.best_averaged else None
-        model = self.model if average is None else average.module
+        objective: Any = self.objective if average is None else average.module
         info = self.stored_info({})
-        state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+        state = {name: value.detach().cpu() for name, value in objective.model.state_dict().items()}
         state = adapt(state, self.info.model, info.model, self.config.posemb_method)
         train = config_to_json(self.config)
         save_checkpoint(self.directory.path, state, info, self.config.save_dtype, train=train)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitcli
@@ -23,6 +24,7 @@ from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution, Note, OnEvent
 from vitcli.train.inputs import counting
+from vitcli.train.objectives import Classification, Objective
 from vitcli.train.optim import build_optimizer, freeze
 from vitcli.train.plan import fill_gaps
 from vitcli.train.run import Run, at_patch_size
@@ -69,22 +71,28 @@ def prepare(
     freeze(model, config.freeze)
     config = fill_gaps(config, info.model, len(splits.train), device)
     _warn(config, info.model, on_event)
-    weights = class_weights(config.class_weights, splits.train) if config.class_weights else None
+    objective = _objective(config, model, splits.train).to(device)
     return Run(
         config=config,
         directory=directory,
-        model=model,
-        averaged=AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
+        objective=objective,
+        averaged=AveragedModel(objective, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
         if config.ema
         else None,
-        optimizer=build_optimizer(model, config),
+        optimizer=build_optimizer(objective, config),
         scaler=torch.amp.GradScaler(device.type, enabled=dtype is torch.float16),
         info=info,
         splits=splits,
         device=device,
         dtype=dtype,
-        class_weights=None if weights is None else torch.from_numpy(weights).to(device),
     )
+
+
+def _objective(config: TrainConfig, model: nn.Module, train: Source) -> Objective:
+    weights = None
+    if config.class_weights:
+        weights = torch.from_numpy(class_weights(config.class_weights, train))
+    return Classification(model, config, weights)
 
 
 def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:

@@ -23,10 +23,10 @@ from vitcli.train.run import Progress, Run
 
 def save_state(run: Run) -> None:
     """Writes the state, whole or not at all."""
-    tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in run.model.state_dict().items()}
+    tensors: dict[str, Tensor] = dict(run.objective.state_dict())  # model.*, and what is beside it
     if run.averaged is not None:
         tensors |= {f"average.{k}": v for k, v in run.averaged.state_dict().items()}
-    for name, parameter in run.model.named_parameters():
+    for name, parameter in run.objective.named_parameters():
         for slot, value in run.optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensors[f"optimizer.{slot}.{name}"] = torch.as_tensor(value)
@@ -69,10 +69,11 @@ def load_state(run: Run) -> list[str]:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vit_state"])
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        run.model.load_state_dict(_below("model.", tensors))
+        trained = run.objective.state_dict().keys()
+        run.objective.load_state_dict({k: v for k, v in tensors.items() if k in trained})
         if run.averaged is not None:
             run.averaged.load_state_dict(_below("average.", tensors))
-        parameters = dict(run.model.named_parameters())
+        parameters = dict(run.objective.named_parameters())
         for key, value in _below("optimizer.", tensors).items():
             slot, name = key.split(".", 1)
             # A fused optimizer counts its steps on the device (torch/optim/adam.py).
