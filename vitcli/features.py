@@ -25,7 +25,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import files_of
 from vitcli.config import FewshotConfig, ModelConfig
 from vitcli.data.inputs import ImageInput
-from vitcli.data.shards import cache_directory
+from vitcli.data.listing import cache_directory
 from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
 from vitcli.prediction import Predictor
@@ -75,7 +75,7 @@ class FeatureCache:
     """Feature vectors by the hash of their image; in memory only, if the file cannot be used."""
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
-        path = (directory or cache_directory().parent / "features") / f"{name}.sqlite"
+        path = (directory or cache_directory("features")) / f"{name}.sqlite"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.database = self._open(path)

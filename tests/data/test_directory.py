@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from data.conftest import MakeDirectory, jpeg
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.dataset import open_data, open_dataset, open_split
+from vitcli.data import listing
+from vitcli.data.dataset import open_data, open_dataset, open_split, unreadable_images
 from vitcli.data.files import HAS_HEIF, walk
 from vitcli.errors import DataError, ImageError
 
@@ -205,3 +207,92 @@ def test_an_image_that_went_away(make_directory: MakeDirectory) -> None:
     with pytest.raises(ImageError) as caught:
         source.read(0)
     assert caught.value.where == source.where(0)
+
+
+# ---------------------------------------------------------------------------------------------
+# Kept listings
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two class directories of links, and one with other files; unchanged for a while."""
+    monkeypatch.setattr(listing, "KEPT_FROM", 100)
+    root, target = tmp_path / "many", tmp_path / "one.JPG"
+    target.write_bytes(jpeg(0))
+    for name in ("b", "a", "c"):
+        (root / name).mkdir(parents=True)
+        for i in range(2000):
+            (root / name / f"{i}.{'JPEG' if i % 2 else 'png'}").symlink_to(target)
+    (root / "c" / ".hidden.jpg").write_bytes(b"")
+    (root / "c" / "notes.txt").write_bytes(b"")
+    (root / "c" / "x.psd").write_bytes(b"")
+    settle(root)
+    return root
+
+
+def settle(root: Path) -> None:
+    for directory in (root, *(path for path in root.iterdir() if path.is_dir())):
+        os.utime(directory, (1e9, 1e9 + directory.stat().st_ino % 1000))
+
+
+def test_a_listing_is_kept_until_a_directory_changes(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_dataset(DataConfig(str(many)))
+    assert first.train is not None and len(first.train) == 6000
+    assert "x.psd" not in first.warnings[0] and ".psd (1)" in first.warnings[0]
+    by_walk = [os.path.relpath(path, many) for name in "abc" for path in sorted_walk(many / name)]
+    assert list(first.train.names) == by_walk
+    with monkeypatch.context() as patched:
+        patched.setattr(listing, "_list", None)
+        again = open_dataset(DataConfig(str(many)))
+    assert again.warnings == first.warnings and again.train is not None
+    assert again.train.fingerprint() == first.train.fingerprint()
+    (many / "b" / "new.jpg").symlink_to(many / "a" / "0.png")
+    (many / "d").mkdir()
+    (many / "d" / "1.jpg").write_bytes(jpeg(1))
+    changed = open_dataset(DataConfig(str(many))).train
+    assert changed is not None and list(changed.counts()) == [2000, 2001, 2000, 1]
+    (many / "d" / "2.jpg").write_bytes(jpeg(2))  # within the resolution of a file system's clock
+    changed = open_dataset(DataConfig(str(many))).train
+    assert changed is not None and list(changed.counts()) == [2000, 2001, 2000, 2]
+    for kept in listing.cache_directory("listings").iterdir():
+        kept.write_bytes(kept.read_bytes()[:100])
+    assert len(open_split(DataConfig(str(many)))[0]) == 6003
+
+
+def sorted_walk(directory: Path) -> list[str]:
+    return sorted(walk(str(directory), Counter()))
+
+
+def test_directories_below_class_directories_are_listed_every_time(many: Path) -> None:
+    (many / "a" / "more").mkdir()
+    (many / "a" / "more" / "1.jpg").write_bytes(jpeg(1))
+    settle(many)
+    assert len(open_split(DataConfig(str(many)))[0]) == 6001
+    (many / "a" / "more" / "2.jpg").write_bytes(jpeg(2))
+    assert len(open_split(DataConfig(str(many)))[0]) == 6002
+
+
+def test_an_index_takes_less_than_60_bytes_an_image(many: Path) -> None:
+    open_split(DataConfig(str(many)))  # what is imported once
+    for kept in listing.cache_directory("listings").iterdir():
+        kept.unlink()
+    tracemalloc.start()
+    source = open_split(DataConfig(str(many)))[0]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 60 * len(source)
+
+
+def test_what_only_looks_like_an_image_is_reported_when_it_is_read(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(jpeg(1))
+    os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    (tmp_path / "b" / "directory.jpg").mkdir()
+    (tmp_path / "b" / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    source = open_split(DataConfig(str(tmp_path)))[0]
+    bad = [error.where for error in unreadable_images(source)]
+    names = ("a/pipe.jpg", "b/directory.jpg", "b/gone.jpg")
+    assert bad == [str(tmp_path / name) for name in names]

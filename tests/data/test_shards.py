@@ -20,6 +20,7 @@ from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import shards
 from vitcli.data.dataset import open_data, open_split
+from vitcli.data.listing import cache_directory
 from vitcli.data.source import Source
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
@@ -187,7 +188,7 @@ def test_directories_and_links_between_samples(tmp_path: Path) -> None:
 
 
 def cached() -> list[str]:
-    return sorted(path.suffix for path in shards.cache_directory().iterdir())
+    return sorted(path.suffix for path in cache_directory("shards").iterdir())
 
 
 def test_shards_are_unpacked_and_indexed_once(
@@ -203,7 +204,7 @@ def test_shards_are_unpacked_and_indexed_once(
         again = open_data(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
     assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)
-    for index in shards.cache_directory().glob("*.npz"):
+    for index in cache_directory("shards").glob("*.npz"):
         index.write_bytes(index.read_bytes()[:200])  # a damaged index is made again
     assert open_data(DataConfig(str(shard_directory))).train.fingerprint() == first.fingerprint()
 
@@ -228,7 +229,7 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OutputError, match="No space left") as caught:
         opened(tmp_path / "a.tar.gz")
     assert "VIT_CACHE" in str(caught.value.hint)
-    assert not list(shards.cache_directory().iterdir())
+    assert not list(cache_directory("shards").iterdir())
 
 
 def test_plain_shards_need_no_cache(shard_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +259,7 @@ def test_a_shard_cut_short_anywhere(tmp_path: Path) -> None:
     for length in range(3, len(packed) - 1, 97):
         (tmp_path / "cut.tar.gz").write_bytes(packed[:length])
         fails(tmp_path / "cut.tar.gz")
-        assert not any(path.suffix == ".tar" for path in shards.cache_directory().glob("*"))
+        assert not any(path.suffix == ".tar" for path in cache_directory("shards").glob("*"))
 
 
 def header(name: str, size: bytes, kind: bytes = b"0") -> bytes:

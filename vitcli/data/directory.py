@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from vitcli.config import ClassLabel
 from vitcli.data.classes import (
     Classes,
     RawSplit,
@@ -18,6 +18,7 @@ from vitcli.data.classes import (
     require_unique_ids,
 )
 from vitcli.data.files import is_image, skipped_words, walk
+from vitcli.data.listing import Listing, list_classes, subdirectories
 from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
 from vitcli.errors import DataError
 
@@ -37,12 +38,12 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
         note = f"the classes are the directories in {inner}"
         return Dataset(opened.train, opened.val, opened.test, (note, *opened.warnings))
     skipped = Counter[str]()
-    raw: dict[str, RawSplit] = {}
+    listings = dict[str, Listing]()
     for split, place in places.items():
-        counts: dict[str, int] = {}
-        names = Names.pack(_class_files(root, place, counts, skipped))
+        listing = list_classes(root, place)
+        skipped.update(listing.skipped)
         loose = sum(is_image(entry.name) and entry.is_file() for entry in os.scandir(place))
-        if not len(names):
+        if not len(listing.names):
             if split == "test" and len(places) > 1:  # often images without labels
                 warnings.append(f"{place} has no class directories with images: ignored")
                 continue
@@ -50,16 +51,31 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
             if skipped:
                 what += f" ({skipped_words(skipped)})"
             raise DataError(what, where=place, hint=_HINT)
-        if empty := [name for name, count in counts.items() if not count]:
+        if empty := [name for name, count in listing.counts.items() if not count]:
             warnings.append(f"{place}: no images in {listed(empty)}: ignored")
         if loose:
             warnings.append(f"{place}: ignored {loose:,} images outside the class directories")
-        require_unique_ids((class_of(name) for name, count in counts.items() if count), place)
-        labels = [name for name, count in counts.items() for _ in range(count)]
-        raw[split] = RawSplit(labels, names, FileReader(root, names), root)
+        listings[split] = listing
     if skipped:
         warnings.append(f"{root}: {skipped_words(skipped)}")
-    return label_dataset(raw, known, root, warnings)
+    raw, named = _labelled(listings, root)
+    return label_dataset(raw, known, root, warnings, named)
+
+
+def _labelled(listings: dict[str, Listing], root: Path) -> tuple[dict[str, RawSplit], Classes]:
+    """The splits, labelled by the directories of their images, and the classes of all."""
+    by_id = dict[str, ClassLabel]()
+    for listing in listings.values():
+        classes = [class_of(name) for name, count in listing.counts.items() if count]
+        require_unique_ids(classes, root)
+        by_id = {label.id: label for label in classes} | by_id
+    position = {id: index for index, id in enumerate(sorted(by_id))}
+    raw = dict[str, RawSplit]()
+    for split, (counts, names, _) in listings.items():
+        indices = [position[class_of(name).id] if count else 0 for name, count in counts.items()]
+        labels = np.repeat(np.array(indices, np.int64), list(counts.values()))
+        raw[split] = RawSplit(labels, names, FileReader(root, names), root)
+    return raw, tuple(by_id[id] for id in position)
 
 
 def open_unlabelled(root: Path, classes: Classes) -> Source | None:
@@ -67,7 +83,7 @@ def open_unlabelled(root: Path, classes: Classes) -> Source | None:
     directories beside them. Their classes are unknown: all have label 0 of `classes`."""
     if not root.is_dir():
         return None
-    if any(_has_images(root / name) for name in _subdirectories(root)):
+    if any(_has_images(root / name) for name in subdirectories(root)):
         return None
     files = sorted(e.name for e in os.scandir(root) if is_image(e.name) and e.is_file())
     names = Names.pack(files)
@@ -77,10 +93,10 @@ def open_unlabelled(root: Path, classes: Classes) -> Source | None:
 
 def _split_directories(root: Path, warnings: list[str]) -> dict[str, Path]:
     """{split: its directory}; a directory without splits is the training split."""
-    names = _subdirectories(root)
+    names = subdirectories(root)
     named = {name: split for name in names if (split := split_of(name))}
     # Classes may have these names: trains.
-    flat = not any(_subdirectories(root / name) for name in named)
+    flat = not any(subdirectories(root / name) for name in named)
     if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
         return {"train": root}
     for split in set(named.values()):
@@ -99,38 +115,15 @@ def _split_directories(root: Path, warnings: list[str]) -> dict[str, Path]:
 
 def _container(places: dict[str, Path], root: Path) -> Path | None:
     """The directory that holds the class directories, as in DATA/images/cat/1.jpg."""
-    names = _subdirectories(root)
+    names = subdirectories(root)
     inner = [root / name for name in names if name.lower() in _CONTAINERS]
     if list(places.values()) != [root] or len(inner) != 1:
         return None
     if any(_has_images(root / name) for name in names if root / name != inner[0]):
         return None
     directly = any(is_image(entry.name) for entry in os.scandir(inner[0]))
-    return inner[0] if len(_subdirectories(inner[0])) > 1 and not directly else None
+    return inner[0] if len(subdirectories(inner[0])) > 1 and not directly else None
 
 
 def _has_images(directory: Path) -> bool:
     return next(walk(str(directory), Counter()), None) is not None
-
-
-def _subdirectories(directory: Path) -> list[str]:
-    try:
-        with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=directory) from error
-    return [name for name in names if not name.startswith((".", "__"))]
-
-
-def _class_files(
-    root: Path, place: Path, counts: dict[str, int], skipped: Counter[str]
-) -> Iterator[str]:
-    """The images of each class directory, by their names from `root` on; counts those of each."""
-    for name in _subdirectories(place):
-        directory = str(place / name)
-        # "/" on every system, so that a recorded split holds on another.
-        inner = os.path.relpath(directory, root).replace(os.sep, "/")
-        paths = (path.removeprefix(directory) for path in walk(directory, skipped))
-        found = sorted(inner + path.replace(os.sep, "/") for path in paths)
-        counts[name] = len(found)
-        yield from found

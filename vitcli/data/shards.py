@@ -31,6 +31,7 @@ import numpy.typing as npt
 from vitcli.atomic import whole_file
 from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
 from vitcli.data.files import IMAGE_SUFFIXES
+from vitcli.data.listing import cache_directory
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
@@ -99,9 +100,8 @@ def open_shards(
     shards = _find_shards(path)
     if packed := [shard for shard in shards if not _tar(shard)[0].is_file()]:
         size = sum(shard.stat().st_size for shard in packed) / 1e6
-        report(
-            f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {cache_directory()}"
-        )
+        place = cache_directory("shards")
+        report(f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {place}")
     raw: dict[str, RawSplit] = {}
     for split, group in group_by_split(shards, path).items():
         indexes = [index_shard(shard) for shard in group]
@@ -146,16 +146,6 @@ def _webdataset() -> Any:
 # The index of a shard, kept in the cache directory
 
 
-def cache_directory() -> Path:
-    """Where indices and unpacked shards are kept: $VIT_CACHE, else the user's cache directory."""
-    if os.environ.get("VIT_CACHE"):
-        return Path(os.environ["VIT_CACHE"]) / "shards"
-    if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
-        return Path(os.environ["LOCALAPPDATA"]) / "vit" / "shards"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "vit" / "shards"
-
-
 def _tar(shard: Path) -> tuple[Path, Path, Callable[..., Any] | None]:
     """(the tar to read: the shard or its unpacked copy, its index, what unpacks it). The names of
     copy and index hold the shard's path, size and time of change: a changed one is read again."""
@@ -167,7 +157,7 @@ def _tar(shard: Path) -> tuple[Path, Path, Callable[..., Any] | None]:
         raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
     place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
     state = hashlib.sha256(f"v2 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
-    stem = cache_directory() / f"{place}-{state}"
+    stem = cache_directory("shards") / f"{place}-{state}"
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
     return stem.with_suffix(".tar") if opener else shard, stem.with_suffix(".npz"), opener
 

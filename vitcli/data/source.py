@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from vitcli.config import ClassLabel
 from vitcli.data.files import read_file
+from vitcli.errors import ImageError
 
 Ints = npt.NDArray[np.int64]
 
@@ -80,7 +81,11 @@ class FileReader:
     names: Names  # relative to root, or absolute
 
     def read(self, row: int) -> bytes:
-        return read_file(os.path.join(self.root, self.names[row]))
+        path = os.path.join(self.root, self.names[row])
+        # A pipe that is named like an image would block.
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ImageError("not a file", where=path)
+        return read_file(path)
 
 
 @dataclass(frozen=True, eq=False)

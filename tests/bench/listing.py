@@ -1,0 +1,101 @@
+"""How long it takes to open a directory of a million images, and how much memory that needs.
+
+    python tests/bench/listing.py [--images 1300000] [--directory DIR]
+
+Makes 1,000 class directories of links to one file (in DIR, which is kept; else in a temporary
+directory), and then, each in a process of its own, three times in turns: lists them with os.scandir
+as plainly as Python can, and with os.walk, which asks what each link leads to; opens them without a
+kept listing, and with one. Prints the shortest time of each, on the clock and on the processor, and
+the most memory that it needs at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CLASSES = 1000
+
+PLAIN = """
+def work(root):
+    return sum(len([e.name for e in os.scandir(d.path)]) for d in os.scandir(root))
+"""
+WALK = """
+def work(root):
+    return sum(len(files) for _, _, files in os.walk(root))
+"""
+OPEN = """
+from vitcli.config import DataConfig
+from vitcli.data.dataset import open_dataset
+import vitcli.data.directory
+def work(root):
+    global kept
+    kept = open_dataset(DataConfig(root)).train
+    return len(kept)
+"""
+MEASURE = """
+import json, os, resource, sys, time
+{work}
+def memory():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before, wall, cpu = memory(), time.perf_counter(), time.process_time()
+count = work(sys.argv[1])
+wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+print(json.dumps([wall, cpu, (memory() - before) / count]))
+"""
+
+
+def make(root: Path, images: int) -> None:
+    target = root.parent / "one.jpg"
+    target.write_bytes(b"")
+    for number in range(CLASSES):
+        directory = root / f"n{1440764 + 7 * number:08}"
+        directory.mkdir(parents=True)
+        for i in range(images // CLASSES):
+            (directory / f"{directory.name}_{13 * i}.JPEG").symlink_to(target)
+
+
+def measure(work: str, root: Path, cache: str) -> tuple[float, float, float]:
+    """Seconds, seconds of the processor, and bytes an image at the peak."""
+    command = [sys.executable, "-c", MEASURE.format(work=work), str(root)]
+    environment = os.environ | {"VIT_CACHE": cache}
+    answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    wall, cpu, memory = json.loads(answer.stdout)
+    return wall, cpu, memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=1_300_000)
+    parser.add_argument("--directory", type=Path, help="where to make the links, and keep them")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = (args.directory or Path(scratch)) / "links"
+        if not root.exists():
+            make(root, args.images)
+        found: dict[str, list[tuple[float, float, float]]] = {}
+        for turn in range(3):
+            cache = f"{scratch}/{turn}"
+            for name, work in (
+                ("os.scandir", PLAIN),
+                ("os.walk", WALK),
+                ("opened", OPEN),
+                ("opened again", OPEN),
+            ):
+                found.setdefault(name, []).append(measure(work, root, cache))
+        plain, plain_cpu, _ = map(min, zip(*found["os.scandir"], strict=True))
+        for name, runs in found.items():
+            wall, cpu, memory = map(min, zip(*runs, strict=True))
+            print(
+                f"{name:14} {wall:6.2f} s ({wall / plain:.2f}x)   processor {cpu:6.2f} s "
+                f"({cpu / plain_cpu:.2f}x)   {memory:4.0f} bytes an image"
+            )
+
+
+if __name__ == "__main__":
+    main()

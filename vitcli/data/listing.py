@@ -1,0 +1,143 @@
+"""The images in class directories: listed once, kept in the cache directory, and listed again only
+once a directory has changed.
+
+A million names are handled by the directory, not one by one: what is done for each costs as much
+as listing it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitcli.atomic import whole_file
+from vitcli.data.files import IMAGE_SUFFIXES, is_image, walk
+from vitcli.data.source import Names
+from vitcli.errors import DataError, OutputError
+
+KEPT_FROM = 10_000
+"""Images from which a listing is kept: a smaller one is made at once."""
+SETTLED = 2.0
+"""Seconds since the last change after which a directory's time tells it from the next one."""
+
+_COMMON = ("jpeg", "jpg", "png")
+_SUFFIXES = (*_COMMON, *sorted(IMAGE_SUFFIXES.difference(_COMMON)))
+
+
+class Listing(NamedTuple):
+    """The images of a directory of class directories."""
+
+    counts: dict[str, int]
+    """Images of each class directory, in order of their names."""
+    names: Names
+    """Of all images, class by class, relative to the dataset."""
+    skipped: dict[str, int]
+    """Files that cannot be read, by kind."""
+
+
+def list_classes(root: Path, place: Path) -> Listing:
+    """The images of each class directory in `place`, which is `root` or a directory below it.
+
+    Links are followed, and named like an image they are images: what they lead to is seen when
+    they are read.
+    """
+    key = hashlib.sha256(os.fsencode(f"v1\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
+    kept = cache_directory("listings") / f"{key}.npz"
+    # A missing, damaged or outdated listing is made again.
+    with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as arrays:
+        told = json.loads(str(arrays["told"]))
+        if arrays["times"].tolist() == _times(place, told["counts"]):
+            return Listing(told["counts"], Names(arrays["text"], arrays["ends"]), told["skipped"])
+    classes = subdirectories(place)
+    times = _times(place, classes)  # before the names: a change meanwhile makes them outdated
+    listing, nested = _list(root, place, classes)
+    old = max(times) < (time.time() - SETTLED) * 1e9
+    if len(listing.names) >= KEPT_FROM and old and not nested:
+        told = {"counts": listing.counts, "skipped": listing.skipped}
+        text, ends = listing.names.arrays()
+        with contextlib.suppress(OSError, OutputError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(kept) as file:
+                np.savez(file, text=text, ends=ends, times=times, told=json.dumps(told))
+    return listing
+
+
+def subdirectories(directory: Path) -> list[str]:
+    """The names of the directories in a directory, sorted, without hidden ones.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=directory) from error
+    return [name for name in names if not name.startswith((".", "__"))]
+
+
+def cache_directory(kind: str) -> Path:
+    """Where what is computed of datasets is kept: $VIT_CACHE, else the user's cache directory."""
+    if os.environ.get("VIT_CACHE"):
+        return Path(os.environ["VIT_CACHE"]) / kind
+    if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
+        return Path(os.environ["LOCALAPPDATA"]) / "vit" / kind
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "vit" / kind
+
+
+def _times(place: Path, classes: Iterable[str]) -> list[int]:
+    """When a directory and the class directories in it were changed."""
+    return [os.stat(path).st_mtime_ns for path in (place, *(place / name for name in classes))]
+
+
+def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, bool]:
+    """The listing, and whether a class directory holds others."""
+    skipped, counts, nested = Counter[str](), dict[str, int](), False
+    pieces: list[str] = []
+    for name in classes:
+        directory = os.path.join(place, name)
+        # "/" on every system, so that a recorded split holds on another.
+        inner = os.path.relpath(directory, root).replace(os.sep, "/") + "/"
+        try:
+            found = sorted(os.listdir(directory))
+        except OSError:
+            found = [""]  # reading it gives the reason
+        joined = _join(inner, found)
+        if not _all_images(joined, len(found)):
+            others = (entry for entry in found if not is_image(entry))
+            nested |= any(os.path.isdir(os.path.join(directory, entry)) for entry in others)
+            paths = (path[len(directory) + 1 :] for path in walk(directory, skipped))
+            found = sorted(path.replace(os.sep, "/") for path in paths)
+            joined = _join(inner, found)
+        counts[name] = len(found)
+        pieces.append(joined)
+    text = np.frombuffer("".join(pieces).encode("utf-8", "surrogateescape"), np.uint8)
+    ends = np.flatnonzero(text == 0)
+    names = Names(text[text != 0], ends - np.arange(len(ends)))
+    return Listing(counts, names, dict(skipped)), nested
+
+
+def _join(directory: str, names: list[str]) -> str:
+    return directory + f"\0{directory}".join(names) + "\0" if names else ""
+
+
+def _all_images(joined: str, count: int) -> bool:
+    """Whether all of `count` joined paths are those of images (`is_image`), judged together."""
+    if "/." in joined:
+        return False
+    lower, found = joined.lower(), 0
+    for suffix in _SUFFIXES:
+        found += lower.count(f".{suffix}\0")
+        if found == count:
+            return True
+    return False
