@@ -149,10 +149,10 @@ def test_a_cache_belongs_to_every_shard(tmp_path):
 def test_only_new_images_are_computed(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
     computed, embed = list[list[str]](), Predictor.embed
 
-    def counted(self, images, batch_size=None):
+    def counted(self, images, *options):
         listed = list(images)
         computed.append([Path(image.name).name for image in listed])
-        return embed(self, listed, batch_size)
+        return embed(self, listed, *options)
 
     monkeypatch.setattr(Predictor, "embed", counted)
     root = tmp_path / "data"
@@ -163,7 +163,7 @@ def test_only_new_images_are_computed(tiny_checkpoint, image_folder, tmp_path, m
     def run(directory: str) -> np.ndarray:
         made, source = predictor(tiny_checkpoint), open_dataset(DataConfig(str(root))).train
         cache = FeatureCache(cache_name(made), tmp_path / directory)
-        found, _ = source_features(made, source, cache)
+        found, _ = source_features(made, cache, None, None, False, source)
         cache.close()
         return found
 

@@ -124,18 +124,20 @@ def cache_name(predictor: Predictor) -> str:
 
 def source_features(
     predictor: Predictor,
-    source: Source,
     cache: FeatureCache,
-    batch_size: int | None = None,
+    batch_size: int | None,
+    workers: int | None,
+    strict: bool,
+    source: Source,
     on_progress: Callable[[int], None] = lambda done: None,
-    strict: bool = False,
 ) -> tuple[npt.NDArray[np.float32], dict[int, ImageError]]:
     """Features of a source's images, (N, feature_dim) in its order, and what is wrong with images
     that cannot be read; their rows hold NaN.
 
     Args:
-        on_progress: called with the number of images that are done.
+        workers: threads that decode images; None: one for each core.
         strict: raise the error of an image that cannot be read.
+        on_progress: called with the number of images that are done.
 
     Raises:
         CheckpointError: a feature is not finite.
@@ -154,7 +156,7 @@ def source_features(
             features[i] = known
             on_progress(i + 1 - len(missing))
     images = (ImageInput(source.where(i), partial(source.read, i)) for i in missing)
-    embeddings = predictor.embed(images, batch_size) if missing else ()
+    embeddings = predictor.embed(images, batch_size, workers) if missing else ()
     unreadable = dict[int, ImageError]()
     for done, (i, embedding) in enumerate(zip(missing, embeddings, strict=True), start=1):
         vector, error = embedding.features, embedding.error

@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ def measure(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     keep_head: bool = False,
     strict: bool = False,
+    workers: int | None = None,
 ) -> Report:
     """Measures the accuracy that a model's features reach with a few images of each class. Instead
     of a training image that cannot be read, another one of its class is drawn.
@@ -75,6 +77,7 @@ def measure(
         on_progress: called with the number of images whose features are known, and of all.
         keep_head: keep a head for `save_head`.
         strict: stop at the first image that cannot be read.
+        workers: threads that decode images; None: one for each core.
 
     Raises:
         ConfigError: the model has no such features, no checkpoint can hold a head on them, or the
@@ -101,18 +104,18 @@ def measure(
         return lambda done: on_progress(before + done, total)
 
     with contextlib.closing(FeatureCache(cache_name(model))) as cache:
+        features = partial(source_features, model, cache, batch_size, workers, strict)
         while True:
             check_shots(train, max(config.shots), unreadable, config.data.path)
             chosen = [choose_shots(train.labels, classes, *draw, unreadable) for draw in draws]
             # Of a large training split, only the images that are drawn are read.
             used = np.unique(np.concatenate(chosen))
-            meter, total = advance(0, len(used) + len(test)), len(used) + len(test)
-            x, errors = source_features(model, train.select(used), cache, batch_size, meter, strict)
+            total = len(used) + len(test)
+            x, errors = features(train.select(used), advance(0, total))
             if not errors:
                 break
             unreadable |= {int(used[i]): error for i, error in errors.items()}
-        meter = advance(len(used), total)
-        x_test, errors = source_features(model, test, cache, batch_size, meter, strict)
+        x_test, errors = features(test, advance(len(used), total))
     if errors:
         readable = np.setdiff1d(np.arange(len(test)), list(errors))
         test, x_test = test.select(readable), x_test[readable]

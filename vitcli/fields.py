@@ -53,9 +53,10 @@ def option(
     Args:
         default: the field's default; `...` for a field that must be given.
         usage: the names and the placeholder of the value, as in "--batch-size -b N"; further long
-            names are former ones, which `--help` does not show.
-        help: with the default if the field's value does not say it.
-        group: the heading in `--help` of this option and of those after it.
+            names are former ones, which `--help` does not show. A placeholder alone, as in
+            "IMAGES", makes an argument.
+        help: with the default if the field's value does not say it; "" hides the option.
+        group: the heading in `--help` of this option and of those after it in the class.
         parse: makes a value of a word; None: by the field's type (`from_text`).
         task: the only command that has the option; None: all that use the dataclass.
         on_resume: whether a resumed run may be given another value.
@@ -69,8 +70,8 @@ def option(
     start: dict[str, Any] = {"default": default}
     if default is ...:
         start = {}
-    elif default == {}:
-        start = {"default_factory": dict}
+    elif default in ({}, []):
+        start = {"default_factory": type(default)}
     return dataclasses.field(**start, metadata={"option": declared, "limits": limits})
 
 
@@ -192,8 +193,12 @@ def key_value(kind: type, *fixed: str) -> Callable[[str], tuple[str, Any]]:
         key, separator, value = text.partition("=")
         if not separator or key not in hints:
             raise ValueError(f"'{text}' is not KEY=VALUE, where KEY is one of {', '.join(hints)}")
+        hint = hints[key]
+        is_colour = get_origin(hint) is tuple and hint != Size
+        if is_colour and "," not in value:  # one number for the three channels
+            value = ",".join([value] * len(get_args(hint)))
         try:
-            return key, parse_size(value) if hints[key] == Size else from_text(hints[key], value)
+            return key, parse_size(value) if hint == Size else from_text(hint, value)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
 

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,10 +71,12 @@ def predict(
     top_k: int = TOP_K,
     threshold: float | None = None,
     batch_size: int | None = None,
+    workers: int | None = None,
     device: str = "auto",
     precision: str = "auto",
     resolution: Size | None = None,
     posemb_method: PosembMethod = "bilinear",
+    preprocess: Mapping[str, Any] | None = None,
     offline: bool = False,
     on_progress: Progress | None = None,
     allow_pickle: bool = False,
@@ -88,10 +90,12 @@ def predict(
         top_k: classes for each image.
         threshold: leave out classes with a lower score; None keeps all.
         batch_size: images at once; None: by device.
+        workers: threads that decode images; None: one for each core.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto (bf16 where the hardware has it), fp32, bf16 or fp16.
         resolution: (height, width) of the images; None: the checkpoint's.
         posemb_method: how position embeddings are resized for another resolution.
+        preprocess: fields of `Preprocess` whose values are not the checkpoint's.
         offline: never use the network.
         on_progress: called while a checkpoint is downloaded.
         allow_pickle: accept a Hub repo that has its weights as a pickle only; no code in it is run.
@@ -100,9 +104,10 @@ def predict(
         VitError: the model cannot be loaded, or has no classification head.
     """
     predictor = Predictor(
-        *(spec, device, precision, offline, on_progress, resolution, posemb_method, allow_pickle)
+        *(spec, device, precision, offline, on_progress, resolution, posemb_method, allow_pickle),
+        preprocess,
     )
-    return predictor.predict(images, top_k, threshold, batch_size)
+    return predictor.predict(images, top_k, threshold, batch_size, workers)
 
 
 class Predictor:
@@ -112,6 +117,7 @@ class Predictor:
     Args:
         resolution: of its images, where it is not the checkpoint's: the position embeddings are
             resized by `posemb_method`.
+        preprocess: fields of `Preprocess` whose values are not the checkpoint's.
     """
 
     def __init__(
@@ -124,8 +130,11 @@ class Predictor:
         resolution: Size | None = None,
         posemb_method: PosembMethod = "bilinear",
         allow_pickle: bool = False,
+        preprocess: Mapping[str, Any] | None = None,
     ) -> None:
         self._info, self.file = read.read_info(spec, offline, on_progress, allow_pickle)
+        if preprocess:
+            self._info = self._info.prepared(preprocess)
         self.stored, self.posemb_method = self._info.model, posemb_method
         if resolution is not None and resolution != self.stored.image_size:
             from vitcli.checkpoints.adapt import at_size
@@ -163,6 +172,7 @@ class Predictor:
         top_k: int = TOP_K,
         threshold: float | None = None,
         batch_size: int | None = None,
+        workers: int | None = None,
     ) -> Iterator[Result]:
         """The function `predict`, of this model."""
         if not self.classes:
@@ -172,7 +182,7 @@ class Predictor:
                 hint="save its features instead with --features FILE.npy",
             )
         classes, names = self.classes, unique_names(self.classes)
-        for slots, logits in self._run(images, "logits", batch_size):
+        for slots, logits in self._run(images, "logits", batch_size, workers):
             rows = iter(logits)
             for name, error in slots:
                 best = () if error else self._best(next(rows), top_k)
@@ -191,10 +201,13 @@ class Predictor:
         return zip(best.values.tolist(), best.indices.tolist(), strict=True)
 
     def embed(
-        self, images: AnyImage | Iterable[AnyImage], batch_size: int | None = None
+        self,
+        images: AnyImage | Iterable[AnyImage],
+        batch_size: int | None = None,
+        workers: int | None = None,
     ) -> Iterator[Result]:
         """The features of each image, in order."""
-        for slots, features in self._run(images, "features", batch_size):
+        for slots, features in self._run(images, "features", batch_size, workers):
             rows = iter(features.numpy())
             for name, error in slots:
                 row = None if error else next(rows)
@@ -205,9 +218,10 @@ class Predictor:
         images: AnyImage | Iterable[AnyImage],
         output: Literal["logits", "features"],
         batch_size: int | None,
+        workers: int | None,
     ) -> Iterator[tuple[list[Slot], Tensor]]:
         found = as_images(images, self.offline)
-        return run(found, self.info.preprocess, self.load, output, batch_size)
+        return run(found, self.info.preprocess, self.load, output, batch_size, workers)
 
     def load(self) -> Inference:
         """The model on its device, at its precision; loaded once."""

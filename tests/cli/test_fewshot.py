@@ -79,10 +79,10 @@ def seen(monkeypatch) -> list[str]:
     names: list[str] = []
     embed = Predictor.embed
 
-    def counted(self, images, batch_size=None):
+    def counted(self, images, *options):
         listed = list(images)
         names.extend(image.name for image in listed)
-        return embed(self, listed, batch_size)
+        return embed(self, listed, *options)
 
     monkeypatch.setattr(Predictor, "embed", counted)
     return names

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from scipy.special import expit, softmax
@@ -342,3 +343,16 @@ def test_the_default_model_is_named_once(vit, image_folder, tiny_checkpoint, tmp
     assert "--model" in result.stderr and len(result.stderr.splitlines()) == 1
     assert {json.loads(line)["model"] for line in result.stdout.splitlines()} == {"vit-small"}
     assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
+
+
+def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):
+    """An image that is all one colour is all the mean: whatever the colour, the same scores."""
+    lines = []
+    for level in (51, 204):
+        Image.new("RGB", (64, 64), (level,) * 3).save(tmp_path / "x.png")
+        changed = ("--preprocess", f"mean={level / 255}", "--workers", 1, "--json")
+        result = vit("predict", tmp_path / "x.png", "--model", tiny_checkpoint, *changed)
+        assert result.exit_code == 0, result.stderr
+        lines.append(json.loads(result.stdout)["predictions"])
+    scores = [[(p["index"], pytest.approx(p["score"], abs=1e-2)) for p in line] for line in lines]
+    assert scores[0] == [(p["index"], p["score"]) for p in lines[1]]

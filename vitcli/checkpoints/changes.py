@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError
 from vitcli.layouts import timm
-from vitcli.typed_json import from_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,21 +139,9 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
     """The description of the changed model: how images are prepared, the names of its classes."""
-    fields = dataclasses.asdict(info.preprocess)
-    fields |= {"size": model.image_size} if changes.patch_size else {}
-    try:
-        values = json.loads(json.dumps({**fields, **changes.preprocess}))
-        prepared = from_json(type(info.preprocess), values)
-    except (TypeError, ValueError, ConfigError) as error:
-        raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
-    if prepared.size != model.image_size and "size" in changes.preprocess:
-        if model.posemb != "none":
-            raise ConfigError(
-                f"the position embeddings are for images of {model.image_size[0]} x "
-                f"{model.image_size[1]} pixels",
-                hint="resize them with `vit resize-posemb`",
-            )
-        model = model.at(prepared.size)
+    size = {"size": model.image_size} if changes.patch_size else {}
+    prepared = dataclasses.replace(info, model=model).prepared(size | dict(changes.preprocess))
+    model = prepared.model
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
@@ -163,11 +149,9 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
             f"{len(classes)} class names for a model with {model.num_classes} classes"
         )
     provenance = info.provenance
-    if model != info.model or prepared != info.preprocess:  # metrics are of the old one
+    if (model, prepared.preprocess) != (info.model, info.preprocess):  # metrics are of the old one
         provenance = {key: value for key, value in provenance.items() if key != "metrics"}
-    return dataclasses.replace(
-        info, model=model, preprocess=prepared, classes=classes, provenance=provenance
-    )
+    return dataclasses.replace(prepared, classes=classes, provenance=provenance)
 
 
 def zeros(dtype: str, shape: tuple[int, ...]) -> LazyTensor:

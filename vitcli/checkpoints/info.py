@@ -87,6 +87,28 @@ class CheckpointInfo:
     provenance: dict[str, Any] = field(default_factory=dict)
     """JSON values; see `Provenance`."""
 
+    def prepared(self, fields: Mapping[str, Any]) -> CheckpointInfo:
+        """The same model with other values of some fields of its preprocessing.
+
+        Raises:
+            ConfigError: a value cannot be, or is a size that the position embeddings do not have.
+        """
+        old, model = self.preprocess, self.model
+        try:
+            values = json.loads(json.dumps(dataclasses.asdict(old) | dict(fields)))
+            new: Preprocess = from_json(Preprocess, values)
+        except (TypeError, ValueError, ConfigError) as error:
+            raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
+        if new.size != model.image_size and "size" in fields:
+            if model.posemb != "none":
+                raise ConfigError(
+                    f"the position embeddings are for images of {model.image_size[0]} x "
+                    f"{model.image_size[1]} pixels",
+                    hint="resize them with `vit resize-posemb`",
+                )
+            model = model.at(new.size)
+        return dataclasses.replace(self, model=model, preprocess=new)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON; `from_dict` reads it back."""
         return {

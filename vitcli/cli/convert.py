@@ -2,151 +2,98 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vitcli.cli import options, output
+from vitcli.cli import output
+from vitcli.cli.options import CHECKPOINT, Writing
+from vitcli.cli.parameters import command
 from vitcli.config import Preprocess
-from vitcli.fields import key_value
+from vitcli.fields import key_value, option
 from vitcli.layouts.catalogue import formats
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import Conversion
     from vitcli.checkpoints.read import Checkpoint
-    from vitcli.config import ClassLabel
 
 
-def _parse_preprocess(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if key in ("mean", "std") and "," not in value:  # one number for the three channels
-        value = ",".join([value] * 3)
-    try:
-        return key_value(Preprocess)(f"{key}{equals}{value}")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SRC",
-        help="Checkpoint file of any layout, model directory, model name, or Hub repo.",
-        show_default=False,
-        autocompletion=options.complete_model,
-    ),
-]
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="DST",
-        help="Output: a .safetensors or .npz file, or a directory.",
-        show_default=False,
-    ),
-]
-
-
-def _layout(name: str | None) -> str | None:
-    """The value of --to. Raises BadParameter where no such layout is written."""
-    if name is not None and name not in (*formats(), "timm"):
-        raise typer.BadParameter(f"'{name}' is not one of {', '.join(formats())}.")
+def _parse_layout(name: str) -> str:
+    if name not in (*formats(), "timm"):
+        raise ValueError(f"'{name}' is not one of {', '.join(formats())}")
     return "vit" if name == "timm" else name
 
 
-To = Annotated[
-    str | None,
-    typer.Option(
-        metavar="|".join(formats()),
-        callback=_layout,
-        autocompletion=formats,
-        help="Layout to write. vit is the same as timm; transformers is a directory; vit-npz, "
-        "bit-npz and big_vision are .npz files.  [default: vit-npz or bit-npz if DST ends in "
-        ".npz, else vit]",
-    ),
-]
-Dtype = Annotated[
-    Literal["float32", "float16", "bfloat16"] | None,
-    typer.Option(help="Data type of the stored weights.  [default: the source's]"),
-]
-DropHead = Annotated[
-    bool, typer.Option("--drop-head", help="Leave out the head and the pre_logits layer before it.")
-]
-NumClasses = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Replace the head with one of zeros for N classes."),
-]
-Classes = Annotated[
-    str | None,
-    typer.Option(
-        "--classes",
-        "--labels",
-        metavar="FILE",
-        help="File with the names of the classes, one per line, in index order: a name, or an "
-        "id, a tab and a name.",
-    ),
-]
-Preprocessing = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--preprocess",
-        metavar="KEY=VALUE",
-        help="Change a field of the preprocessing, for example mean=0.5,0.5,0.5 or "
-        "crop_mode=squash; repeatable.",
-        parser=_parse_preprocess,
-    ),
-]
-Arch = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Architecture, if the file does not specify it: a name such as B/16, or a name of "
-        "timm's.",
-    ),
-]
-Heads = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="N", help="Number of attention heads, if the file does not specify it."
-    ),
-]
-PatchSize = Annotated[
-    int | None,
-    typer.Option(min=1, max=512, metavar="N", help="Resample the patch embedding to N x N pixels."),
-]
-Verify = Annotated[
-    bool,
-    typer.Option(
+@dataclass(frozen=True, kw_only=True)
+class Convert(Writing):
+    """Options of `vit convert`."""
+
+    source: str = option(..., "SRC", CHECKPOINT)
+    target: str = option(..., "DST", "Output: a .safetensors or .npz file, or a directory.")
+    to: str | None = option(
+        None,
+        f"--to {'|'.join(formats())}",
+        "Layout to write. vit is the same as timm; transformers is a directory; vit-npz, bit-npz "
+        "and big_vision are .npz files.  [default: vit-npz or bit-npz if DST ends in .npz, else "
+        "vit]",
+        parse=_parse_layout,
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] | None = option(
+        None,
+        "--dtype float32|float16|bfloat16",
+        "Data type of the stored weights.  [default: the source's]",
+    )
+    drop_head: bool = option(
+        False, "--drop-head", "Leave out the head and the pre_logits layer before it."
+    )
+    num_classes: int | None = option(
+        None, "--num-classes N", "Replace the head with one of zeros for N classes.", min=1
+    )
+    classes: str | None = option(
+        None,
+        "--classes --labels FILE",
+        "File with the names of the classes, one per line, in index order: a name, or an id, a tab "
+        "and a name.",
+    )
+    preprocess: dict[str, Any] = option(
+        {},
+        "--preprocess KEY=VALUE",
+        "Change a field of the preprocessing, for example mean=0.5,0.5,0.5 or crop_mode=squash; "
+        "repeatable.",
+        parse=key_value(Preprocess),
+    )
+    arch: str | None = option(
+        None,
+        "--arch NAME",
+        "Architecture, if the file does not specify it: a name such as B/16, or a name of timm's.",
+    )
+    num_heads: int | None = option(
+        None,
+        "--num-heads N",
+        "Number of attention heads, if the file does not specify it.",
+        min=1,
+    )
+    patch_size: int | None = option(
+        None,
+        "--patch-size N",
+        "Resample the patch embedding to N x N pixels.",
+        min=1,
+        max=512,
+    )
+    verify: bool = option(
+        False,
         "--verify",
-        help="Compare the output for a random image with that of timm or transformers, in float64.",
-    ),
-]
+        "Compare the output for a random image with that of timm or transformers, in float64.",
+    )
 
 
-def convert(
-    source: Source,
-    target: Target,
-    to: To = None,
-    dtype: Dtype = None,
-    drop_head: DropHead = False,
-    num_classes: NumClasses = None,
-    classes: Classes = None,
-    preprocess: Preprocessing = None,
-    arch: Arch = None,
-    num_heads: Heads = None,
-    patch_size: PatchSize = None,
-    old_grid: options.OldGrid = None,
-    verify: Verify = False,
-    dry_run: options.DryRun = False,
-    force: options.Force = False,
-    json: options.Json = False,
-    offline: options.Offline = False,
-    allow_pickle: options.AllowPickle = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@command(Convert)
+def convert(args: Convert) -> None:
     """Convert a checkpoint to another layout.
 
     Reads checkpoints of timm, transformers, torchvision, open_clip, vit_jax and big_vision,
@@ -157,69 +104,64 @@ def convert(
       vit convert ViT-B_16.npz vit-b16 --verify
       vit convert runs/pets pets-hf --to transformers --dtype float16
     """
-    if drop_head and num_classes:
+    if args.drop_head and args.num_classes:
         raise typer.BadParameter("--drop-head and --num-classes cannot be combined")
     from vitcli.checkpoints import convert as converting
     from vitcli.checkpoints.changes import Changes
+    from vitcli.data.classes import read_classes
 
     changes = Changes(
-        dtype=dtype,
-        drop_head=drop_head,
-        num_classes=num_classes,
-        labels=_read_classes(classes),
-        preprocess=dict(preprocess or []),  # type: ignore[arg-type]  # pairs, once parsed
-        arch=arch,
-        num_heads=num_heads,
-        patch_size=patch_size,
+        dtype=args.dtype,
+        drop_head=args.drop_head,
+        num_classes=args.num_classes,
+        labels=read_classes(Path(args.classes)) if args.classes else (),
+        preprocess=args.preprocess,
+        arch=args.arch,
+        num_heads=args.num_heads,
+        patch_size=args.patch_size,
     )
-    with output.FetchDisplay(quiet) as fetching:
+    with output.FetchDisplay(args.quiet) as fetching:
         job = converting.plan_convert(
-            source,
-            target,
-            to,
+            args.source,
+            args.target,
+            args.to,
             changes,
-            old_grid=options.parse_resolution(old_grid) if old_grid else None,
-            offline=offline,
+            old_grid=args.old_grid,
+            offline=args.offline,
             on_progress=fetching,
-            allow_pickle=allow_pickle,
+            allow_pickle=args.allow_pickle,
         )
-    verified = [_verified(job.source)] if verify else []
-    if not dry_run:
-        converting.write(job, force)
-        verified += _verified_result(job) if verify else []
+    verified = [_verified(job.source)] if args.verify else []
+    if not args.dry_run:
+        converting.write(job, args.force)
+        verified += _verified_result(job) if args.verify else []
     for row in job.names() if job.nan else ():
         if set(row.target) & set(job.nan):
-            named = _folded(row.source)
-            output.warning(f"{job.source.file}: {named} contains NaN")
-    if json:
-        output.json_line({**job.to_json(), "written": not dry_run, "verified": verified})
+            output.warning(f"{job.source.file}: {_folded(row.source)} contains NaN")
+    if args.json:
+        output.json_line({**job.to_json(), "written": not args.dry_run, "verified": verified})
         return
-    if dry_run:
+    if args.dry_run:
         output.table(*_table(job), ())
     for warning in job.warnings:
-        output.note(warning, quiet)
-    verb = "would be" if dry_run else "is"
-    output.line(
-        output.printable(
-            f"{job.output} {verb} {job.source.file} ({job.source.layout}) as {to or job.format}: "
-            f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
-        )
-    )
-    for found in verified:
-        note = f" {found['note']}" if found["note"] else ""
-        output.line(
-            output.printable(
-                f"{found['file']} is verified: its {found['what']} differ from those of "
-                f"{found['library']}{note} by {found['difference']:.2g} at most, of "
-                f"{found['largest']:.3g} (a random image, float64)"
-            )
-        )
+        output.note(warning, args.quiet)
+    verb = "would be" if args.dry_run else "is"
+    lines = [
+        f"{job.output} {verb} {job.source.file} ({job.source.layout}) as {job.format}: "
+        f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
+    ]
+    lines += [
+        f"{found['file']} is verified: its {found['what']} differ from those of "
+        f"{found['library']}{' ' * bool(found['note'])}{found['note']} by "
+        f"{found['difference']:.2g} at most, of {found['largest']:.3g} (a random image, float64)"
+        for found in verified
+    ]
+    for line in lines:
+        output.line(output.printable(line))
 
 
 def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
     """The comparison with a checkpoint's own library, as JSON. Raises CheckpointError."""
-    import dataclasses
-
     from vitcli.checkpoints.verify import verify
 
     found = verify(checkpoint)
@@ -268,9 +210,3 @@ def _folded(names: Sequence[str]) -> str:
     end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
     middle = [name[len(start) : len(name) - len(end)] for name in names]
     return f"{start}{{{','.join(middle)}}}{end}"
-
-
-def _read_classes(path: str | None) -> tuple[ClassLabel, ...]:
-    from vitcli.data.classes import read_classes
-
-    return read_classes(Path(path)) if path else ()

@@ -6,57 +6,48 @@ import itertools
 import shlex
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitcli.cli import options, output
+from vitcli.cli import output
+from vitcli.cli.options import MODEL, Running, open_predictor, parse_figure
+from vitcli.cli.parameters import command, replaced
 from vitcli.config import TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
+from vitcli.fields import option
 
 if TYPE_CHECKING:
     from vitcli.fewshot import Trial
 
-Plot = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Plot accuracy against the number of shots (.png, .pdf or .svg).",
-        callback=options.drawable,
-    ),
-]
-Save = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH",
-        help="Save the model with the head fitted with the most shots and the first seed, as a "
+
+@dataclass(frozen=True, kw_only=True)
+class Fewshot(Running):
+    """Options of `vit fewshot` beside those of its configuration."""
+
+    model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL)
+    plot: str | None = option(
+        None,
+        "--plot FILE",
+        "Plot accuracy against the number of shots (.png, .pdf or .svg).",
+        parse=parse_figure,
+    )
+    save: str | None = option(
+        None,
+        "--save PATH",
+        "Save the model with the head fitted with the most shots and the first seed, as a "
         ".safetensors file or a directory with a model card.",
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Stop at an image that cannot be read, instead of skipping it."),
-]
+    )
+    force: bool = option(False, "--force", "Overwrite existing output.")
+    strict: bool = option(
+        False, "--strict", "Stop at an image that cannot be read, instead of skipping it."
+    )
 
 
-@options.from_fields(FewshotConfig, "fewshot")
-def fewshot(
-    given: dict[str, Any],
-    model: options.Model = "default-pretrained",
-    plot: Plot = None,
-    save: Save = None,
-    force: options.Force = False,
-    strict: Strict = False,
-    batch_size: options.BatchSize = None,
-    json: options.Json = False,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
-    offline: options.Offline = False,
-    allow_pickle: options.AllowPickle = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@command(Fewshot, FewshotConfig, "fewshot")
+def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     """Evaluate a model's features with a few images per class.
 
     Fits a linear classifier to frozen features in closed form and classifies the test split, as in
@@ -71,20 +62,25 @@ def fewshot(
     data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
     if "path" not in data:
         raise typer.BadParameter("missing; pass a dataset to draw images from", param_hint="--data")
-    config: FewshotConfig = options.replaced(FewshotConfig, {**given, "data": data})
+    config: FewshotConfig = replaced(FewshotConfig, {**given, "data": data})
+    save, quiet = args.save, args.quiet
     if save is not None and len(config.l2) > 1:
         raise typer.BadParameter("requires a single --l2, or auto", param_hint="--save")
     from vitcli.fewshot import measure, model_file, save_head
-    from vitcli.prediction import Predictor
 
-    if save is not None and model_file(Path(save)).exists() and not force:
+    if save is not None and model_file(Path(save)).exists() and not args.force:
         raise OutputError("already exists", where=save, hint="use --force to replace it")
-    with output.FetchDisplay(quiet) as fetching:
-        predictor = Predictor(
-            model, device, precision, offline, fetching, allow_pickle=allow_pickle
-        )
+    predictor = open_predictor(args)
     with output.Meter("features", quiet=quiet) as meter:
-        report = measure(predictor, config, batch_size, meter.reach, save is not None, strict)
+        report = measure(
+            predictor,
+            config,
+            args.batch_size,
+            meter.reach,
+            save is not None,
+            args.strict,
+            args.workers,
+        )
     for warning in report.splits.warnings:
         output.warning(warning)
     for error in report.unreadable:
@@ -93,15 +89,15 @@ def fewshot(
     kind = "test" if report.splits.test else "held-out" if held_out else "validation"
     output.note(f"tested on {report.tested:,} {kind} images", quiet)
     rows = summary(report.trials, config)
-    if json:
+    if args.json:
         counts = {"test": report.tested, "unreadable": len(report.unreadable)}
         for row in rows:
             output.json_line({"model": predictor.name, "data": config.data.path, **counts, **row})
     else:
         show(rows, config)
-    if plot is not None:
-        draw(rows, config, plot)
-        output.note(f"plotted accuracy against shots in {plot}", quiet)
+    if args.plot is not None:
+        draw(rows, config, args.plot)
+        output.note(f"plotted accuracy against shots in {args.plot}", quiet)
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial, _ = report.saved

@@ -1,28 +1,21 @@
-"""What all commands have in common: options under headings in `--help`, and no empty values."""
+"""What the help of all commands has in common: options under headings."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-import typer
 from typer.core import TyperCommand
+
+OTHERS = "Other options"
+"""The last heading."""
 
 
 class GroupedCommand(TyperCommand):
     """A command whose options are listed under the headings that they declare (Typer's
-    `rich_help_panel`), in order of appearance; those without one come last."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses empty values: an unset variable of the shell, not the current directory."""
-        rest = super().parse_args(ctx, args)
-        for parameter in self.get_params(ctx):
-            value = ctx.params.get(parameter.name or "")
-            if value == "" or (isinstance(value, (list, tuple)) and "" in value):
-                raise typer.BadParameter("the value is empty", ctx, cast(Any, parameter))
-        return rest
+    `rich_help_panel`), in order of appearance; those without one come first."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in cast(list[Any], self.get_params(ctx)):
             names = parameter.opts
             # Of several long names the first is the option's; the others are former ones.
@@ -30,13 +23,12 @@ class GroupedCommand(TyperCommand):
             parameter.opts = [name for name in names if name not in long[1:]]
             if record := parameter.get_help_record(ctx):
                 is_argument = parameter.param_type_name == "argument"
-                heading = parameter.rich_help_panel or ("Arguments" if is_argument else "")
+                heading = OTHERS if parameter.name == "help" else parameter.rich_help_panel
+                heading = heading or ("Arguments" if is_argument else "Options")
                 sections.setdefault(heading, []).append(record)
             parameter.opts = names
-        others = sections.pop("", [])
-        title = "Other options" if set(sections) - {"Arguments"} else "Options"
+        sections[OTHERS] = sections.pop(OTHERS)
         for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-        with formatter.section(title):
-            formatter.write_dl(others)
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)

@@ -3,70 +3,64 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_format
-import math
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import typer
 
 from vitcli.checkpoints.info import unique_names
 from vitcli.checkpoints.read import Checkpoint, locate, open_checkpoint
-from vitcli.cli import options, output
-from vitcli.cli.options import parse_resolution
+from vitcli.cli import output
+from vitcli.cli.options import Fetching
+from vitcli.cli.parameters import command
 from vitcli.config import (
     Architecture,
     BiTConfig,
     ClassLabel,
     ResNetConfig,
+    Size,
     architecture,
     variant_name,
 )
+from vitcli.fields import option, parse_size
 from vitcli.hub import registry
 from vitcli.hub.fetch import with_shards
-
-Described = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model name, path, Hub repo, or an architecture such as B/16.",
-        show_default=False,
-        autocompletion=options.complete_model,
-    ),
-]
-Resolution = Annotated[
-    str | None,
-    typer.Option(metavar="N|HxW", help="Input size in pixels.  [default: the model's]"),
-]
-Images = Annotated[
-    float | None,
-    typer.Option(
-        min=0, metavar="N", help="Compute the cost of training on N images, for example 303e6."
-    ),
-]
-Epochs = Annotated[
-    float | None,
-    typer.Option(min=0, metavar="N", help="Number of passes over the images.  [default: 1]"),
-]
 
 SHOWN_CLASSES = 10
 COPIED = ("file", "command", "then")
 """Lines that people copy, which are not folded."""
 
 
-def info(
-    model: Described,
-    resolution: Resolution = None,
-    images: Images = None,
-    epochs: Epochs = None,
-    json: options.Json = False,
-    offline: options.Offline = False,
-    allow_pickle: options.AllowPickle = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Info(Fetching):
+    """Options of `vit info`."""
+
+    model: str = option(
+        ..., "MODEL", "Model name, path, Hub repo, or an architecture such as B/16."
+    )
+    resolution: Size | None = option(
+        None,
+        "--resolution N|HxW",
+        "Input size in pixels.  [default: the model's]",
+        parse=parse_size,
+    )
+    images: float | None = option(
+        None,
+        "--images N",
+        "Compute the cost of training on N images, for example 303e6.",
+        min=0,
+    )
+    epochs: float | None = option(
+        None, "--epochs N", "Number of passes over the images.  [default: 1]", min=0
+    )
+
+
+@command(Info)
+def info(args: Info) -> None:
     """Describe a model and compute the cost of training it.
 
     Reads only the header of a checkpoint. With --images, also prints the FLOPs of training: 3 x
@@ -77,28 +71,25 @@ def info(
       vit info default
       vit info L/16 --resolution 384 --images 303e6 --epochs 7
     """
-    if epochs is not None and images is None:
+    if args.epochs is not None and args.images is None:
         raise typer.BadParameter("requires --images", param_hint="--epochs")
-    if not all(math.isfinite(number or 0) for number in (images, epochs)):
-        raise typer.BadParameter("--images and --epochs must be finite")
-    size = parse_resolution(resolution) if resolution else None
-    found: dict[str, Any] = {"model": registry.aliases().get(model, model)}
-    checkpoint, config = None, _variant(model)
+    found: dict[str, Any] = {"model": registry.aliases().get(args.model, args.model)}
+    checkpoint, config = None, _variant(args.model)
     if config is None:
-        with output.FetchDisplay(quiet) as fetching:
-            located = locate(model, offline, fetching, allow_pickle)
+        with output.FetchDisplay(args.quiet) as fetching:
+            located = locate(args.model, args.offline, fetching, args.allow_pickle)
         checkpoint = open_checkpoint(*located)
         config, found["file"] = checkpoint.info.model, str(checkpoint.file)
-    config = config.at(size) if size else config
+    config = config.at(args.resolution) if args.resolution else config
     found |= describe_model(config)
     if checkpoint is not None:
         found |= describe_checkpoint(checkpoint)
-    if images is not None:
-        epochs = 1.0 if epochs is None else epochs
+    if args.images is not None:
+        epochs = 1.0 if args.epochs is None else args.epochs
         # The backward pass costs twice the forward pass, and FLOPs = 2 x MACs.
-        exaflops = 3 * 2 * config.macs() * images * epochs / 1e18
-        found["training"] = {"images": images, "epochs": epochs, "exaflops": exaflops}
-    if json:
+        exaflops = 3 * 2 * config.macs() * args.images * epochs / 1e18
+        found["training"] = {"images": args.images, "epochs": epochs, "exaflops": exaflops}
+    if args.json:
         output.json_line(found)
         return
     for name, text in as_lines(found):
@@ -207,7 +198,7 @@ def _provenance(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif name in ("assumed", "left_out", "took"):
             value = "; ".join(value.values() if isinstance(value, dict) else value)
         if name not in ("command", "history") and value not in ("", None, {}):
-            text = value if isinstance(value, str) else json_format.dumps(value, ensure_ascii=False)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             yield name.replace("_", " "), text
 
 

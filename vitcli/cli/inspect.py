@@ -5,115 +5,84 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import typer
 
-from vitcli.cli import options, output
+from vitcli.cli import output
+from vitcli.cli.options import RESIZED, Computing
+from vitcli.cli.parameters import command
+from vitcli.config import Size
+from vitcli.fields import option, parse_size
 
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
     from vitcli.inspection.inspector import Inspected, Inspector
 
-Images = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="IMAGES",
-        help="Files, directories, glob patterns, URLs or @list.txt, as for `vit predict`. "
-        "Without images, the weights are shown.",
-        show_default=False,
-    ),
-]
-View = Annotated[
-    Literal["attention", "heads", "pca", "distance", "filters", "posemb"] | None,
-    typer.Option(
-        "--view",
-        help="What to show. attention: a map over each image; heads: every head of one layer; "
-        "pca: patch features as colours; distance: mean attention distance by layer; filters, "
-        "posemb: patch filters and position embeddings, without images.  [default: attention; "
-        "without images: filters and posemb]",
-        show_default=False,
-    ),
-]
-OutputDirectory = Annotated[
-    str, typer.Option("--output", "-o", metavar="DIR", help="Directory to write the figures to.")
-]
-Method = Annotated[
-    Literal["rollout", "last", "gradient"],
-    typer.Option(
+View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
+
+
+def _parse_arrays(path: str) -> str:
+    if not path.endswith(".npz"):
+        raise ValueError(f"'{path}' does not end in .npz")
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect(Computing):
+    """Options of `vit inspect`."""
+
+    images: list[str] = option(
+        [],
+        "IMAGES",
+        "Files, directories, glob patterns, URLs or @list.txt, as for `vit predict`. Without "
+        "images, the weights are shown.",
+    )
+    view: View | None = option(
+        None,
+        f"--view {'|'.join(get_args(View))}",
+        "What to show. attention: a map over each image; heads: every head of one layer; pca: "
+        "patch features as colours; distance: mean attention distance by layer; filters, posemb: "
+        "patch filters and position embeddings, without images.  [default: attention; without "
+        "images: filters and posemb]",
+    )
+    output: str = option("inspection", "--output -o DIR", "Directory to write the figures to.")
+    method: Literal["rollout", "last", "gradient"] = option(
+        "rollout",
         "--method",
-        help="How to compute the map. rollout: attention multiplied through the layers; last: "
-        "attention of one layer; "
-        "gradient: attention weighted by the gradient of a class.",
-    ),
-]
-Layer = Annotated[
-    int | None,
-    typer.Option(
-        "--layer", metavar="N", help="Layer to show, counted from 0.  [default: the last]"
-    ),
-]
-Head = Annotated[
-    int | None,
-    typer.Option(
-        "--head",
-        metavar="N",
-        help="Head to show, counted from 0, for --method last.  [default: the mean of all]",
-    ),
-]
-Class = Annotated[
-    str | None,
-    typer.Option(
-        "--class",
-        metavar="CLASS",
-        help="Class to explain: index, id or name.  [default: the predicted class]",
-    ),
-]
-Faithfulness = Annotated[
-    bool,
-    typer.Option(
+        "How to compute the map. rollout: attention multiplied through the layers; last: attention "
+        "of one layer; gradient: attention weighted by the gradient of a class.",
+    )
+    layer: int | None = option(
+        None, "--layer N", "Layer to show, counted from 0.  [default: the last]"
+    )
+    head: int | None = option(
+        None,
+        "--head N",
+        "Head to show, counted from 0, for --method last.  [default: the mean of all]",
+    )
+    label: str | None = option(
+        None,
+        "--class CLASS",
+        "Class to explain: index, id or name.  [default: the predicted class]",
+    )
+    faithfulness: bool = option(
+        False,
         "--faithfulness",
-        help="Measure how faithful each map is: the score of the class while patches are removed "
-        "or revealed in the order of the map, compared with random maps.",
-    ),
-]
-Arrays = Annotated[
-    str | None,
-    typer.Option("--arrays", metavar="FILE.npz", help="Also save the arrays behind the figures."),
-]
-Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
-Resolution = Annotated[
-    str | None,
-    typer.Option(
-        "--resolution",
-        metavar="N|HxW",
-        help="Input size in pixels; position embeddings are resized to match.  [default: the "
-        "model's]",
-    ),
-]
+        "Measure how faithful each map is: the score of the class while patches are removed or "
+        "revealed in the order of the map, compared with random maps.",
+    )
+    arrays: str | None = option(
+        None, "--arrays FILE.npz", "Also save the arrays behind the figures.", parse=_parse_arrays
+    )
+    dark: bool = option(False, "--dark", "Draw on a dark background.")
+    resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)
 
 
-def inspect(
-    images: Images = None,
-    model: options.Model = "default",
-    view: View = None,
-    output_directory: OutputDirectory = "inspection",
-    method: Method = "rollout",
-    layer: Layer = None,
-    head: Head = None,
-    label: Class = None,
-    faithfulness: Faithfulness = False,
-    arrays: Arrays = None,
-    dark: Dark = False,
-    resolution: Resolution = None,
-    device: options.Device = "auto",
-    json: options.Json = False,
-    offline: options.Offline = False,
-    allow_pickle: options.AllowPickle = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@command(Inspect)
+def inspect(args: Inspect) -> None:
     """Show what a Vision Transformer attends to, and what its weights look like.
 
     Writes one figure per image to a directory, and a contact sheet if there are several images.
@@ -124,28 +93,25 @@ def inspect(
       vit inspect photos --method gradient --class cat --faithfulness
       vit inspect photos --view distance --model vit-b16-i21k
     """
-    images = images or []
+    images, view = args.images, args.view
     weights_only = view in ("filters", "posemb") or (view is None and not images)
     if weights_only and images:
         raise typer.BadParameter(f"--view {view} shows the weights and takes no images")
     if not weights_only and not images:
         raise typer.BadParameter(f"--view {view} needs images")
-    if arrays and not arrays.endswith(".npz"):
-        raise typer.BadParameter(f"'{arrays}' does not end in .npz", param_hint="--arrays")
-    size = None if resolution is None else options.parse_resolution(resolution)
-    directory = _make(Path(output_directory))
+    directory = _make(Path(args.output))
     from vitcli.inspection.inspector import Inspector
 
-    with output.FetchDisplay(quiet) as fetching:
+    with output.FetchDisplay(args.quiet) as fetching:
         inspector = Inspector(
-            model,
-            resolution=size,
-            device=device,
-            offline=offline,
+            args.model,
+            resolution=args.resolution,
+            device=args.device,
+            offline=args.offline,
             on_progress=fetching,
-            allow_pickle=allow_pickle,
+            allow_pickle=args.allow_pickle,
         )
-    show = _Show(inspector, directory, dark, json, quiet)
+    show = _Show(inspector, directory, args.dark, args.json, args.quiet)
     if weights_only:
         show.weights([view] if view else ["filters", "posemb"])
     elif view == "distance":
@@ -153,12 +119,15 @@ def inspect(
     elif view == "pca":
         show.images("pca", inspector.colours(images), "")
     elif view == "heads":
-        show.images("heads", inspector.heads(images, layer), "attention")
+        show.images("heads", inspector.heads(images, args.layer), "attention")
     else:
-        found = inspector.attend(images, method, layer, head, label, faithfulness)
+        method = args.method
+        found = inspector.attend(
+            images, method, args.layer, args.head, args.label, args.faithfulness
+        )
         show.images("attention", found, "relevance" if method == "gradient" else "attention")
-    if arrays:
-        show.save(arrays)
+    if args.arrays:
+        show.save(args.arrays)
     if show.failed:
         raise typer.Exit(1)
 

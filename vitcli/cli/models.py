@@ -9,15 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-from vitcli.cli import options, output
+from vitcli.cli import output
+from vitcli.cli.help import GroupedCommand
 from vitcli.cli.main import PLAIN
+from vitcli.cli.options import Common
+from vitcli.cli.parameters import command
 from vitcli.config import ClassLabel, did_you_mean
 from vitcli.errors import HubError, ModelNotFoundError, VitError
+from vitcli.fields import option
 from vitcli.hub import registry
 from vitcli.hub.cache import RepoCache, fetched
 from vitcli.hub.fetch import cached
@@ -42,34 +46,34 @@ class ModelsGroup(TyperGroup):
 
 app = typer.Typer(cls=ModelsGroup, add_completion=False, **PLAIN)
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="WORDS",
-        help="Only list models whose line contains all of these words; the word cached selects "
+NAMES = "Model names (see `vit models`) or Hub repos (org/name)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Common):
+    """Options of `vit models list`."""
+
+    words: list[str] = option(
+        [],
+        "WORDS",
+        "Only list models whose line contains all of these words; the word cached selects "
         "downloaded models.",
-        show_default=False,
-    ),
-]
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="Model name.",
-        show_default=False,
-        autocompletion=options.complete_model,
-    ),
-]
-Names = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="NAME",
-        help="Model names (see `vit models`) or Hub repos (org/name).",
-        show_default=False,
-        autocompletion=options.complete_model,
-    ),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show(Common):
+    """Options of `vit models show`."""
+
+    name: str = option(..., "NAME", "Model name.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remove(Common):
+    """Options of `vit models rm`."""
+
+    names: list[str] = option(..., "NAME", NAMES)
+    yes: bool = option(False, "--yes -y", "Remove without asking.")
 
 
 @app.callback()
@@ -86,16 +90,10 @@ def models() -> None:
     """
 
 
-@app.command("list")
-def list_models(
-    words: Words = None,
-    json: options.Json = False,
-    offline: options.Offline = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@command(List)
+def list_models(args: List) -> None:
     """List models with a short name, and downloaded repos."""
-    wanted = [word.lower() for word in words or ()]
+    wanted = [word.lower() for word in args.words]
     rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
     if not rows:
         raise ModelNotFoundError(
@@ -103,7 +101,7 @@ def list_models(
             hint=did_you_mean(" ".join(wanted), registry.names())
             or "list all models with `vit models`, or download one with `vit pull NAME`",
         )
-    if json:
+    if args.json:
         for row in rows:
             output.json_line(row)
         return
@@ -111,52 +109,44 @@ def list_models(
     output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
     here = sum(row["here"] is not None for row in rows)
     count = f"{len(rows):,} model{'s' * (len(rows) != 1)}, {here:,} here"
-    output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`", quiet)
+    output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`", args.quiet)
 
 
-@app.command()
-def show(
-    name: Name,
-    json: options.Json = False,
-    offline: options.Offline = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@command(Show)
+def show(args: Show) -> None:
     """Describe one model, without downloading it."""
-    found = _known(name)
+    found = _known(args.name)
     row, details, classes = _row(found), *_details(found)
-    if json:
+    if args.json:
         output.json_line({**row, **details})
         return
     for what, text in _as_lines(row, details, classes):
         output.line(output.entry(what, text, 20, sys.stdout))
 
 
-@app.command("rm")
-def remove(
-    names: Names,
-    yes: Yes = False,
-    json: options.Json = False,
-    offline: options.Offline = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@command(Remove)
+def remove(args: Remove) -> None:
     """Remove downloaded models from the Hub's cache."""
-    repos = [RepoCache(repo) for repo in dict.fromkeys(map(_repo, names))]
+    repos = [RepoCache(repo) for repo in dict.fromkeys(map(_repo, args.names))]
     if missing := [cache.repo for cache in repos if not cache.directory.is_dir()]:
         raise HubError("not in the cache", where=", ".join(missing))
-    if not yes:
-        if json:
+    if not args.yes:
+        if args.json:
             raise typer.BadParameter("--json cannot ask for confirmation: add --yes")
         for cache in repos:
-            output.note(f"{cache.repo}: {output.size(cache.size())} in {cache.directory}", quiet)
+            size = output.size(cache.size())
+            output.note(f"{cache.repo}: {size} in {cache.directory}", args.quiet)
         typer.confirm("Remove?", abort=True, err=True)
     for cache in repos:
         freed = cache.remove()
-        if json:
+        if args.json:
             output.json_line({"repo": cache.repo, "freed": freed})
         else:
             output.line(f"removed {cache.repo}: {output.size(freed)} freed")
+
+
+for _name, _function in (("list", list_models), ("show", show), ("rm", remove)):
+    app.command(_name, cls=GroupedCommand)(_function)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -180,7 +170,7 @@ class Model:
             raise HubError(
                 "only partly in the cache",
                 where=self.repo,
-                hint="complete it with `vit pull {self.repo}`",
+                hint=f"complete it with `vit pull {self.repo}`",
             )
         return read_info(self.path)[0]
 

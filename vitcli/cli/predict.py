@@ -8,83 +8,62 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from vitcli.checkpoints.info import assumptions
-from vitcli.cli import options, output
-from vitcli.cli.rows import Csv, Json, RowWriter, open_rows
-from vitcli.config import Score
+from vitcli.cli import output
+from vitcli.cli.options import INPUT, RESIZED, Adapting, open_predictor, spare
+from vitcli.cli.parameters import command
+from vitcli.cli.rows import FORMATS, Csv, Json, RowWriter, open_rows
+from vitcli.config import Score, Size
+from vitcli.fields import option, parse_size
 from vitcli.prediction import TOP_K, Predictor, Result
-from vitcli.train_config import TrainConfig
-
-Images = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="IMAGES",
-        help="Files, directories (searched recursively), glob patterns, URLs, @list.txt (one of "
-        "these per line), or - for an image on stdin.",
-        show_default=False,
-    ),
-]
-TopK = Annotated[
-    int,
-    typer.Option("--top-k", "-k", min=1, metavar="K", help="Number of classes to print per image."),
-]
-Threshold = Annotated[
-    float | None,
-    typer.Option(
-        "--threshold",
-        min=0.0,
-        max=1.0,
-        metavar="X",
-        help="Hide classes with a score below X.  [default: 0]",
-    ),
-]
-Resolution = Annotated[
-    str | None,
-    typer.Option(
-        "--resolution",
-        metavar="N|HxW",
-        help="Input size in pixels; position embeddings are resized to match.  "
-        "[default: the model's]",
-    ),
-]
-Features = Annotated[
-    str | None,
-    typer.Option(
-        "--features",
-        metavar="FILE",
-        help="Save features (the input of the head) to a .npy or .safetensors file instead of "
-        "classifying: one float32 row per image, NaN if the image cannot be read.",
-    ),
-]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV, one row per class.")]
 
 BAR = 20
 """Characters of a bar for a score of 1."""
 
 
-def predict(
-    images: Images,
-    model: options.Model = "default",
-    top_k: TopK = TOP_K,
-    threshold: Threshold = None,
-    resolution: Resolution = None,
-    posemb_method: options.PosembResize = TrainConfig.posemb_method,
-    batch_size: options.BatchSize = None,
-    features: Features = None,
-    json: options.Json = False,
-    csv: AsCsv = False,
-    output_file: options.Output = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
-    offline: options.Offline = False,
-    allow_pickle: options.AllowPickle = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+def _parse_features(path: str) -> str:
+    if not path.lower().endswith((".npy", ".safetensors")):
+        raise ValueError(f"'{path}' does not end in .npy or .safetensors")
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(Adapting):
+    """Options of `vit predict`."""
+
+    images: list[str] = option(
+        ...,
+        "IMAGES",
+        "Files, directories (searched recursively), glob patterns, URLs, @list.txt (one of these "
+        "per line), or - for an image on stdin.",
+    )
+    top_k: int = option(TOP_K, "--top-k -k K", "Number of classes to print per image.", min=1)
+    threshold: float | None = option(
+        None, "--threshold X", "Hide classes with a score below X.  [default: 0]", min=0, max=1
+    )
+    features: str | None = option(
+        None,
+        "--features FILE",
+        "Save features (the input of the head) to a .npy or .safetensors file instead of "
+        "classifying: one float32 row per image, NaN if the image cannot be read.",
+        parse=_parse_features,
+    )
+    csv: bool = option(False, "--csv", "Print CSV, one row per class.")
+    output: str | None = option(
+        None,
+        "--output -o FILE",
+        "Write the results to FILE instead of stdout, in the format of its suffix: "
+        f"{', '.join(FORMATS)} or .txt.",
+    )
+    resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
+
+
+@command(Predict)
+def predict(args: Predict) -> None:
     """Classify images and print the best classes of each, with their scores.
 
     Results are printed in order, as soon as they are ready. An image that cannot be read is
@@ -96,34 +75,20 @@ def predict(
       vit predict photos --model vit-b16-i21k --top-k 3 -o photos.csv
       vit predict photos --features photos.npy
     """
-    if json and csv:
+    if args.json and args.csv:
         raise typer.BadParameter("--json and --csv cannot be combined")
-    options.spare((name.removeprefix("@") for name in images), output_file, "--output")
-    if features and not features.lower().endswith((".npy", ".safetensors")):
-        raise typer.BadParameter(
-            f"'{features}' does not end in .npy or .safetensors", param_hint="--features"
-        )
-    if output_file and features and os.path.realpath(output_file) == os.path.realpath(features):
+    spare((name.removeprefix("@") for name in args.images), args.output, "--output")
+    features = args.features
+    if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise typer.BadParameter("--output and --features must be different files")
-    size = None if resolution is None else options.parse_resolution(resolution)
-    format = Json if json else Csv if csv else None
     output.check_writable(features)
-    with open_rows(output_file, format=format) as rows:
-        with output.FetchDisplay(quiet) as fetching:
-            predictor = Predictor(
-                *(model, device, precision, offline, fetching, size, posemb_method, allow_pickle)
-            )
-        _introduce(predictor, model == "default", quiet)
-        answers: Iterable[ImageRow]
-        if features is None:
-            results = predictor.predict(images, top_k, threshold, batch_size)
-            answers = (ImageRow(result, predictor.info.score) for result in results)
-        else:
-            answers = _save(predictor, images, batch_size, features, quiet)
+    with open_rows(args.output, format=Json if args.json else Csv if args.csv else None) as rows:
+        predictor = open_predictor(args, args.resolution)
+        _introduce(predictor, args.model == "default", args.quiet)
         # On a terminal, the results themselves show how far it is.
-        hidden = quiet or (rows.is_terminal and features is None)
+        hidden = args.quiet or (rows.is_terminal and features is None)
         with output.Meter("images", quiet=hidden) as meter:
-            failed = _write(answers, rows, meter, [] if hidden else images)
+            failed = _write(_answers(predictor, args), rows, meter, [] if hidden else args.images)
     if failed:
         if meter.done > 1:
             output.note(f"{failed:,} of {meter.done:,} images could not be read")
@@ -148,18 +113,24 @@ def _introduce(predictor: Predictor, default: bool, quiet: bool) -> None:
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}", quiet)
 
 
-def _save(
-    predictor: Predictor, images: list[str], batch_size: int | None, path: str, quiet: bool
-) -> Iterator[ImageRow]:
-    """Writes features to a file."""
+def _answers(predictor: Predictor, args: Predict) -> Iterator[ImageRow]:
+    """The classes of each image; or the row of its features, which are written to a file."""
+    score = predictor.info.score
+    if args.features is None:
+        found = predictor.predict(
+            args.images, args.top_k, args.threshold, args.batch_size, args.workers
+        )
+        yield from (ImageRow(result, score) for result in found)
+        return
     from vitcli.checkpoints.rows import row_file
 
     width = predictor.info.model.feature_dim
-    with row_file(path, width, {"model": predictor.name}) as table:
-        for number, result in enumerate(predictor.embed(images, batch_size)):
+    with row_file(args.features, width, {"model": predictor.name}) as table:
+        embedded = predictor.embed(args.images, args.batch_size, args.workers)
+        for number, result in enumerate(embedded):
             table.add(result.features)
-            yield ImageRow(result, predictor.info.score, number)
-    output.note(f"features: {path}, {table.count:,} x {width:,}", quiet)
+            yield ImageRow(result, score, number)
+    output.note(f"features: {args.features}, {table.count:,} x {width:,}", args.quiet)
 
 
 def _write(

@@ -3,94 +3,64 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import typer
 
-from vitcli.cli import options, output
-from vitcli.cli.pull import Timeout
+from vitcli.cli import output
+from vitcli.cli.parameters import command
+from vitcli.cli.pull import Transferring
 from vitcli.errors import HubError
+from vitcli.fields import option
 from vitcli.hub.push import Changes, Package, compare, log_in, pack, workspace
 from vitcli.hub.push import push as push_package
 from vitcli.hub.retry import is_offline
 
-Checkpoint = Annotated[
-    str,
-    typer.Argument(
-        metavar="CHECKPOINT",
-        help="Run directory, checkpoint file of any layout, or model name.",
-        show_default=False,
-    ),
-]
-Repo = Annotated[
-    str, typer.Argument(metavar="ORG/NAME", help="Repo on the Hub.", show_default=False)
-]
-Private = Annotated[bool, typer.Option("--private", help="Create a private repo.")]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision",
-        metavar="BRANCH",
-        help="Branch to push to; created if it does not exist.  [default: main]",
-    ),
-]
-Message = Annotated[
-    str | None,
-    typer.Option("--commit-message", "--message", metavar="TEXT", help="Commit message."),
-]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        help="Hub token.  [default: HF_TOKEN, or the one saved by `hf auth login`]",
-    ),
-]
-OverwriteCard = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite-card", help="Replace the model card on the Hub, including edits made there."
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
+
+@dataclass(frozen=True, kw_only=True)
+class Push(Transferring):
+    """Options of `vit push`."""
+
+    checkpoint: str = option(
+        ..., "CHECKPOINT", "Run directory, checkpoint file of any layout, or model name."
+    )
+    repo: str = option(..., "ORG/NAME", "Repo on the Hub.")
+    private: bool = option(False, "--private", "Create a private repo.")
+    revision: str | None = option(
+        None,
+        "--revision BRANCH",
+        "Branch to push to; created if it does not exist.  [default: main]",
+    )
+    message: str | None = option(None, "--commit-message --message TEXT", "Commit message.")
+    create_pr: bool = option(
+        False, "--create-pr", "Open a pull request instead of changing the repo."
+    )
+    license: str | None = option(
+        None,
+        "--license ID",
+        "License to state in the model card, for example apache-2.0.  [default: the card's, else "
+        "that of the model it was trained from]",
+    )
+    overwrite_card: bool = option(
+        False,
+        "--overwrite-card",
+        "Replace the model card on the Hub, including edits made there.",
+    )
+    token: str | None = option(
+        None,
+        "--token TOKEN",
+        "Hub token.  [default: HF_TOKEN, or the one saved by `hf auth login`]",
+    )
+    dry_run: bool = option(
+        False,
         "--dry-run",
-        help="Print what would be uploaded, with a diff of the model card, without uploading it.",
-    ),
-]
-CreatePr = Annotated[
-    bool, typer.Option("--create-pr", help="Open a pull request instead of changing the repo.")
-]
-License = Annotated[
-    str | None,
-    typer.Option(
-        "--license",
-        metavar="ID",
-        help="License to state in the model card, for example apache-2.0.  [default: the card's, "
-        "else that of the model it was trained from]",
-    ),
-]
+        "Print what would be uploaded, with a diff of the model card, without uploading it.",
+    )
 
 
-def push(
-    checkpoint: Checkpoint,
-    repo: Repo,
-    private: Private = False,
-    revision: Revision = None,
-    message: Message = None,
-    create_pr: CreatePr = False,
-    license: License = None,
-    overwrite_card: OverwriteCard = False,
-    token: Token = None,
-    timeout: Timeout = None,
-    dry_run: DryRun = False,
-    offline: options.Offline = False,
-    json: options.Json = False,
-    allow_pickle: options.AllowPickle = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+@command(Push)
+def push(args: Push) -> None:
     """Upload a model to the Hub, for vit, timm and transformers to load by name.
 
     Uploads the weights, config.json, a model card and its images in one commit, and skips unchanged
@@ -102,55 +72,60 @@ def push(
       vit push runs/flowers me/flowers --dry-run
       vit push runs/flowers me/flowers --private
     """
-    if offline:
+    repo, revision = args.repo, args.revision
+    if args.offline:
         raise typer.BadParameter("an upload needs the network", param_hint="--offline")
-    if create_pr and revision not in (None, "main"):
+    if args.create_pr and revision not in (None, "main"):
         raise typer.BadParameter("--create-pr opens a pull request to main: leave out --revision")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
         raise typer.BadParameter(f"'{revision}' is not a branch name")
-    if not dry_run:
-        log_in(repo, token, timeout)
+    if not args.dry_run:
+        log_in(repo, args.token, args.timeout)
     with workspace() as directory:
-        with output.FetchDisplay(quiet) as fetching:
-            package = pack(checkpoint, directory, repo, license, fetching, allow_pickle)
+        with output.FetchDisplay(args.quiet) as fetching:
+            package = pack(
+                args.checkpoint, directory, repo, args.license, fetching, args.allow_pickle
+            )
         for text in package.warnings:
             output.warning(text)
-        compared = (package, revision, token, overwrite_card)
-        if dry_run:
-            _show(package, _compared(*compared), revision, json)
+        compared = (package, revision, args.token, args.overwrite_card)
+        if args.dry_run:
+            _show(package, _compared(*compared), revision, args.json)
             return
         changes = compare(*compared)
         if changes.edited:
             parts = ", ".join(part.strip("# :") or "introduction" for part in changes.edited)
             text = f"{repo}: kept edits in README.md ({parts})"
             output.warning(f"{text}; --overwrite-card replaces it")
-        _announce(changes, shown=not quiet and not json)
+        _announce(changes, shown=not args.quiet and not args.json)
         done = push_package(
             package,
             changes,
-            private=private,
+            private=args.private,
             revision=revision,
-            message=message,
-            create_pr=create_pr,
-            token=token,
-            timeout=timeout,
+            message=args.message,
+            create_pr=args.create_pr,
+            token=args.token,
+            timeout=args.timeout,
         )
     told = _told(package, changes, revision)
     told |= {"commit": done.commit, "url": done.url, "created": done.created}
-    if json:
+    if args.json:
         output.json_line({**told, "pull_request": done.request})
         return
     for name in changes.remove:
-        output.note(f"removed {name}, which other libraries would load instead", quiet)
+        output.note(f"removed {name}, which other libraries would load instead", args.quiet)
     if done.commit is None:
-        output.note(f"nothing to push: {repo} is up to date", quiet)
+        output.note(f"nothing to push: {repo} is up to date", args.quiet)
     else:
         same = len(changes.unchanged)
-        output.note(f"pushed {_amount(changes)}" + (f"; {same} unchanged" if same else ""), quiet)
+        output.note(
+            f"pushed {_amount(changes)}" + (f"; {same} unchanged" if same else ""), args.quiet
+        )
     output.line(done.url)
     if done.request is None:
         at = f"@{revision}" if revision else ""
-        output.note(f"next: vit predict IMAGE --model {repo}{at}", quiet)
+        output.note(f"next: vit predict IMAGE --model {repo}{at}", args.quiet)
 
 
 def _compared(package: Package, *how: Any) -> Changes:

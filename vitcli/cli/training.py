@@ -7,18 +7,45 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
-from vitcli.cli import options, output
+from vitcli.cli import output
+from vitcli.cli.options import Fetching
+from vitcli.cli.parameters import command, given_options, replaced
 from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
 from vitcli.config import TASK_DEFAULTS
+from vitcli.fields import option
 from vitcli.presets import PRESETS, PresetName
 from vitcli.train_config import RECIPE, RUN, TrainConfig
 
 Task = Literal["pretrain", "finetune"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Fetching):
+    """How a run starts, beside its configuration."""
+
+    config: str | None = option(
+        None,
+        "--config FILE",
+        "Repeat the run described by a config.json; other options override it.",
+        RUN,
+    )
+    resume: str | None = option(
+        None, "--resume DIR", "Continue the interrupted run in this directory."
+    )
+    force: bool = option(False, "--force", "Replace the run in the output directory.")
+    preset: PresetName | None = option(
+        None,
+        f"--preset {'|'.join(PRESETS)}",
+        "Use the paper's fine-tuning recipe for this dataset; other options override it.",
+        RECIPE,
+        task="finetune",
+    )
 
 
 def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfig) -> Any:
@@ -29,58 +56,21 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
         kind: the configuration.
     """
 
-    @options.from_fields(kind, task, without=() if task == "finetune" else ("preset",))
-    def command(
-        given: dict[str, Any],
-        preset: Annotated[
-            PresetName | None,
-            typer.Option(
-                help="Use the paper's fine-tuning recipe for this dataset; other options "
-                "override it.",
-                rich_help_panel=RECIPE,
-            ),
-        ] = None,
-        config: Annotated[
-            str | None,
-            typer.Option(
-                metavar="FILE",
-                help="Repeat the run described by a config.json; other options override it.",
-                rich_help_panel=RUN,
-            ),
-        ] = None,
-        resume: Annotated[
-            str | None,
-            typer.Option(
-                metavar="DIR",
-                help="Continue the interrupted run in this directory.",
-                rich_help_panel=RUN,
-            ),
-        ] = None,
-        force: Annotated[
-            bool,
-            typer.Option(
-                "--force", help="Replace the run in the output directory.", rich_help_panel=RUN
-            ),
-        ] = False,
-        json: options.Json = False,
-        offline: options.Offline = False,
-        allow_pickle: options.AllowPickle = False,
-        quiet: options.Quiet = False,
-        debug: options.Debug = False,
-    ) -> None:
-        if resume:
-            others = [k for k, v in (("--config", config), ("--preset", preset)) if v]
-            built = _resumed(resume, given, others, kind)
+    def run(args: Start, given: dict[str, Any]) -> None:
+        preset = args.preset
+        if args.resume:
+            others = [name for name in ("config", "preset") if getattr(args, name)]
+            built = _resumed(args.resume, given, [f"--{name}" for name in others], kind)
         else:
-            built = build_config(task, given, preset, config, kind)
+            built = build_config(task, given, preset, args.config, kind)
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
         if preset is not None:
             event = preset_event(preset, given, built)
-            output.json_line(event) if json else output.note(preset_text(event), quiet)
-        _run(built, resume is not None, force, offline, allow_pickle, json, quiet)
+            output.json_line(event) if args.json else output.note(preset_text(event), args.quiet)
+        _run(built, args)
 
-    command.__doc__ = text
-    return command
+    run.__doc__ = text
+    return command(Start, kind, task)(run)
 
 
 def build_config(
@@ -90,7 +80,7 @@ def build_config(
     config: str | None = None,
     kind: type[TrainConfig] = TrainConfig,
 ) -> TrainConfig:
-    """A run from the options that were given (as `options.from_fields` gives them), over --config
+    """A run from the options that were given (as `parameters.command` gives them), over --config
     or --preset, over the task's defaults."""
     from vitcli.train.class_weights import read_class_weights
     from vitcli.train.directory import read_train_config
@@ -134,7 +124,7 @@ def build_config(
         output = f"runs/{_name_of(data['path'])}"
         defaults = {"task": task, "output": output, **TASK_DEFAULTS[task], **recipe}
         fields = {**defaults, **fields, "data": {**recipe.get("data", {}), **data}}
-    built: TrainConfig = options.replaced(start, fields)
+    built: TrainConfig = replaced(start, fields)
     if "retrain" in given and not built.sweep:
         raise typer.BadParameter(
             "--retrain and --no-retrain require several learning rates", param_hint="--lr"
@@ -149,12 +139,12 @@ def _resumed(
     from vitcli.train.directory import read_train_config
 
     written = read_train_config(resume, kind)
-    options_given = options.given_options(kind, written.task, given)
+    options_given = given_options(kind, written.task, given)
     fixed = [option.names[0] for option in options_given if not option.on_resume]
     if fixed or others:
         names = ", ".join([*fixed, *others])
         raise typer.BadParameter(f"a run is resumed with its original options: leave out {names}")
-    built: TrainConfig = options.replaced(written, {**given, "output": resume})
+    built: TrainConfig = replaced(written, {**given, "output": resume})
     return built
 
 
@@ -163,33 +153,25 @@ def _name_of(path: str) -> str:
     return Path(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
 
 
-def _run(
-    config: TrainConfig,
-    resume: bool,
-    force: bool,
-    offline: bool,
-    allow_pickle: bool,
-    json: bool,
-    quiet: bool,
-) -> None:
+def _run(config: TrainConfig, args: Start) -> None:
     """Trains: the plan, the progress, the result, and what to type next."""
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with output.TrainingDisplay(quiet) as display, _resume_hint(config):
+    with output.TrainingDisplay(args.quiet) as display, _resume_hint(config):
         outcome = (run_sweep if config.sweep else train)(
             config,
-            resume=resume,
-            force=force,
-            offline=offline,
-            allow_pickle=allow_pickle,
-            on_event=Screen(display, json, quiet),
+            resume=args.resume is not None,
+            force=args.force,
+            offline=args.offline,
+            allow_pickle=args.allow_pickle,
+            on_event=Screen(display, args.json, args.quiet),
         )
     where = shlex.quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:
         output.note(f"stopped at step {outcome.step}; continue with: {_resume_command(config)}")
         raise typer.Exit(128 + outcome.stopped_by)
-    if json:
+    if args.json:
         output.json_line(outcome.to_json())
         return
     for split in ("val", "test"):

@@ -1,0 +1,204 @@
+"""Commands made from dataclasses: an option, or an argument, for each field that declares one
+(`vitcli/fields.py`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import typer
+
+from vitcli.config import TASK_DEFAULTS
+from vitcli.errors import ConfigError
+from vitcli.fields import Option, check_value, field_types, from_text
+
+MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CKPT", "NAME")
+"""Placeholders of names of models, which the shell completes."""
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names for the shell: those that ship and those of the registry."""
+    from vitcli.hub import registry
+
+    known = [*registry.aliases(), *registry.shipped(), *registry.entries()]
+    return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
+
+
+class _Place(NamedTuple):
+    """An option and the field that it sets."""
+
+    path: tuple[str, ...]
+    """Names of fields from the configuration down, as ("augment", "mixup")."""
+    field: dataclasses.Field[Any]
+    hint: Any
+    option: Option
+    group: str | None
+    default: Any
+
+
+def _places(
+    config: Any, task: str, defaults: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[_Place]:
+    hints, group, owner = field_types(config), None, None
+    for field in dataclasses.fields(config):
+        hint, declared = hints[field.name], field.metadata.get("option")
+        default = defaults.get(field.name, field.default)
+        if dataclasses.is_dataclass(hint):
+            inner = default if isinstance(default, dict) else {}
+            yield from _places(hint, task, inner, (*path, field.name))
+        elif declared is not None:
+            by = next(k for k in config.__mro__ if field.name in inspect.get_annotations(k))
+            group, owner = declared.group or (group if by is owner else None), by
+            if declared.task in (None, task):
+                yield _Place((*path, field.name), field, hint, declared, group, default)
+
+
+def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
+    """Makes a command of a function: Typer sees an option, or an argument, for each field of a
+    dataclass that declares one, and the function is called with the dataclass.
+
+    Args:
+        kind: the dataclass, with the fields of `Common`.
+        config: a configuration whose fields, and those of dataclasses in it, become options as
+            well. What was given of them on the command line is the function's second argument:
+            {field: value}, with a dict for a field that is a dataclass.
+        task: the command's entry in TASK_DEFAULTS.
+    """
+    own = list(_places(kind, task, {}))
+    others = list(_places(config, task, TASK_DEFAULTS.get(task, {}))) if config else []
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            args = replaced(kind, _given(own, values))
+            function(args, _given(others, values)) if config else function(args)
+
+        parameters = [
+            inspect.Parameter(
+                "_".join(place.path),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if _is_required(place, own) else None,
+                annotation=_annotation(place, _is_required(place, own)),
+            )
+            for place in (*others, *own)
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _given(places: Iterable[_Place], values: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for path, _, hint, *_ in places:
+        value = values.get("_".join(path))
+        if value is not None and value != []:
+            inner = given
+            for step in path[:-1]:
+                inner = inner.setdefault(step, {})
+            inner[path[-1]] = dict(value) if get_origin(hint) is dict else value
+    return given
+
+
+def _is_required(place: _Place, own: list[_Place]) -> bool:
+    """Whether Typer refuses a call without it. Of a configuration, the command decides."""
+    field, missing = place.field, dataclasses.MISSING
+    return place in own and field.default is missing and field.default_factory is missing
+
+
+def _annotation(place: _Place, required: bool) -> Any:
+    """The annotation of an option that is None unless it is given, or of an argument."""
+    field, hint, declared = place.field, place.hint, place.option
+    settings: dict[str, Any] = {
+        "help": declared.help + _shown_default(place),
+        "metavar": declared.metavar,
+        "rich_help_panel": place.group,
+        "hidden": not declared.help,
+    }
+
+    def parse(text: str) -> Any:
+        if not text:
+            raise typer.BadParameter("the value is empty")
+        try:
+            value = from_text(item, text) if declared.parse is None else declared.parse(text)
+            check_value(field, hint, value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        return value
+
+    several = get_origin(hint) in (dict, list)
+    item = get_args(hint)[-1] if several else hint
+    kind: Any = list[str] if several else str
+    if hint is bool:
+        kind = bool
+    else:
+        settings["parser"] = parse
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        settings["metavar"] = settings["metavar"] or "|".join(choices)
+        settings["autocompletion"] = lambda: list(choices)
+    if declared.metavar in MODELS:
+        settings["autocompletion"] = complete_model
+    if "--debug" in declared.names:
+        settings["callback"] = _remember_debug
+    if declared.names:
+        parameter: Any = typer.Option(*declared.names, **settings)
+    else:
+        parameter = typer.Argument(**settings, show_default=False)
+    return Annotated[kind if required else kind | None, parameter]
+
+
+def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
+    """The error boundary (cli/main.py) looks it up."""
+    ctx.meta["debug"] = wanted
+    return wanted
+
+
+def _shown_default(place: _Place) -> str:
+    """A field's default as one would type it, unless it is None or a plain flag."""
+    value = place.default
+    if value in (dataclasses.MISSING, None, ()):
+        return ""
+    if isinstance(value, bool):
+        on, _, off = place.option.names[0].replace("--", "").partition("/")
+        if not off:
+            return ""
+        text = on if value else off
+    else:
+        parts = value if isinstance(value, tuple) else (value,)
+        text = ",".join(f"{p:g}" if isinstance(p, float) else str(p) for p in parts)
+    return f"  [default: {text}]"
+
+
+def given_options(config: Any, task: str, given: Mapping[str, Any]) -> list[Option]:
+    """The options that were given, by their declarations."""
+
+    def holds(values: Any, path: tuple[str, ...]) -> bool:
+        return not path or (path[0] in values and holds(values[path[0]], path[1:]))
+
+    return [place.option for place in _places(config, task, {}) if holds(given, place.path)]
+
+
+def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
+    """A dataclass with other values, given as `command` gives them; of a class, an object.
+
+    Raises:
+        BadParameter: the values contradict each other.
+    """
+
+    def replace(config: Any, changes: Mapping[str, Any]) -> Any:
+        is_class = isinstance(config, type)
+        kind: Any = config if is_class else type(config)
+        hints, fields = field_types(kind), dict(changes)
+        for name, value in changes.items():
+            if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
+                fields[name] = replace(getattr(config, name, hints[name]), value)
+        return config(**fields) if is_class else dataclasses.replace(config, **fields)
+
+    try:
+        return replace(config, changes)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
