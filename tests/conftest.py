@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,7 +80,7 @@ def timm_logits() -> np.ndarray:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     """An empty Hub on loopback. This process and those it starts are logged in there as "me", with
-    an empty cache; the real client does not sleep between two tries."""
+    an empty cache."""
     with loopback_hub() as running:
         use_hub(monkeypatch, running.environment, tmp_path / "home")
         yield running
@@ -92,7 +90,6 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     """Points the client to a Hub, and to a folder of its own for its cache and token. It read its
     environment when it was imported: what it remembers is changed with it."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import _http
 
     from vitcli.hub import retry
 
@@ -119,5 +116,3 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(retry, "PAUSE", 0.01)
     monkeypatch.setattr(retry, "TIMEOUT", 0.5)
-    impatient = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
-    monkeypatch.setattr(_http, "time", impatient)  # it sleeps between two tries of an upload

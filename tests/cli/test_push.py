@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from PIL import Image
 
 from conftest import use_hub
 from hub_server import Fault
+from vitcli.hub.retry import is_repo_id
 
 REPO = "me/colours"
 
@@ -113,8 +116,6 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
     ("repo", "options", "variables", "said"),
     [
         ("other/x", (), {}, "(403)"),
-        ("flowers", (), {}, "not a valid name of a Hub repo"),
-        ("me/a b", (), {}, "not a valid name of a Hub repo"),
         (REPO, (), {"HF_TOKEN": "hf_wrong"}, "the Hub rejected the token (401)"),
         (REPO, ("--token", "hf_wrong"), {}, "the Hub rejected the token (401)"),
         (REPO, (), {"HF_TOKEN": "hf_ключ"}, "the token contains invalid characters"),
@@ -136,11 +137,25 @@ def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variabl
     assert f"{repo}: " in errors and said in errors and errors.count("\n") <= 3, result.stderr
 
 
-def test_a_silent_hub_is_given_up(vit, hub, tiny_checkpoint):
-    hub.faults.append(Fault("stall", "/whoami-v2", times=9))
+@pytest.mark.parametrize(
+    "where", ["/whoami-v2", "GET /api/models/", "README.md", "/preupload/", "PUT /lfs/"]
+)
+def test_a_silent_hub_is_given_up(vit, hub, tiny_checkpoint, where):
+    """The library's own retries do not multiply the time-out."""
+    hub.add(REPO, {"README.md": b"# Mine\n"})
+    hub.faults.append(fault := Fault("stall", where, times=99))
     begin = time.monotonic()
-    result = vit("push", tiny_checkpoint, REPO, "--timeout", "0.3")
-    assert "did not answer in time" in result.stderr and time.monotonic() - begin < 5
+    result = vit("push", tiny_checkpoint, REPO, "--timeout", "0.5")
+    assert fault.struck == 1 and "did not answer in time" in result.stderr
+    assert time.monotonic() - begin < 5 and REPO in hub.repos
+
+
+def test_the_hub_asks_to_wait_for_longer_than_the_time_out(vit, hub, tiny_checkpoint):
+    wait = {"Retry-After": "30"}
+    hub.faults.append(Fault("status", "PUT /lfs/", status=429, headers=wait, times=99))
+    begin = time.monotonic()
+    result = vit("push", tiny_checkpoint, REPO, "--timeout", "2")
+    assert "asks to wait 30 s" in result.stderr and time.monotonic() - begin < 5
 
 
 def test_a_token_and_a_message_of_ones_own(vit, hub, tiny_checkpoint, monkeypatch):
@@ -178,3 +193,24 @@ def test_what_is_no_checkpoint(vit, hub, tmp_path):
     assert "--resume" in result.stderr
     assert vit("push", tmp_path, REPO, "--create-pr", "--revision", "next").exit_code == 2
     assert vit("push", tmp_path, REPO, "--revision", "a b").exit_code == 2
+
+
+NO_REPOS = ["me/a b", "me/", "/flowers", "me/.x", "me/a--b", "me/../x", "me/x.git", "a/b/c"]
+NO_REPOS += [f"me/{'x' * 97}", "https://huggingface.co/me/x", "me/müll"]
+
+
+@pytest.mark.parametrize("repo", ["flowers", *NO_REPOS])
+def test_what_can_be_no_repo(vit, hub, tiny_checkpoint, repo):
+    for option in ((), ("--dry-run",)):
+        result = vit("push", tiny_checkpoint, repo, *option)
+        assert result.exit_code == 2 and "org/name" in result.stderr and not hub.asked
+
+
+@pytest.mark.parametrize("repo", [*NO_REPOS, "me/x.y-z_1", "_me/_x", "m/1", "Me.Org/x"])
+def test_the_client_judges_names_alike(repo):
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        assert not is_repo_id(repo)
+    else:
+        assert is_repo_id(repo)

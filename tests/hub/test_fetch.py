@@ -307,7 +307,7 @@ def test_a_cut_download_is_resumed(
     hub: LoopbackHub, commit: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut three times, each time further on: no byte is sent twice."""
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
     hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3, seconds=5))  # type: ignore[arg-type]
     heard: list[Transfer] = []
     file = fetch("me/model", on_progress=heard.append)
@@ -331,6 +331,30 @@ def test_passing_failures_are_retried(
     heard: list[Transfer] = []
     assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
     assert fault.struck == 2 and sum(event.note is not None for event in heard) == 2
+
+
+@pytest.mark.parametrize("trouble", [None, 503])
+@pytest.mark.parametrize("where", ["/revision/", "config.json", "GET /lfs/"])
+def test_a_silent_hub_is_given_up(
+    hub: LoopbackHub, commit: str, where: str, trouble: int | None
+) -> None:
+    """All tries together take no longer than the time-out."""
+    if trouble:
+        hub.faults.append(Fault("status", where, status=trouble))
+    hub.faults.append(fault := Fault("stall", where, times=99))
+    begin = time.monotonic()
+    with pytest.raises(HubError, match="did not answer in time"):
+        fetch("me/model", timeout=1.0)
+    assert fault.struck == 1 and time.monotonic() - begin < 1.9
+
+
+def test_the_time_out_holds_for_what_is_cached(hub: LoopbackHub, commit: str) -> None:
+    file = fetch("me/model")
+    hub.faults.append(Fault("stall", times=99))
+    begin = time.monotonic()
+    with pytest.warns(VitWarning, match="cached commit"):
+        assert fetch("me/model", timeout=0.3) == file
+    assert time.monotonic() - begin < 5
 
 
 def test_a_server_that_ignores_ranges(hub: LoopbackHub, commit: str) -> None:

@@ -15,7 +15,7 @@ from vitcli.errors import HubError
 from vitcli.fields import option
 from vitcli.hub.push import Changes, Package, compare, log_in, pack, workspace
 from vitcli.hub.push import push as push_package
-from vitcli.hub.retry import is_offline
+from vitcli.hub.retry import is_offline, is_repo_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,8 @@ def push(args: Push) -> None:
         raise typer.BadParameter("an upload needs the network", param_hint="--offline")
     if args.create_pr and revision not in (None, "main"):
         raise typer.BadParameter("--create-pr opens a pull request to main: leave out --revision")
+    if not is_repo_id(repo):
+        raise typer.BadParameter(f"'{repo}' is not of the form org/name", param_hint="ORG/NAME")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
         raise typer.BadParameter(f"'{revision}' is not a branch name")
     if not args.dry_run:
@@ -88,7 +90,7 @@ def push(args: Push) -> None:
             )
         for text in package.warnings:
             output.warning(text)
-        compared = (package, revision, args.token, args.overwrite_card)
+        compared = (package, revision, args.token, args.overwrite_card, args.timeout)
         if args.dry_run:
             _show(package, _compared(*compared), revision, args.json)
             return

@@ -186,7 +186,7 @@ class _Found:
                     self._fill(name, file, blob)
                 cache.link(self.commit, name, digest)
 
-        ask(cache.repo, bring, name=name, timeout=0)
+        ask(cache.repo, lambda _: bring(), name=name, timeout=0)
 
     def _fill(self, name: str, file: HubFile, blob: Path) -> None:
         """Downloads a content to its place, and once more if it arrives damaged."""
@@ -226,15 +226,14 @@ class _Found:
                 text = f"{name}: resumed at {start / 1e6:,.1f} MB"
                 self.on_progress(Transfer(name, start, file.size, text))
 
-            def receive() -> None:
+            def receive(silence: float) -> None:
                 position = target.tell()
                 if position == file.size:
                     return
                 headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
                 if position:
                     headers["Range"] = f"bytes={position}-"
-                patience = constants.HF_HUB_DOWNLOAD_TIMEOUT
-                with get_session().stream("GET", url, headers=headers, timeout=patience) as answer:
+                with get_session().stream("GET", url, headers=headers, timeout=silence) as answer:
                     if answer.status_code == 416:  # what is here is longer than what is there
                         return restart()
                     hf_raise_for_status(answer)
@@ -254,6 +253,7 @@ class _Found:
                 name=name,
                 revision=self.commit,
                 timeout=self.timeout,
+                patience=constants.HF_HUB_DOWNLOAD_TIMEOUT,
                 position=target.tell,
                 on_progress=self.on_progress,
             )
@@ -294,13 +294,7 @@ def _look(
         return _Found(cache, known, listing, None, timeout, on_progress)
     usable = known is not None and bool(weights_among(present))
     try:
-        commit, files, _ = ask(
-            cache.repo,
-            lambda: repo_state(cache.repo, revision),
-            revision=revision,
-            timeout=0 if usable else timeout,
-            on_progress=on_progress,
-        )
+        commit, files, _ = list_repo(cache.repo, revision, timeout, on_progress, once=usable)
         return _Found(cache, commit, files, None, timeout, on_progress)
     except HubError as error:
         if known is None and may_pass(error.__cause__):
@@ -321,13 +315,28 @@ class RepoState(NamedTuple):
     private: bool
 
 
-def repo_state(repo: str, revision: str | None, token: str | None = None) -> RepoState:
-    """What the Hub says of a revision. Raises what the client raises, and HubError for an answer
-    that cannot be true: its names and digests become paths."""
+def list_repo(
+    repo: str,
+    revision: str | None,
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+    token: str | None = None,
+    once: bool = False,
+) -> RepoState:
+    """What the Hub says of a revision. Raises HubError, also for an answer that cannot be true: its
+    names and digests become paths."""
     from huggingface_hub import HfApi, constants
 
-    info = HfApi(token=token).model_info(
-        repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+    patience = constants.HF_HUB_ETAG_TIMEOUT
+    info = ask(
+        repo,
+        lambda silence: HfApi(token=token).model_info(
+            repo, revision=revision, files_metadata=True, timeout=silence
+        ),
+        revision=revision,
+        timeout=0 if once else timeout,
+        patience=min(patience, timeout or patience),
+        on_progress=on_progress,
     )
     files = {
         file.rfilename: HubFile(

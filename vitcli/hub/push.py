@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from warnings import catch_warnings
 
 from vitcli.atomic import write_text
@@ -27,13 +28,15 @@ from vitcli.errors import HubError
 from vitcli.hub import card
 from vitcli.hub.cache import digest_of
 from vitcli.hub.card import LICENSE, MEASURED, Card, digest, lineage
-from vitcli.hub.fetch import RepoState, repo_state
+from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import publishable
-from vitcli.hub.retry import LOGIN, TIMEOUT, Progress, ask, is_offline, may_be_done
+from vitcli.hub.retry import LOGIN, Progress, ask, is_offline, is_repo_id, may_be_done, one_try
 from vitcli.layouts.timm import not_in_timm, otherwise_in_timm
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+T = TypeVar("T")
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
@@ -190,6 +193,7 @@ def compare(
     revision: str | None = None,
     token: str | None = None,
     overwrite_card: bool = False,
+    timeout: float | None = None,
 ) -> Changes:
     """What of a package its repo does not have yet. What a person wrote into the card on the Hub
     is taken over into the package's, unless `overwrite_card`. Raises HubError."""
@@ -198,18 +202,18 @@ def compare(
     repo, branch_exists = package.repo, True
     try:
         try:
-            state = ask(repo, lambda: repo_state(repo, revision, token))
+            state = list_repo(repo, revision, timeout, token=token)
         except HubError as error:
             if not isinstance(error.__cause__, RevisionNotFoundError):
                 raise
-            state, branch_exists = ask(repo, lambda: repo_state(repo, None, token)), False
+            state, branch_exists = list_repo(repo, None, timeout, token=token), False
     except HubError as error:
         if not isinstance(error.__cause__, RepositoryNotFoundError):
             raise
         return Changes({name: path.stat().st_size for name, path in package.files.items()})
     diff, edited = "", tuple[str, ...]()
     if CARD in state.files:
-        diff, edited = _merge_card(package, state, token, overwrite_card)
+        diff, edited = _merge_card(package, state, token, overwrite_card, timeout)
     files = package.files
     same = {
         name
@@ -228,7 +232,11 @@ def compare(
 
 
 def _merge_card(
-    package: Package, state: RepoState, token: str | None, overwrite: bool
+    package: Package,
+    state: RepoState,
+    token: str | None,
+    overwrite: bool,
+    timeout: float | None,
 ) -> tuple[str, tuple[str, ...]]:
     """Takes over the edits of the card on the Hub; how that card would change, and its edits."""
     from huggingface_hub import get_session, hf_hub_url
@@ -237,13 +245,14 @@ def _merge_card(
         hf_raise_for_status,
     )
 
-    def receive() -> str:
+    def receive(silence: float) -> str:
         url = hf_hub_url(package.repo, CARD, revision=state.commit)
-        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=TIMEOUT)
+        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=silence)
         hf_raise_for_status(answer)
         return str(answer.content.decode("utf-8", "replace"))
 
-    path, there = package.directory / CARD, ask(package.repo, receive, name=CARD)
+    path = package.directory / CARD
+    there = ask(package.repo, receive, name=CARD, timeout=timeout)
     old, new = Card.parse(there), Card.parse(path.read_text("utf-8"))
     edited: tuple[str, ...] = ()
     if not overwrite:
@@ -263,22 +272,31 @@ def _merge_card(
 # One commit
 
 
-def log_in(repo: str, token: str | None = None, timeout: float | None = None) -> None:
-    """Makes sure of the repo's name, and of a token that may write. `timeout` holds for every
-    answer from now on: by itself, the client waits for ever. Raises HubError."""
-    from huggingface_hub import HfApi, get_token, set_client_factory
-    from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
+def _ask(repo: str, call: Callable[[], T], timeout: float | None, once: bool = False) -> T:
+    """`ask`, for calls of the client's that take no time-out: by itself, it waits for ever."""
+    from huggingface_hub import get_session, set_client_factory
 
-    silence = TIMEOUT if timeout is None else timeout
-    set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=silence))
-    ask(repo, lambda: validate_repo_id(repo))
-    if "/" not in repo:
+    if not isinstance(get_session(), one_try()):
+        set_client_factory(one_try())
+
+    def limited(silence: float) -> T:
+        get_session().timeout = silence
+        return call()
+
+    return ask(repo, limited, timeout=0 if once else timeout, patience=timeout or math.inf)
+
+
+def log_in(repo: str, token: str | None = None, timeout: float | None = None) -> None:
+    """Makes sure of the repo's name, and of a token that may write. Raises HubError."""
+    from huggingface_hub import HfApi, get_token
+
+    if not is_repo_id(repo):
         raise HubError("not a valid name of a Hub repo", where=repo, hint="use the form org/name")
     if is_offline():
         raise HubError("offline mode is on", where=repo, hint="unset HF_HUB_OFFLINE")
     if not (token or get_token()):
         raise HubError("pushing requires a token, and none was found", where=repo, hint=LOGIN)
-    me: dict[str, Any] = ask(repo, lambda: HfApi(token=token).whoami(), timeout=timeout)
+    me: dict[str, Any] = _ask(repo, lambda: HfApi(token=token).whoami(), timeout)
     if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise HubError(f"the token of {me['name']} has no write access", where=repo, hint=LOGIN)
 
@@ -334,21 +352,21 @@ def push(
 
     try:
         if state is None:
-            ask(repo, lambda: api.create_repo(repo, private=private or None), timeout=timeout)
+            _ask(repo, lambda: api.create_repo(repo, private=private or None), timeout)
             created = True
         if revision is not None and not (state and changes.branch_exists):
             start = state.commit if state else None
-            ask(
+            _ask(
                 repo,
                 lambda: api.create_branch(repo, branch=revision, revision=start, exist_ok=True),
-                timeout=timeout,
+                timeout,
             )
         sent = True
-        done = ask(repo, commit, timeout=timeout)
+        done = _ask(repo, commit, timeout)
     except (HubError, KeyboardInterrupt, SystemExit) as error:
         found: str | None = ""
         if sent and (not isinstance(error, HubError) or may_be_done(error.__cause__)):
-            found = _find_commit(api, repo, revision, title, state)
+            found = _find_commit(api, repo, revision, title, state, timeout)
         if found and isinstance(error, HubError):
             return Pushed(f"{page}/commit/{found}", found, created)
         error.add_note(_what_happened(page, found, create_pr and sent, created))
@@ -357,11 +375,18 @@ def push(
 
 
 def _find_commit(
-    api: HfApi, repo: str, revision: str | None, title: str, before: RepoState | None
+    api: HfApi,
+    repo: str,
+    revision: str | None,
+    title: str,
+    before: RepoState | None,
+    timeout: float | None,
 ) -> str | None:
     """The commit of a push that was interrupted, "" if there is none; None if nobody can say."""
     try:
-        latest = ask(repo, lambda: api.list_repo_commits(repo, revision=revision)[0], timeout=0)
+        latest = _ask(
+            repo, lambda: api.list_repo_commits(repo, revision=revision)[0], timeout, once=True
+        )
     except (HubError, KeyboardInterrupt):
         return None
     is_new = before is None or latest.commit_id != before.commit

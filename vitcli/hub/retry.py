@@ -4,12 +4,14 @@ its client becomes a HubError that says what happened and what to do.
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from vitcli.config import did_you_mean
@@ -100,11 +102,12 @@ Progress = Callable[[Transfer], None]
 
 def ask(
     repo: str,
-    call: Callable[[], T],
+    call: Callable[[float], T],
     *,
     name: str = "the files",
     revision: str | None = None,
     timeout: float | None = None,
+    patience: float = math.inf,
     position: Callable[[], int] = lambda: 0,
     on_progress: Progress | None = None,
 ) -> T:
@@ -112,32 +115,63 @@ def ask(
     retried until `timeout` seconds have gone by without `position` growing.
 
     Args:
+        call: is given the seconds for which the Hub may be silent.
         name: the file that is asked for.
-        timeout: default TIMEOUT; 0 tries once.
+        timeout: of all tries together; default TIMEOUT; 0 tries once.
+        patience: the most seconds of silence in one try.
 
     Raises:
         HubError: the Hub said no, or could not be asked.
     """
     timeout = TIMEOUT if timeout is None else timeout
-    reached, since, pause = position(), time.monotonic(), PAUSE
+    reached, since, pause = position(), math.inf, PAUSE
+    silence = min(patience, timeout or TIMEOUT)
     while True:
         try:
-            return call()
+            return call(silence)
         except VitError:
             raise
         except Exception as error:
-            meaning = explain(error, repo, name, revision or "main")
-            if position() > reached:
-                reached, since, pause = position(), time.monotonic(), PAUSE
+            meaning, now = explain(error, repo, name, revision or "main"), time.monotonic()
+            if since == math.inf or position() > reached:
+                reached, pause = position(), PAUSE
+                since = now - silence if _was_silent(error) else now
             wait = max(pause, _retry_after(error))
-            late = time.monotonic() + wait > since + timeout
-            if not may_pass(error) or late or (_is_unreachable(error) and not reached):
+            left = since + timeout - now - wait
+            if not may_pass(error) or left <= 0 or (_is_unreachable(error) and not reached):
                 raise meaning from error
+            silence = min(patience, left)
         if on_progress is not None:
             note = f"{meaning.where}: {meaning.what}; trying again in {wait:.0f} s"
             on_progress(Transfer(name, reached, note=note))
         time.sleep(wait)
         pause = min(2 * pause, 16 * PAUSE)
+
+
+@functools.cache
+def one_try() -> type[Any]:
+    """A client for `huggingface_hub` that leaves retries to `ask`: the library's own, five for
+    each request, would multiply the time-out."""
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        hf_raise_for_status,
+        httpx,
+    )
+
+    class OneTry(httpx.Client):
+        def __init__(self) -> None:
+            super().__init__(follow_redirects=True)
+
+        def send(self, *request: Any, **how: Any) -> Any:
+            try:
+                answer = super().send(*request, **how)
+                if answer.status_code in (408, 429) or answer.status_code >= 500:
+                    answer.read()
+                    hf_raise_for_status(answer)
+                return answer
+            except httpx.HTTPError as error:  # by a name that the library does not catch
+                raise RuntimeError(str(error)) from error
+
+    return OneTry
 
 
 def may_pass(error: BaseException | None) -> bool:
@@ -154,6 +188,12 @@ def may_be_done(error: BaseException | None) -> bool:
     """Whether the Hub may have done what it was asked for, although that failed: 412 is also the
     answer to a second try."""
     return may_pass(error) or _status(_root(error)) == 412
+
+
+def is_repo_id(text: str) -> bool:
+    """Whether the Hub can have a repo of that name, by the rules of its client."""
+    parts = re.fullmatch(r"\w([\w.-]*\w)?/(\w([\w.-]*\w)?)", text, re.ASCII)
+    return parts is not None and not re.search(r"--|\.\.|\.git$", text) and len(parts[2]) <= 96
 
 
 def is_offline() -> bool:
@@ -207,8 +247,16 @@ def _root(error: BaseException | None) -> BaseException | None:
     return error
 
 
+def _is_a(kind: str, error: BaseException) -> bool:
+    return any(base.__name__ == kind for base in type(_root(error)).__mro__)
+
+
 def _is_unreachable(error: BaseException) -> bool:
-    return any(kind.__name__ == "ConnectError" for kind in type(_root(error)).__mro__)
+    return _is_a("ConnectError", error)
+
+
+def _was_silent(error: BaseException) -> bool:
+    return _is_a("TimeoutException", error)
 
 
 def _status(error: BaseException | None) -> int:
