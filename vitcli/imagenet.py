@@ -13,6 +13,7 @@ from pathlib import Path
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
 from vitcli.data.classes import ClassIndex
+from vitcli.data.files import open_file
 from vitcli.data.source import Source
 from vitcli.errors import DataError
 from vitcli.hub import registry
@@ -38,9 +39,10 @@ def read_accepted(path: str | Path | None = None) -> Accepted:
     if path is None:
         return registry.real_labels()
     try:
-        accepted = json.loads(Path(path).read_text("utf-8"))
+        with open_file(path) as file:
+            accepted = json.loads(file.read())
     except OSError as error:
-        raise DataError(f"cannot read the labels: {error.strerror}", where=path) from error
+        raise DataError(f"cannot read the labels: {error.strerror or error}", where=path) from error
     except (ValueError, RecursionError) as error:
         raise DataError("the labels are not JSON", where=path) from error
     if not isinstance(accepted, list) or len(accepted) != IMAGES:

@@ -158,13 +158,30 @@ def test_a_billion_blocks(model: Path) -> None:
         ("model.pth", b"\x80\x02" + bytes(40), "damaged"),
         ("model.bin", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         ("model.jpg", b"\xff\xd8\xff\xe0" + bytes(40), "not a checkpoint"),
-        ("empty", b"", "0 bytes"),
+        ("empty", b"", "is empty"),
+        ("short", b"\x01\x00", "2 bytes"),
+        ("model.safetensors", b"path,label\n", "a text file"),
+        ("model.safetensors", "Grüße".encode()[:4], "a text file"),
+        ("model.safetensors", b"1234567\n{", "a text file"),
+        ("model.safetensors", b"[1, 2]", "a text file"),
+        ("model.safetensors", b"\n<!DOCTYPE html>", "a web page"),
+        ("config.json", b'{"a": 1}', "neither a checkpoint nor an index"),
     ],
 )
 def test_other_files_are_told_apart(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=said):
         read_info(tmp_path / name)
+
+
+def test_pipes_are_refused_at_once(tmp_path: Path, model: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_info(tmp_path / "pipe")
+    index = {"weight_map": {"pos_embed": "pipe"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_info(tmp_path / "model.safetensors.index.json")
 
 
 def test_folders_without_a_checkpoint(tmp_path: Path) -> None:

@@ -33,6 +33,34 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("argument", ["pipe.png", "@pipe.png"])
+def test_a_pipe_that_nobody_writes_to(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    os.mkfifo(tree / "pipe.png")
+    monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.1)
+    (image,) = find_images([argument])
+    with pytest.raises(ImageError, match=r"nothing was written for 0\.1 seconds"):
+        image.read()
+
+
+def test_pipes_with_a_writer(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named one, whose writer may come later, and one of the shell's `<(command)`, which may
+    take its time."""
+    os.mkfifo(tree / "pipe")
+    later = threading.Timer(0.2, lambda: (tree / "pipe").write_bytes(b"a.png\nb.JPG\n"))
+    later.start()
+    assert names("@pipe") == ["a.png", "b.JPG"]
+    later.join()
+    monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.1)
+    reading, writing = os.pipe()
+    later = threading.Timer(0.3, lambda: (os.write(writing, b"pixels"), os.close(writing)))
+    later.start()
+    assert read_file(f"/dev/fd/{reading}") == b"pixels"
+    later.join()
+    os.close(reading)
+
+
 def test_directories_are_searched_in_order_without_what_is_hidden(tree: Path) -> None:
     (tree / "a" / "back").symlink_to(tree)
     paths = ["a/z.webp", "a.png", "b.JPG", "c[1].png"]

@@ -7,6 +7,7 @@ A new kind is recognised in `kind_of` and opened by an entry in `OPEN`; its suff
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import math
 import shutil
@@ -21,6 +22,7 @@ from vitcli.checkpoints.info import Resized
 from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, tensor_bytes
 from vitcli.errors import CheckpointError, VitError
 from vitcli.typed_json import from_json, parse
+from vitcli.weight_files import weights_among
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,12 +57,13 @@ def kind_of(path: Path) -> str:
         CheckpointError: it cannot be read, is of no known kind, or is a pointer of git lfs.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError("not a regular file", where=path)
+        _require_file(path)
         with open(path, "rb") as file:
-            start = file.read(16)
+            start = file.read(512)
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", where=path) from error
+    if not start:
+        raise CheckpointError("the file is empty", where=path)
     if start.startswith(b"PK\x03\x04"):
         with _reading(path), zipfile.ZipFile(path) as archive:
             arrays = any(name.endswith(".npy") for name in archive.namelist())
@@ -75,9 +78,28 @@ def kind_of(path: Path) -> str:
         return "pickle"
     if start.startswith(b"{"):
         return "shards"
+    if _is_text(start):
+        page = start.lstrip().lower().startswith((b"<!doctype", b"<html"))
+        hint = "download the file itself instead of its page" if page else None
+        kind = "a web page" if page else "a text file"
+        raise CheckpointError(f"{kind}, not a checkpoint", where=path, hint=hint)
     if len(start) > 8 and start[8:9] != b"{":
         raise CheckpointError("not a checkpoint: neither safetensors, npz nor pickle", where=path)
     return "safetensors"
+
+
+def _require_file(path: Path) -> None:
+    """Raises CheckpointError for a pipe or a device, which might make a reader wait for ever."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError("not a regular file", where=path)
+
+
+def _is_text(start: bytes) -> bool:
+    """Whether a file begins with text. A safetensors file has a zero byte among its first eight."""
+    with contextlib.suppress(UnicodeDecodeError):
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
+        return all(character.isprintable() or character.isspace() for character in text)
+    return False
 
 
 def open_store(path: Path) -> Store:
@@ -134,10 +156,11 @@ def read_index(path: Path) -> dict[str, str]:
     try:
         index = parse(path.read_bytes())
         if "weight_map" not in index:
+            beside = weights_among(file.name for file in path.parent.iterdir())
             raise CheckpointError(
                 "neither a checkpoint nor an index of safetensors files",
                 where=path,
-                hint=f"to load the model's directory, pass {path.parent}",
+                hint=f"to load the model's directory, pass {path.parent}" if beside else None,
             )
         names: dict[str, str] = from_json(dict[str, str], index["weight_map"])
         if any(not file or Path(file).name != file for file in names.values()):
@@ -152,6 +175,8 @@ def read_index(path: Path) -> dict[str, str]:
 def _open_shards(path: Path) -> Store:
     """The tensors that an index finds in several files."""
     names = read_index(path)
+    for file in set(names.values()):
+        _require_file(path.with_name(file))
     shards = {file: read_header(path.with_name(file)).tensors for file in set(names.values())}
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitcli.config import ClassLabel
+from vitcli.data.files import open_file
 from vitcli.data.source import Dataset, Ints, Names, Reader, Source
 from vitcli.errors import DataError
 
@@ -52,9 +53,10 @@ def read_classes(path: Path) -> Classes:
 def read_lines(path: Path, what: str) -> list[str]:
     """The lines of a file in UTF-8. Raises DataError, which names the file as `what`."""
     try:
-        return path.read_text("utf-8-sig").splitlines()
+        with open_file(path) as file:
+            return file.read().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        reason = error.strerror or error if isinstance(error, OSError) else "not UTF-8 text"
         raise DataError(f"{what} cannot be read: {reason}", where=path) from error
 
 

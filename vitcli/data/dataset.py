@@ -172,6 +172,8 @@ def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text
     exists, inside = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path:
         raise DataError("no such file or directory", where=config.path, hint=_HINT)
+    if exists and not inside and not os.path.isfile(path):
+        raise DataError("neither a file nor a directory", where=config.path, hint=_HINT)
     beside = path if inside else os.path.dirname(path if exists else str(path).partition("{")[0])
     listing = Path(beside, "classes.txt")
     if config.classes:

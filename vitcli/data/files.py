@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import select
 import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vitcli.errors import ImageError
 
@@ -31,6 +32,8 @@ _UNSUPPORTED = HEIF_SUFFIXES | {
 
 MAX_BYTES = 128 << 20
 """Of an image that comes through a pipe or the network, whose length is not known in advance."""
+PIPE_TIMEOUT = 10.0
+"""Seconds in which something must be written to a named pipe."""
 
 
 def is_image(name: str) -> bool:
@@ -90,6 +93,23 @@ def skipped_words(skipped: Counter[str]) -> str:
     return words
 
 
+def open_file(path: str | Path) -> BinaryIO:
+    """Opens a file, or a pipe given in place of one. Opening a named pipe by itself would wait for
+    ever where nobody writes to it; other pipes, as of `<(command)`, have a writer.
+
+    Raises:
+        OSError: it cannot be opened, or is a named pipe and nothing comes for `PIPE_TIMEOUT`.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode) or not os.path.exists(os.path.realpath(path)):
+        return open(path, "rb")
+    pipe = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    if not select.select([pipe], [], [], PIPE_TIMEOUT)[0]:
+        pipe.close()
+        raise TimeoutError(f"a pipe to which nothing was written for {PIPE_TIMEOUT:g} seconds")
+    os.set_blocking(pipe.fileno(), True)
+    return pipe
+
+
 def read_file(path: str | Path) -> bytes:
     """The bytes of a file, or of a pipe given in place of a file.
 
@@ -97,7 +117,7 @@ def read_file(path: str | Path) -> bytes:
         ImageError: it does not exist, or cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file.read()
             return b"".join(limited(file, path))

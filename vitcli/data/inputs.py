@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from vitcli.data.files import is_image, limited, read_file, skipped_words, walk
+from vitcli.data.files import is_image, limited, open_file, read_file, skipped_words, walk
 from vitcli.errors import ImageError, VitWarning
 
 URL_TIMEOUT = 10.0
@@ -107,7 +107,7 @@ def _listed(path: str, offline: bool) -> Iterator[ImageInput]:
         if path == "-":
             yield from _lines(sys.stdin.buffer, offline)
             return
-        with open(path, "rb") as lines:
+        with open_file(path) as lines:
             yield from _lines(lines, offline)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

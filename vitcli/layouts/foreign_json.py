@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from vitcli.config import Size
+from vitcli.data.files import open_file
 from vitcli.errors import CheckpointError
 from vitcli.resnets import LARGEST_IMAGE
 from vitcli.typed_json import parse
@@ -128,7 +129,7 @@ def read_json(path: Path) -> ForeignJson | None:
         CheckpointError: it cannot be read, or holds something else.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES:,} bytes")

@@ -24,6 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vitcli.atomic import whole_file
+from vitcli.data.files import open_file
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.hub.card import FIGURES
 from vitcli.train_config import TrainConfig
@@ -215,12 +216,13 @@ def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -
         directory = RunDirectory(path)
         path = directory.sweep if directory._holds_a_sweep() else directory.config
     try:
-        data = parse(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            data = parse(file.read())
         config: TrainConfig = from_json(kind, data["vit"]["train"])
         return config
     except OSError as error:
         raise RunError(
-            f"cannot be read: {error.strerror}",
+            f"cannot be read: {error.strerror or error}",
             where=path,
             hint="pass a run directory, or its config.json",
         ) from error
