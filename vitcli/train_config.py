@@ -11,9 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitcli.architectures import architecture
 from vitcli.config import (
     AUGMENTATION,
     DATA,
+    Architecture,
     AugmentConfig,
     DataConfig,
     ModelConfig,
@@ -294,6 +296,12 @@ class TrainConfig:
         min=1,
     )
 
+    def new_architecture(self) -> Architecture:
+        """What `variant` and `overrides` describe. Raises ConfigError."""
+        patch = {"patch_size": (self.patch_size,) * 2} if self.patch_size else {}
+        fields = {"image_size": self.resolution or (224, 224), **patch, **self.overrides}
+        return architecture(self.variant, **fields)
+
     def __post_init__(self) -> None:
         check_fields(self)
         for rate in self.sweep:
@@ -311,3 +319,7 @@ class TrainConfig:
                 f"a batch of {self.batch_size} images cannot be split into {self.accumulate} "
                 "equal micro-batches"
             )
+        # Bilinear, because it may be the model's that goes with antialias=False.
+        Preprocess(**{"interpolation": "bilinear", **self.preprocess})
+        if self.task == "pretrain" and self.model is None:
+            self.new_architecture()

@@ -70,7 +70,12 @@ def test_nothing_matches(vit):
     result = vit("models", "vit-b16-i22k")
     assert result.exit_code == 1 and result.stdout == ""
     assert "did you mean vit-b16-i21k" in result.stderr
-    assert "vit pull NAME" in vit("models", "cached").stderr
+
+
+def test_nothing_is_cached(vit, root):
+    result = vit("models", "cached")
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "no downloaded models" in result.stderr and "vit pull NAME" in result.stderr
 
 
 def test_one_model_is_described(vit, root):

@@ -231,6 +231,8 @@ def test_a_class_that_is_only_validated_is_refused(images, parent, tmp_path, lr)
         (("--resolution", "a"), "--resolution"),
         (("--preprocess", "x=1"), "--preprocess"),
         (("--preprocess", "crop_pct=a"), "crop_pct"),
+        (("--preprocess", "crop_pct=7"), "crop_pct"),
+        (("--preprocess", "std=0,1,1"), "std"),
         (("--freeze", "some"), "--freeze"),
         (("--freeze", "-1"), "--freeze"),
         (("--patience", "0"), "--patience"),
@@ -267,6 +269,9 @@ def test_a_wrong_call_of_pretrain(images):
         (("--set", "depth=six"), "depth"),
         (("--set", "stem=1"), "--set"),
         (("--model", "x", "--variant", "B/16"), "--variant"),
+        (("--variant", "Z/16"), "'Z/16'"),
+        (("--variant", "Ti/16", "--resolution", "33"), "patch size"),
+        (("--set", "width=7"), "width"),
     ):
         result = vit("pretrain", "--data", images, *words)
         assert result.exit_code == 2 and named in result.stderr

@@ -91,11 +91,9 @@ def test_file_names_that_are_no_text_are_written_down(tiny_run):
     assert directory.read_split() == {"val": ["caf\udce9.jpg", "é"]}
 
 
-def test_an_impossible_resolution_fails_before_anything_is_written(tiny_run):
-    run = tiny_run(resolution=(17, 17))
+def test_an_impossible_resolution_is_refused_at_once(tiny_run):
     with pytest.raises(ConfigError, match="height 17 is not a multiple of the patch size 8"):
-        train(run)
-    assert not Path(run.output).exists()
+        tiny_run(resolution=(17, 17))
 
 
 def test_files_that_are_not_a_runs_are_kept(tiny_run, tmp_path):

@@ -23,7 +23,7 @@ from vitcli.config import ClassLabel, did_you_mean
 from vitcli.errors import HubError, ModelNotFoundError, VitError
 from vitcli.fields import option
 from vitcli.hub import registry
-from vitcli.hub.cache import RepoCache, fetched
+from vitcli.hub.cache import RepoCache, fetched, root
 from vitcli.hub.fetch import cached
 from vitcli.hub.registry import RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
@@ -31,6 +31,8 @@ from vitcli.weight_files import SAFE, weights_among
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
 
+CACHED = "cached"
+"""What `here` says of a downloaded model."""
 FLOAT32 = 4
 """Bytes of a released weight."""
 
@@ -95,6 +97,10 @@ def list_models(args: List) -> None:
     """List models with a short name, and downloaded repos."""
     wanted = [word.lower() for word in args.words]
     rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
+    if not rows and wanted == [CACHED]:
+        raise ModelNotFoundError(
+            "no downloaded models", where=root(), hint="download one with `vit pull NAME`"
+        )
     if not rows:
         raise ModelNotFoundError(
             f"no model matches '{' '.join(wanted)}'",
@@ -186,12 +192,12 @@ def _models() -> list[Model]:
 
 def _released(entry: RegistryEntry) -> Model:
     path = cached(entry.repo, entry.revision)
-    return Model(entry.name, "cached" if path else None, path, entry, entry.repo)
+    return Model(entry.name, CACHED if path else None, path, entry, entry.repo)
 
 
 def _other(repo: str) -> Model:
     path = cached(repo)
-    return Model(repo, "cached" if path else "incomplete", path, repo=repo)
+    return Model(repo, CACHED if path else "incomplete", path, repo=repo)
 
 
 def _known(name: str) -> Model:

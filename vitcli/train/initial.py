@@ -11,7 +11,6 @@ from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import Weights, load_weights
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess
-from vitcli.config import architecture as named_architecture
 from vitcli.data.classes import ClassIndex, listed, match_classes
 from vitcli.data.source import Ints
 from vitcli.errors import ConfigError, RunError
@@ -51,11 +50,8 @@ def read_weights(config: TrainConfig, offline: bool, allow_pickle: bool = False)
     """The checkpoint to start from; without one, a description and no tensors."""
     if config.model is not None:
         return load_weights(config.model, offline=offline, allow_pickle=allow_pickle)
-    size = config.resolution or (224, 224)
-    patch = {"patch_size": (config.patch_size,) * 2} if config.patch_size else {}
-    fields = {"image_size": size, **patch, **config.overrides}
-    model = named_architecture(config.variant, **fields)
-    return Weights(CheckpointInfo(model, Preprocess(size=size)), {})
+    model = config.new_architecture()
+    return Weights(CheckpointInfo(model, Preprocess(size=config.resolution or (224, 224))), {})
 
 
 def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: TrainConfig) -> Ints:
