@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from train.runs import close_weights, metrics, weights
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
-from vitcli.config import AugmentConfig
+from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import CheckpointError, DivergedError
 from vitcli.train import inputs, optim, setup
 from vitcli.train.directory import RunDirectory
@@ -52,6 +55,26 @@ def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
     found = (metrics(run.output, "evaluation") for run in (once, always))
     for x, y in zip(*found, strict=True):
         assert x == pytest.approx(y, abs=1e-4)
+
+
+def test_unreadable_images_have_the_same_effect(probe, monkeypatch, tmp_path):
+    """On features and on images: the next of the class is trained on, validation goes without."""
+    data = tmp_path / "data"
+    for split, color in itertools.product(("train", "val"), ("red", "blue")):
+        (data / split / color).mkdir(parents=True)
+        for i in range(4):
+            noise = np.random.default_rng(i).integers(0, 90, (16, 16, 3), np.uint8)
+            noise[..., ("red", "blue").index(color)] += 100
+            Image.fromarray(noise).save(data / split / color / f"{i}.png")
+    (data / "train" / "red" / "3.png").write_bytes(b"no image")
+    (data / "train" / "blue" / "1.png").write_bytes(b"no image")
+    (data / "val" / "red" / "0.png").write_bytes(b"no image")
+    once, always = (probe(name, data=DataConfig(str(data)), batch_size=5) for name in "ab")
+    first = train(once)
+    monkeypatch.setattr(inputs, "has_fixed_features", lambda run: False)
+    second = train(always)
+    assert close_weights(once.output, always.output) and first.skipped == second.skipped == 3
+    assert first.metrics == pytest.approx(second.metrics, abs=1e-4)
 
 
 def test_only_the_head_moves(probe):
@@ -93,9 +116,9 @@ def test_an_adapter_in_a_frozen_backbone_changes_the_features(probe, monkeypatch
 def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
     computed, compute = [], inputs.Features._compute
 
-    def count(self, source):
+    def count(self, split, source):
         computed.append(len(source))
-        return compute(self, source)
+        return compute(self, split, source)
 
     monkeypatch.setattr(inputs.Features, "_compute", count)
     alone = probe("alone", lr=0.1)

@@ -157,7 +157,7 @@ class Features:
         def features(split: str, source: Source) -> tuple[Source, Tensor]:
             key = split, source.fingerprint()
             if key not in computed:
-                computed[key] = self._compute(source)
+                computed[key] = self._compute(split, source)
             return computed[key]
 
         self.train = features("train", run.splits.train)
@@ -185,16 +185,19 @@ class Features:
         found = tally.result()
         return {**found.metrics(), "loss": found.loss}
 
-    def _compute(self, source: Source) -> tuple[Source, Tensor]:
-        """The features of all images that can be read, and the source of these images.
+    def _compute(self, split: str, source: Source) -> tuple[Source, Tensor]:
+        """The features of a split's images, and the source of these. As in `Images`, a training
+        image that cannot be read is replaced by the next of its class, and one of the validation
+        split is left out.
 
         Raises:
             CheckpointError: a feature is not finite.
+            ImageError: no training image of a class can be read.
         """
-        run, unreadable = self.run, set[str | None]()
+        run, unreadable = self.run, dict[object, ImageError]()
 
         def skip(error: ImageError) -> None:
-            unreadable.add(error.where)
+            unreadable[error.where] = error
             self.skip(error)
 
         inference = run.inference(run.model)
@@ -205,10 +208,19 @@ class Features:
                 where=run.config.model,
                 hint=NOT_FINITE,
             )
-        if unreadable:
-            kept = [i for i in range(len(source)) if source.where(i) not in unreadable]
-            source = source.select(np.array(kept, np.int64))
-        return source, features
+        if not unreadable:
+            return source, features
+        kept = [i for i in range(len(source)) if source.where(i) not in unreadable]
+        if split != "train":
+            return source.select(np.array(kept, np.int64)), features
+        row = {image: i for i, image in enumerate(kept)}
+        shown = list[int]()
+        for image in range(len(source)):
+            found = next((row[i] for i in source.same_class(image) if i in row), None)
+            if found is None:
+                raise unreadable[source.where(image)]
+            shown.append(found)
+        return source, features[to_device(torch.tensor(shown), run.device)]
 
 
 Inputs = Images | Features
