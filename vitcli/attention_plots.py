@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,17 +58,8 @@ DARK: Any = {
 
 
 def background(dark: bool) -> contextlib.AbstractContextManager[Any]:
-    """A context in which figures have a light or a dark background."""
+    """A context in which figures, of `plots.py` too, have a light or a dark background."""
     return mpl.rc_context(DARK if dark else {})
-
-
-@contextlib.contextmanager
-def _figure(
-    path: str | Path, width: float, height: float, text: str, dark: bool, grid: bool = False
-) -> Iterator[Figure]:
-    """As `plots.figure_file`, on a light or a dark background."""
-    with background(dark), figure_file(path, width, height, text, grid) as made:
-        yield made
 
 
 def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None = None) -> None:
@@ -96,7 +87,7 @@ def _short(title: str, most: int) -> str:
     return title if len(title) <= most else title[: most - 1] + "…"
 
 
-def side_by_side(panel: Panel, label: str, path: str | Path, dark: bool = False) -> None:
+def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
     """An image and its map, as in Figure 6 of the paper.
 
     Args:
@@ -107,7 +98,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path, dark: bool = False)
         OutputError: it cannot be written.
     """
     ratio = panel.image.shape[0] / panel.image.shape[1]
-    with _figure(path, 8.0, 3.6 * ratio + 0.4, panel.title, dark) as figure:
+    with figure_file(path, 8.0, 3.6 * ratio + 0.4, panel.title, grid=False) as figure:
         left, right = figure.subplots(1, 2)
         left.imshow(panel.image)
         left.set_axis_off()
@@ -118,7 +109,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path, dark: bool = False)
         figure.suptitle(_short(panel.title, 90), fontsize=10)
 
 
-def contact_sheet(panels: Sequence[Panel], path: str | Path, dark: bool = False) -> None:
+def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
     """Up to `SHEET` images with their maps beside them, each map on its own scale.
 
     Raises:
@@ -129,7 +120,7 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path, dark: bool = False)
     down = math.ceil(len(panels) / across)
     ratio = float(np.median([p.image.shape[0] / p.image.shape[1] for p in panels]))
     titles = "".join(panel.title for panel in panels)
-    with _figure(path, 4.0 * across, (2.0 * ratio + 0.3) * down, titles, dark) as figure:
+    with figure_file(path, 4.0 * across, (2.0 * ratio + 0.3) * down, titles, grid=False) as figure:
         cells = figure.subplots(down, 2 * across, squeeze=False)
         for cell in cells.flat:
             cell.set_axis_off()
@@ -140,9 +131,7 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path, dark: bool = False)
             _overlay(cells[row, 2 * column + 1], panel.image, panel.map)
 
 
-def head_grid(
-    image: Pixels, maps: Floats, title: str, path: str | Path, dark: bool = False
-) -> None:
+def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None:
     """Every head's attention of one layer over an image.
 
     Args:
@@ -154,8 +143,8 @@ def head_grid(
     across = min(len(maps), 4)
     down = math.ceil(len(maps) / across)
     ratio = image.shape[0] / image.shape[1]
-    with _figure(
-        path, 2.2 * across + 0.8, (2.2 * ratio + 0.25) * down + 0.4, title, dark
+    with figure_file(
+        path, 2.2 * across + 0.8, (2.2 * ratio + 0.25) * down + 0.4, title, grid=False
     ) as figure:
         cells = figure.subplots(down, across, squeeze=False)
         scale = Normalize(maps.min(), maps.max())
@@ -168,7 +157,7 @@ def head_grid(
         figure.suptitle(_short(title, 90), fontsize=10)
 
 
-def filter_tiles(filters: Floats, path: str | Path, dark: bool = False) -> None:
+def filter_tiles(filters: Floats, path: str | Path) -> None:
     """Principal components of the filters, (n, height, width, 3) in [0, 1] (Figure 7, left).
 
     Raises:
@@ -176,7 +165,7 @@ def filter_tiles(filters: Floats, path: str | Path, dark: bool = False) -> None:
     """
     across = 7
     down = math.ceil(len(filters) / across)
-    with _figure(path, across * 0.85, down * 0.85 + 0.35, "", dark) as figure:
+    with figure_file(path, across * 0.85, down * 0.85 + 0.35, "", grid=False) as figure:
         cells = figure.subplots(down, across, squeeze=False)
         for i, cell in enumerate(cells.flat):
             cell.set_axis_off()
@@ -185,7 +174,7 @@ def filter_tiles(filters: Floats, path: str | Path, dark: bool = False) -> None:
         figure.suptitle(f"first {len(filters)} principal components of the filters", fontsize=9)
 
 
-def distance_by_depth(distances: Floats, path: str | Path, dark: bool = False) -> None:
+def distance_by_depth(distances: Floats, path: str | Path) -> None:
     """Mean attention distance of each head against its layer (Figure 7, right).
 
     Args:
@@ -195,7 +184,7 @@ def distance_by_depth(distances: Floats, path: str | Path, dark: bool = False) -
         OutputError: it cannot be written.
     """
     layers, heads = distances.shape
-    with _figure(path, 5.0, 3.6, "", dark, grid=True) as figure:
+    with figure_file(path, 5.0, 3.6, "") as figure:
         axes = figure.subplots()
         depth = np.repeat(np.arange(layers), heads)
         axes.scatter(depth, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
@@ -211,7 +200,6 @@ def faithfulness_curves(
     insertion: tuple[Floats, Floats],
     title: str,
     path: str | Path,
-    dark: bool = False,
 ) -> None:
     """The score of a class as patches are removed and revealed, most relevant first.
 
@@ -221,7 +209,7 @@ def faithfulness_curves(
     Raises:
         OutputError: it cannot be written.
     """
-    with _figure(path, 7.0, 3.0, title, dark, grid=True) as figure:
+    with figure_file(path, 7.0, 3.0, title) as figure:
         cells = figure.subplots(1, 2, sharey=True)
         names = ("deletion (lower is better)", "insertion (higher is better)")
         for axes, name, curves in zip(cells, names, (deletion, insertion), strict=True):

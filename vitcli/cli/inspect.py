@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,6 +18,7 @@ from vitcli.fields import option, parse_size
 
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
+    from vitcli.errors import DataError
     from vitcli.inspection.inspector import Inspected, Inspector
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
@@ -99,9 +99,15 @@ def inspect(args: Inspect) -> None:
         raise typer.BadParameter(f"--view {view} shows the weights and takes no images")
     if not weights_only and not images:
         raise typer.BadParameter(f"--view {view} needs images")
-    directory = _make(Path(args.output))
+    from vitcli import attention_plots
+    from vitcli.errors import OutputError
     from vitcli.inspection.inspector import Inspector
 
+    try:
+        Path(args.output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"cannot be used as a directory: {error.strerror}"
+        raise OutputError(what, where=args.output) from error
     with output.FetchDisplay(args.quiet) as fetching:
         inspector = Inspector(
             args.model,
@@ -111,58 +117,50 @@ def inspect(args: Inspect) -> None:
             on_progress=fetching,
             allow_pickle=args.allow_pickle,
         )
-    show = _Show(inspector, directory, args.dark, args.json, args.quiet)
-    if weights_only:
-        show.weights([view] if view else ["filters", "posemb"])
-    elif view == "distance":
-        show.distance(images)
-    elif view == "pca":
-        show.images("pca", inspector.colours(images), "")
-    elif view == "heads":
-        show.images("heads", inspector.heads(images, args.layer), "attention")
-    else:
-        method = args.method
-        found = inspector.attend(
-            images, method, args.layer, args.head, args.label, args.faithfulness
-        )
-        show.images("attention", found, "relevance" if method == "gradient" else "attention")
+    show = _Show(inspector, args)
+    with attention_plots.background(args.dark):
+        if weights_only:
+            show.weights([view] if view else ["filters", "posemb"])
+        elif view == "distance":
+            show.distance()
+        elif view == "pca":
+            show.images("pca", inspector.colours(images))
+        elif view == "heads":
+            show.images("heads", inspector.heads(images, args.layer))
+        else:
+            how = (args.method, args.layer, args.head, args.label, args.faithfulness)
+            show.images("attention", inspector.attend(images, *how))
     if args.arrays:
         show.save(args.arrays)
     if show.failed:
         raise typer.Exit(1)
 
 
-def _make(directory: Path) -> Path:
-    from vitcli.errors import OutputError
-
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"cannot be used as a directory: {error.strerror}"
-        raise OutputError(what, where=directory) from error
-    return directory
-
-
 class _Show:
     """Draws views and prints what was written."""
 
-    def __init__(
-        self, inspector: Inspector, directory: Path, dark: bool, json: bool, quiet: bool
-    ) -> None:
-        self.inspector, self.directory = inspector, directory
-        self.dark, self.json, self.quiet = dark, json, quiet
+    def __init__(self, inspector: Inspector, args: Inspect) -> None:
+        self.inspector, self.args, self.directory = inspector, args, Path(args.output)
         self.failed = 0
         self.arrays: dict[str, Any] = {}
 
     def report(self, text: str, outputs: Iterable[Path], **values: Any) -> None:
         """One result: a line of text, or a JSON object."""
         written = [str(path) for path in outputs]
-        if self.json:
+        if self.args.json:
             output.json_line({"model": self.inspector.name, **values, "outputs": written})
         else:
             output.line(f"{output.printable(text)}; {', '.join(written)}")
 
+    def complain(self, one: Inspected, error: DataError) -> None:
+        """One image that could not be read."""
+        self.failed += 1
+        output.error(f"{output.printable(one.file)}: {error.what}")
+        if self.args.json:
+            output.json_line({"file": one.file, "error": error.what})
+
     def weights(self, views: list[str]) -> None:
+        """Figures of the weights."""
         from vitcli import attention_plots, plots
         from vitcli.inspection import components
 
@@ -170,115 +168,105 @@ class _Show:
             path = self.directory / f"{view}.png"
             if view == "filters":
                 self.arrays[view] = components.filter_components(self.inspector.model)
-                attention_plots.filter_tiles(self.arrays[view], path, self.dark)
+                attention_plots.filter_tiles(self.arrays[view], path)
             else:
                 self.arrays[view] = components.posemb_similarity(self.inspector.model)
                 rows, columns = self.inspector.model.config.grid
                 title = f"position embeddings, {rows} x {columns}"
-                with attention_plots.background(self.dark):
-                    plots.position_similarity([(title, self.arrays[view])], path)
+                plots.position_similarity([(title, self.arrays[view])], path)
             self.report(view, [path], view=view)
 
-    def distance(self, images: list[str]) -> None:
+    def distance(self) -> None:
+        """A figure and a table of distances over all images."""
         from vitcli import attention_plots
         from vitcli.atomic import write_text
 
-        with output.Meter("images", quiet=self.quiet) as meter:
-            found = self.inspector.distance(images, meter.advance)
-        for one in found.errors:
-            self.complain(one)
-        if not found.images:
+        with output.Meter("images", quiet=self.args.quiet) as meter:
+            found = self.inspector.distance(self.args.images, meter.advance)
+        for one in found.images:
+            if one.error is not None:
+                self.complain(one, one.error)
+        images = len(found.images) - self.failed
+        if not images:
             return
-        pixels = found.pixels
-        attention_plots.distance_by_depth(pixels, self.directory / "distance.png", self.dark)
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(["layer", "head", "pixels"])
-        writer.writerows(
-            [i, j, float(x)] for i, row in enumerate(pixels) for j, x in enumerate(row)
-        )
-        write_text(self.directory / "distance.csv", table.getvalue())
-        self.arrays["distance"] = pixels
-        outputs = [self.directory / f"distance.{kind}" for kind in ("png", "csv")]
-        text = f"mean attention distance over {found.images:,} images"
-        values = {"images": found.images, "distances": pixels.tolist()}
-        self.report(text, outputs, view="distance", **values)
+        figure, table = (self.directory / f"distance.{kind}" for kind in ("png", "csv"))
+        distances = found.array.tolist()
+        cells = [f"{i},{j},{x}" for i, row in enumerate(distances) for j, x in enumerate(row)]
+        attention_plots.distance_by_depth(found.array, figure)
+        write_text(table, "\n".join(["layer,head,pixels", *cells, ""]))
+        self.arrays["distance"] = found.array
+        text = f"mean attention distance over {images:,} images"
+        self.report(text, [figure, table], view="distance", images=images, distances=distances)
 
-    def images(self, view: str, found: Iterable[Inspected], unit: str) -> None:
+    def images(self, view: str, found: Iterable[Inspected]) -> None:
         """Figures of each image, and a contact sheet of several."""
         import numpy as np
 
         from vitcli import attention_plots
 
-        names = _names(self.directory)
         panels: list[Panel] = []
-        files: list[str] = []
-        arrays: list[Any] = []
-        with output.Meter("images", quiet=self.quiet) as meter:
+        arrays: dict[str, tuple[str, Any]] = {}  # by the name of the figure
+        unit = "relevance" if self.args.method == "gradient" else "attention"
+        with output.Meter("images", quiet=self.args.quiet) as meter:
             for one in found:
-                if one.seen is None or one.array is None:
-                    self.complain(one)
-                    meter.advance()
+                meter.advance()
+                if one.error is not None:
+                    self.complain(one, one.error)
                     continue
-                title = _title(one)
-                path = names(one.file, view)
-                panel = attention_plots.Panel(title, one.seen.image, one.array)
+                assert one.image is not None and one.array is not None
+                stem = Path(one.file).stem or "image"
+                names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
+                name = next(name for name in names if name not in arrays)
+                arrays[name] = one.file, one.array
+                path = self.directory / f"{name}-{view}.png"
+                panel = attention_plots.Panel(_title(one), one.image, one.array)
                 if view == "heads":
-                    attention_plots.head_grid(*panel[1:], title, path, self.dark)
+                    attention_plots.head_grid(*panel[1:], panel.title, path)
                 else:
-                    attention_plots.side_by_side(panel, unit, path, self.dark)
+                    attention_plots.side_by_side(panel, unit, path)
                     if len(panels) < attention_plots.SHEET:
                         panels.append(panel.smaller())
-                self.report(title, [path, *self.curves(one, title, path)], **_values(view, one))
-                arrays.append(one.array)
-                files.append(one.file)
-                meter.advance()
+                paths = [path, *self.curves(one, panel.title, path)]
+                self.report(panel.title, paths, **_values(view, one))
         if len(panels) > 1:
             sheet = self.directory / f"{view}.png"
-            attention_plots.contact_sheet(panels, sheet, self.dark)
-            output.note(f"contact sheet: {sheet}", self.quiet)
+            attention_plots.contact_sheet(panels, sheet)
+            output.note(f"contact sheet: {sheet}", self.args.quiet)
         if arrays:
-            self.arrays |= {view: np.stack(arrays), "files": np.array(files)}
+            files, stacked = zip(*arrays.values(), strict=True)
+            self.arrays |= {view: np.stack(stacked), "files": np.array(files)}
 
     def curves(self, one: Inspected, title: str, path: Path) -> Iterator[Path]:
         """The curves of a map, where they were measured."""
         from vitcli import attention_plots
 
-        if one.faithfulness is None or one.random is None:
+        own, noise = one.faithfulness, one.random
+        if own is None or noise is None:
             return
         curves = path.with_name(path.name.replace("-attention", "-faithfulness"))
-        own, noise = one.faithfulness, one.random
         deletion, insertion = (own.deletion, noise.deletion), (own.insertion, noise.insertion)
-        attention_plots.faithfulness_curves(deletion, insertion, title, curves, self.dark)
+        attention_plots.faithfulness_curves(deletion, insertion, title, curves)
         output.note(
             f"{title}: deletion {own.deletion_area:.3f} (random {noise.deletion_area:.3f}), "
             f"insertion {own.insertion_area:.3f} (random {noise.insertion_area:.3f})",
-            self.quiet or self.json,
+            self.args.quiet or self.args.json,
         )
         yield curves
 
-    def complain(self, one: Inspected) -> None:
-        self.failed += 1
-        assert one.error is not None
-        output.error(f"{output.printable(one.file)}: {one.error.what}")
-        if self.json:
-            output.json_line({"file": one.file, "error": one.error.what})
-
     def save(self, path: str) -> None:
+        """Writes the arrays of all figures."""
         import numpy as np
 
         from vitcli.atomic import whole_file
 
         with whole_file(path) as file:
             np.savez(file, **self.arrays)
-        output.note(f"arrays: {path}", self.quiet)
+        output.note(f"arrays: {path}", self.args.quiet)
 
 
 def _title(one: Inspected) -> str:
     name = Path(one.file).name
-    if one.label is None:
-        return name
-    return f"{name}: {one.label.name} {one.score:.1%}"
+    return name if one.label is None else f"{name}: {one.label.name} {one.score:.1%}"
 
 
 def _values(view: str, one: Inspected) -> dict[str, Any]:
@@ -287,23 +275,8 @@ def _values(view: str, one: Inspected) -> dict[str, Any]:
         about = {"index": one.index, "id": one.label.id, "label": one.label.name}
         values["class"] = {**about, "score": one.score}
     if one.faithfulness is not None and one.random is not None:
-        for name, curves in (("map", one.faithfulness), ("random", one.random)):
-            areas = {"deletion": curves.deletion_area, "insertion": curves.insertion_area}
-            values.setdefault("faithfulness", {})[name] = areas
+        values["faithfulness"] = {
+            name: {"deletion": curves.deletion_area, "insertion": curves.insertion_area}
+            for name, curves in (("map", one.faithfulness), ("random", one.random))
+        }
     return values
-
-
-def _names(directory: Path) -> Callable[[str, str], Path]:
-    """Names of figures: that of the image, numbered where several have it."""
-    used: set[str] = set()
-
-    def name(file: str, view: str) -> Path:
-        stem = Path(file).stem or "image"
-        chosen, count = stem, 1
-        while chosen in used:
-            count += 1
-            chosen = f"{stem}-{count}"
-        used.add(chosen)
-        return directory / f"{chosen}-{view}.png"
-
-    return name

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitcli.config import Score
 from vitcli.inspection.attention import Floats
 from vitcli.models.vit import ViT
+from vitcli.prediction import to_scores
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,17 @@ class Faithfulness:
         return float(np.trapezoid(self.insertion, dx=1 / (len(self.insertion) - 1)))
 
 
+def mean_curves(several: Sequence[Faithfulness]) -> Faithfulness:
+    """The mean of several deletion and insertion curves."""
+    return Faithfulness(
+        np.mean([curves.deletion for curves in several], axis=0, dtype=np.float32),
+        np.mean([curves.insertion for curves in several], axis=0, dtype=np.float32),
+    )
+
+
 @torch.no_grad()
 def faithfulness(
-    model: ViT, image: Tensor, relevance: Floats, target: int, score: str, steps: int = 20
+    model: ViT, image: Tensor, relevance: Floats, target: int, score: Score, steps: int = 20
 ) -> Faithfulness:
     """Deletion and insertion curves of one map on one image.
 
@@ -65,8 +75,7 @@ def faithfulness(
         deleted.append(torch.where(pixels, torch.zeros_like(image), image))
         inserted.append(torch.where(pixels, image, blurred))
     logits = torch.cat([model(torch.stack(part)) for part in (deleted, inserted)])
-    scores = logits.sigmoid() if score == "sigmoid" else logits.softmax(dim=1)
-    curves = scores[:, target].float().cpu().numpy()
+    curves = to_scores(logits, score)[:, target].float().cpu().numpy()
     return Faithfulness(curves[: steps + 1], curves[steps + 1 :])
 
 

@@ -22,7 +22,6 @@ from vitcli.config import ClassLabel, Preprocess, Size
 from vitcli.data import images as image_files
 from vitcli.data.classes import listed
 from vitcli.data.fit import Fit
-from vitcli.data.inputs import ImageInput
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.devices import choose_device
 from vitcli.errors import ConfigError, DataError
@@ -42,32 +41,20 @@ from vitcli.inspection.components import (
     patch_features,
     posemb_similarity,
 )
-from vitcli.inspection.faithfulness import Faithfulness, faithfulness, random_maps
+from vitcli.inspection.faithfulness import (
+    Faithfulness,
+    faithfulness,
+    mean_curves,
+    random_maps,
+)
 from vitcli.models.vit import ViT
-from vitcli.prediction import as_images
+from vitcli.prediction import as_images, to_scores
 
 if TYPE_CHECKING:
     from vitcli.hub.fetch import Progress
     from vitcli.prediction import AnyImage
 
-ImageView = Literal["attention", "heads", "pca"]
-WeightView = Literal["filters", "posemb"]
-View = Literal[ImageView, WeightView, "distance"]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One image as the model sees it."""
-
-    file: str
-    image: npt.NDArray[np.uint8]
-    """(h, w, 3) the part that the model sees, in the image's own proportions, at most 1024 px."""
-    pixels: Tensor
-    """(3, H, W) the model's input."""
-    prediction: int | None = None
-    """The class with the highest score; None without a head."""
-    score: float | None = None
-    """That of the prediction."""
+View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 
 
 @dataclass(frozen=True)
@@ -75,11 +62,14 @@ class Inspected:
     """What was found in one image, or why it could not be read."""
 
     file: str
-    seen: Seen | None = None
+    image: npt.NDArray[np.uint8] | None = None
+    """(h, w, 3) the part that the model sees, in the image's own proportions, at most 1024 px."""
+    pixels: Tensor | None = None
+    """(1, 3, H, W) the model's input."""
     array: Floats | None = None
     """attention: (rows, columns); heads: (heads, rows, columns); pca: (rows, columns, 3) RGB."""
     index: int | None = None
-    """The class that is explained ("gradient"), else the predicted one; None without a head."""
+    """The class that was asked for, else the predicted one; None without a head."""
     label: ClassLabel | None = None
     """Its id and name."""
     score: float | None = None
@@ -96,7 +86,7 @@ class Inspection:
 
     attention (n, rows, columns), heads (n, heads, rows, columns), pca (n, rows, columns, 3);
     filters (m, height, width, 3), posemb (rows * rows, columns * columns); distance
-    (layers, heads).
+    (layers, heads), in pixels.
     """
 
     array: Floats | npt.NDArray[np.float64]
@@ -106,6 +96,8 @@ class Inspection:
 
 LARGEST = 1024
 """Pixels of the longer side of an image that is kept to be drawn."""
+RANDOM_MAPS = 5
+"""Maps of noise whose curves are averaged."""
 
 
 class Inspector:
@@ -139,12 +131,10 @@ class Inspector:
         self.model: ViT = check_transformer(loaded)
         self.info = loaded.info
         self.transform = EvalTransform(loaded.info.preprocess)
-
-    @property
-    def classes(self) -> tuple[ClassLabel, ...]:
-        """Names of the outputs; "class 0" and so on where the checkpoint has none."""
         count = self.info.model.num_classes
-        return self.info.classes or tuple(ClassLabel(str(i), f"class {i}") for i in range(count))
+        self.classes = self.info.classes or tuple(
+            ClassLabel(str(i), f"class {i}") for i in range(count)
+        )
 
     def find_class(self, name: str) -> int:
         """The index of a class given by index, id or name.
@@ -163,28 +153,30 @@ class Inspector:
         known = listed([label.name for label in self.classes], 12)
         raise ConfigError(f"the model has no class '{name}'", hint=f"its classes are {known}")
 
-    def read(self, images: AnyImage | Iterable[AnyImage]) -> Iterator[Seen | Inspected]:
-        """Each image as the model sees it; one that cannot be read as an `Inspected` error."""
+    def _read(
+        self, images: AnyImage | Iterable[AnyImage], index: int | None = None
+    ) -> Iterator[Inspected]:
+        """Each image as the model sees it, with the score of a class (None: of the best)."""
         for source in as_images(images, self.offline):
             try:
-                yield self._read(source)
+                encoded = source.read()
+                pixels = self._pixels(encoded)
+                image = shown_part(image_files.decode(encoded), self.info.preprocess)
             except DataError as error:
                 yield Inspected(source.name, error=error)
+                continue
+            found = Inspected(source.name, image, pixels)
+            if self.classes:
+                with torch.inference_mode():
+                    scores = to_scores(self.model(pixels)[0], self.info.score)
+                best = int(scores.argmax()) if index is None else index
+                label, score = self.classes[best], float(scores[best])
+                found = replace(found, index=best, label=label, score=score)
+            yield found
 
-    def _read(self, source: ImageInput) -> Seen:
-        encoded = source.read()
-        pixels = self._pixels(encoded)
-        image = shown_part(image_files.decode(encoded), self.info.preprocess)
-        if not self.info.model.num_classes:
-            return Seen(source.name, image, pixels[0])
-        with torch.inference_mode():
-            scores = self.scores(self.model(pixels))[0]
-        best = int(scores.argmax())
-        return Seen(source.name, image, pixels[0], best, float(scores[best]))
-
-    def scores(self, logits: Tensor) -> Tensor:
-        """Logits (B, K) as the checkpoint's scores."""
-        return logits.sigmoid() if self.info.score == "sigmoid" else logits.softmax(dim=1)
+    def _pixels(self, encoded: Any) -> Tensor:
+        """The model's input, (1, 3, H, W)."""
+        return to_float(self.transform(encoded)[None], self.info.preprocess).to(self.device)
 
     def attend(
         self,
@@ -205,107 +197,65 @@ class Inspector:
         """
         wanted = None if label is None else self.find_class(label)
         check_layer(self.model, layer, head)
-        if (method == "gradient" or measure) and not self.info.model.num_classes:
+        if (method == "gradient" or measure) and not self.classes:
             raise ConfigError(
                 "the model has no classification head, so there is no class to explain",
                 hint="choose --method rollout or last, without --faithfulness",
             )
-        for seen in self.read(images):
-            if isinstance(seen, Inspected):
-                yield seen
+        for one in self._read(images, wanted):
+            if one.pixels is None:
+                yield one
                 continue
-            batch, target = seen.pixels[None], seen.prediction if wanted is None else wanted
-            chosen = None if target is None else torch.tensor([target], device=self.device)
-            array = attention_maps(self.model, batch, method, layer, head, chosen)[0]
-            found = self._labelled(seen, array, target)
-            if measure and target is not None:
-                own, noise = self._measure(seen, array, target)
-                found = replace(found, faithfulness=own, random=noise)
+            target = None if one.index is None else torch.tensor([one.index], device=self.device)
+            array = attention_maps(self.model, one.pixels, method, layer, head, target)[0]
+            found = replace(one, array=array)
+            if measure and one.index is not None:
+                maps = [array, *random_maps(self.model.config.grid, RANDOM_MAPS)]
+                own, *noise = (
+                    faithfulness(self.model, one.pixels[0], each, one.index, self.info.score)
+                    for each in maps
+                )
+                found = replace(found, faithfulness=own, random=mean_curves(noise))
             yield found
-
-    def _labelled(self, seen: Seen, array: Floats, target: int | None) -> Inspected:
-        if target is None:
-            return Inspected(seen.file, seen, array)
-        score = seen.score
-        if target != seen.prediction:
-            with torch.inference_mode():
-                score = float(self.scores(self.model(seen.pixels[None]))[0, target])
-        return Inspected(seen.file, seen, array, target, self.classes[target], score)
-
-    def _measure(self, seen: Seen, array: Floats, target: int) -> tuple[Faithfulness, Faithfulness]:
-        """The curves of a map, and the mean ones of random maps."""
-        noise = [
-            faithfulness(self.model, seen.pixels, relevance, target, self.info.score)
-            for relevance in random_maps(self.model.config.grid, RANDOM_MAPS)
-        ]
-        mean = Faithfulness(
-            np.mean([curves.deletion for curves in noise], axis=0, dtype=np.float32),
-            np.mean([curves.insertion for curves in noise], axis=0, dtype=np.float32),
-        )
-        own = faithfulness(self.model, seen.pixels, array, target, self.info.score)
-        return own, mean
 
     def heads(
         self, images: AnyImage | Iterable[AnyImage], layer: int | None = None
     ) -> Iterator[Inspected]:
         """Every head's attention of one layer (None: the last), for each image."""
         check_layer(self.model, layer)
-        for seen in self.read(images):
-            if isinstance(seen, Inspected):
-                yield seen
-                continue
-            array = head_maps(self.model, seen.pixels[None], layer)[0]
-            yield self._labelled(seen, array, seen.prediction)
+        for one in self._read(images):
+            if one.pixels is None:
+                yield one
+            else:
+                yield replace(one, array=head_maps(self.model, one.pixels, layer)[0])
 
-    def colours(self, images: AnyImage | Iterable[AnyImage]) -> list[Inspected]:
+    def colours(self, images: AnyImage | Iterable[AnyImage]) -> Iterator[Inspected]:
         """Patch features of all images together as RGB; see `feature_colours`."""
-        found = list(self.read(images))
-        seen = [one for one in found if isinstance(one, Seen)]
-        if not seen:
-            return [one for one in found if isinstance(one, Inspected)]
-        features = [patch_features(self.model, one.pixels[None]) for one in seen]
-        colours = iter(feature_colours(np.concatenate(features)))
-        return [
-            one
-            if isinstance(one, Inspected)
-            else self._labelled(one, next(colours), one.prediction)
-            for one in found
-        ]
+        found = list(self._read(images))
+        features = [patch_features(self.model, o.pixels) for o in found if o.pixels is not None]
+        colours = iter(feature_colours(np.concatenate(features)) if features else ())
+        for one in found:
+            yield one if one.pixels is None else replace(one, array=next(colours))
 
     def distance(
         self,
         images: AnyImage | Iterable[AnyImage],
         on_image: Callable[[], None] = lambda: None,
-    ) -> Distances:
+    ) -> Inspection:
         """Mean attention distance over all images, one at a time; nothing is kept of an image.
 
         Args:
             on_image: called after each.
         """
-        meter, errors = DistanceMeter(self.model), list[Inspected]()
+        meter, found = DistanceMeter(self.model), list[Inspected]()
         for source in as_images(images, self.offline):
             try:
                 meter.add(self._pixels(source.read()))
+                found.append(Inspected(source.name))
             except DataError as error:
-                errors.append(Inspected(source.name, error=error))
+                found.append(Inspected(source.name, error=error))
             on_image()
-        return Distances(meter.result(), meter.images, tuple(errors))
-
-    def _pixels(self, encoded: Any) -> Tensor:
-        """The model's input, (1, 3, H, W)."""
-        return to_float(self.transform(encoded)[None], self.info.preprocess).to(self.device)
-
-
-@dataclass(frozen=True)
-class Distances:
-    """Mean attention distances."""
-
-    pixels: npt.NDArray[np.float64]
-    """(layers, heads)."""
-    images: int
-    """How many were measured."""
-    errors: tuple[Inspected, ...] = ()
-    """Images that could not be read."""
+        return Inspection(meter.result(), tuple(found))
 
 
 def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
@@ -320,10 +270,6 @@ def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uin
     part.paste(image.convert("RGB"), (round(-left), round(-top)))
     part.thumbnail((LARGEST, LARGEST))
     return np.asarray(part)
-
-
-RANDOM_MAPS = 5
-"""Maps of noise whose curves are averaged."""
 
 
 def inspect(
@@ -364,13 +310,12 @@ def inspect(
     if view == "posemb":
         return Inspection(posemb_similarity(inspector.model))
     if view == "distance":
-        distances = inspector.distance(images)
-        return Inspection(distances.pixels, distances.errors)
+        return inspector.distance(images)
     if view == "pca":
-        found = inspector.colours(images)
+        found = tuple(inspector.colours(images))
     elif view == "heads":
-        found = list(inspector.heads(images, layer))
+        found = tuple(inspector.heads(images, layer))
     else:
-        found = list(inspector.attend(images, method, layer, head, label, measure))
+        found = tuple(inspector.attend(images, method, layer, head, label, measure))
     arrays = [one.array for one in found if one.array is not None]
-    return Inspection(np.stack(arrays) if arrays else np.empty(0, np.float32), tuple(found))
+    return Inspection(np.stack(arrays) if arrays else np.empty(0, np.float32), found)
