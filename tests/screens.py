@@ -22,18 +22,27 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "hub")]
 
 ERRORS = """
 # Command lines
+vit --version
 vit predit cat.jpg
 vit train
 vit predict
 vit predict cat.jpg --topk 3
 vit predict cat.jpg --top-k 0
 vit predict cat.jpg --threshold high
+vit predict cat.jpg --resolution 0
+vit predict cat.jpg --preprocess colour=1
+vit predict cat.jpg --model=
 vit predict cat.jpg --json --csv
 vit predict cat.jpg --device gpu
 vit predict cat.jpg --device cuda:7 -q
 vit evaluate --data pets --split dev
 vit evaluate --data pets --plot plot.gif
+vit evaluate --data pets --data one --plot a.png
+vit evaluate --data pets --resolution 48,64 --predictions a.csv
+vit evaluate --data header.csv --predictions header.csv
 vit fewshot --data pets --shots 0
+vit fewshot --data pets --l2 1,2 --save x
+vit fewshot --data pets --pool cls
 vit info B/16 --resolution 224x
 vit info B/16 --resolution 225
 vit info B/16 --epochs 3
@@ -47,6 +56,8 @@ vit finetune --data pets --model tiny --resolution 60
 vit finetune --data pets --model tiny --freeze 9
 vit pretrain --data pets --variant XL/16
 vit pretrain --data pets --set depht=3
+vit pretrain --data pets --model tiny --variant B/16
+vit convert tiny x --preprocess mean=1,2
 vit resize-posemb tiny
 # Models
 vit predict cat.jpg --model vit-b16-i12k
@@ -54,6 +65,10 @@ vit predict cat.jpg --model tiny/model.safetensor
 vit predict cat.jpg --model ./runs/flowers
 vit predict cat.jpg --model headless
 vit evaluate --data pets --model headless
+vit evaluate --data pets --model tiny --resolution 64,100
+vit convert tiny x --num-heads 5
+vit convert tiny x --preprocess size=48
+vit convert tiny x --num-classes 3 --classes empty.txt
 vit predict cat.jpg --features cat.txt -q
 vit models vit b17
 vit models show vit-b16-i12k
@@ -98,6 +113,7 @@ vit convert tiny pets
 vit convert tiny tiny2 --to tensorflow
 vit convert tiny tiny2 --num-classes 3 --drop-head
 vit convert registers registers.npz
+vit convert registers x --to transformers
 vit resize-posemb default --grid 5
 vit finetune --data pets --model tiny -o pets
 vit finetune --data pets --model tiny -o notes.txt

@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from vitcli.atomic import whole_directory, whole_file, write_text
-from vitcli.checkpoints.tensor_file import write
 from vitcli.errors import OutputError
 
 
@@ -76,30 +74,6 @@ def test_dev_stdout_is_written_to_where_it_goes(tmp_path: Path, mode: str) -> No
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
     before = ["before"] if mode == "a" else []
     assert path.read_text().split() == [*before, "one", "two", "three"]
-
-
-FULL_DISK = """
-import resource, sys, numpy as np
-from vitcli.checkpoints.tensor_file import write
-from vitcli.errors import OutputError
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    write(sys.argv[1], {"a": np.ones(10), "b": np.ones(20_000)}, {})
-except OutputError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="file size limits are POSIX's")
-def test_a_full_disk_leaves_the_target_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write(path, {"a": np.ones(3)}, {})
-    before = path.read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(str(path))
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitcli.devices import choose_precision, ran_out_of_memory, to_device
-
-
-@pytest.mark.parametrize(("device", "waits"), [("cpu", True), ("cuda", False), ("mps", True)])
-def test_only_cuda_copies_while_it_computes(monkeypatch, device, waits):
-    asked = {}
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **options: asked.update(options))
-    to_device(torch.zeros(1), torch.device(device))
-    assert asked == {"non_blocking": not waits}
+from vitcli.devices import choose_precision, ran_out_of_memory
 
 
 def test_auto_precision_is_of_the_gpu_that_was_asked_for(monkeypatch):

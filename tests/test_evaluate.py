@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from vitcli.config import DataConfig
 from vitcli.data.alignment import MatchRules
@@ -51,21 +50,6 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
     assert found[best, best] == 1
     assert found[predictor.classes.index(other), second] == 1
     assert report.split == "all images" and report.errors == () and report.warnings == ()
-
-
-def test_unreadable_images_are_not_counted(predictor, labelled):
-    root = labelled("dog", "cat")
-    (root / "dog" / "broken.png").write_bytes(b"broken")
-    progress: list[tuple[int, int]] = []
-    report = evaluate(
-        predictor,
-        DataConfig(str(root)),
-        batch_size=1,
-        on_progress=lambda done, total: progress.append((done, total)),
-    )
-    assert [name for name, _ in report.errors] == [str(root / "dog" / "broken.png")]
-    assert report.evaluation.count == 2
-    assert progress == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_checkpoint, tmp_path):
@@ -155,30 +139,3 @@ def test_images_of_unknown_classes_are_left_out_and_reported(predictor, labelled
     rules = MatchRules(mapping={"zebra": [], "dog": []})
     with pytest.raises(DataError):
         evaluate(predictor, DataConfig(str(root)), rules=rules)
-
-
-def test_another_resolution_is_the_model_with_its_position_embeddings_resized(
-    tiny_checkpoint, labelled
-):
-    from vitcli.checkpoints.load import load
-
-    root, answers = labelled("dog", "cat"), []
-    predictor = Predictor(tiny_checkpoint, device="cpu", precision="fp32", resolution=(80, 48))
-    assert predictor.stored.image_size == (64, 64)
-    report = evaluate(predictor, DataConfig(str(root)), on_answer=answers.append)
-    model = load(tiny_checkpoint, resolution=(80, 48))
-    images = [model.transform(root / name) for name in ("cat/b.png", "dog/a.png")]
-    with torch.inference_mode():
-        scores = model(torch.stack(images)).softmax(1)
-    found = [answer.best[0][1] for answer in answers]
-    np.testing.assert_allclose(found, scores.max(dim=1).values, rtol=1e-5)
-    assert report.resolution == (80, 48)
-    with pytest.raises(ConfigError, match="height 65 is not a multiple of the patch size 16"):
-        Predictor(tiny_checkpoint, resolution=(65, 64))
-
-
-def test_a_data_set_of_one_class_has_figures(predictor, labelled):
-    """It cannot be learnt from, but a model can be tried on it."""
-    root = labelled("dog", "dog")
-    report = evaluate(predictor, DataConfig(str(root)))
-    assert report.evaluation.count == 2 and 0 <= report.evaluation.macro_f1 <= 1

@@ -160,7 +160,8 @@ def _words(hint: Any) -> str:
     if origin in (types.UnionType, Union):
         return " or ".join(_words(arg) for arg in args if arg is not types.NoneType)
     if origin is tuple:
-        return "numbers separated by commas" if ... in args else f"{len(args)} values: A,B"
+        count = "numbers" if ... in args else f"{len(args)} values"
+        return f"{count} separated by commas"
     if origin is Literal:
         return f"{'one of ' if args[1:] else ''}{', '.join(map(str, args))}"
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))

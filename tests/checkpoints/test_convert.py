@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +10,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-import vitcli
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints import store, tensor_file
 from vitcli.checkpoints.changes import Changes
-from vitcli.checkpoints.convert import convert, plan_convert, write
+from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
 from vitcli.config import BiTConfig, ClassLabel, ModelConfig, architecture
@@ -65,67 +62,6 @@ def test_there_and_back_is_the_same_to_the_bit(name: str, layout: str, tmp_path:
     assert_same(arrays(back), expected)
     again = convert(back, tmp_path / "again.safetensors")
     assert_same(arrays(again), arrays(middle))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["vit_jax_token", "vit_jax_rep", "vit_jax_gap", "big_vision_map_scan_twotower", "hf_vit"],
-)
-def test_what_is_written_computes_what_was_read(name: str, tmp_path: Path) -> None:
-    source = GOLDEN / name
-    source = source / "checkpoint.npz" if (source / "checkpoint.npz").is_file() else source
-    model = load(source)
-    images = torch.randn(2, 3, *model.config.image_size)
-    folder = vitcli.convert(source, tmp_path / "ours")
-    assert json.loads((folder / "config.json").read_text())["vit"]["model"]["width"]
-    again = load(folder)
-    assert torch.equal(again(images), model(images))
-    assert again.config == model.config and again.preprocess == model.preprocess
-
-
-PAIRS = {
-    "timm_vit_reg4_dinov2": {
-        "vit-npz": "4 register tokens, position embeddings of these tokens: patches, layer scale",
-        "big_vision": "4 register tokens, layer scale",
-        "transformers": "position embeddings of these tokens: patches",
-    },
-    "timm_deit_distilled": {
-        "vit-npz": "a distillation token",
-        "big_vision": "a distillation token, position embeddings of these tokens: all",
-        "transformers": "a distillation token",
-    },
-    "timm_gap_fcnorm": {"vit-npz": "pooling 'gap', no final norm"},
-    "timm_siglip_map": {
-        "vit-npz": "pooling 'map'",
-        "transformers": "no class token, pooling 'map'",
-    },
-    "timm_clip_prenorm": {"vit-npz": "a norm before the blocks, a patch embedding without bias"},
-    "hf_clip_vision/model.safetensors": {"big_vision": "activation 'quick_gelu'"},
-    "vit_jax_rep/checkpoint.npz": {"transformers": "pre_logits of size 40"},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "target", "said"), [(n, t, s) for n, rows in PAIRS.items() for t, s in rows.items()]
-)
-def test_what_cannot_be_said_is_refused_by_name(
-    name: str, target: str, said: str, tmp_path: Path
-) -> None:
-    output = tmp_path / ("x" if target == "transformers" else "x.npz")
-    with pytest.raises(OutputError, match=f"the layout {target} cannot express") as caught:
-        convert(GOLDEN / name, output, target)  # type: ignore[arg-type]
-    assert said in str(caught.value)
-    assert not output.exists()
-
-
-def test_big_visions_map_head_comes_back(tmp_path: Path) -> None:
-    source = GOLDEN / "big_vision_map_scan_twotower" / "checkpoint.npz"
-    first = convert(source, tmp_path / "a.safetensors")
-    second = convert(first, tmp_path / "b.npz", "big_vision")
-    assert_same(arrays(convert(second, tmp_path / "c.safetensors")), arrays(first))
-    stacked = np.load(source)["params/img/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"]
-    found = np.load(second)["Transformer/encoderblock_2/MlpBlock_0/Dense_0/kernel"]
-    assert np.array_equal(found, stacked[2])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -231,27 +167,6 @@ def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
     assert read_info(out)[0].model.width == 48
     with pytest.raises(OutputError, match="same file"):
         convert(out, out, force=True)
-
-
-def test_a_disk_that_fills_at_the_last_file_leaves_the_old_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m")
-    (out / "notes.txt").write_text("mine")
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    job = plan_convert(GOLDEN / "vit_jax_token" / "checkpoint.npz", out)
-
-    def full(path: Path, text: str) -> None:
-        raise OutputError("cannot be written: No space left on device", where=path)
-
-    monkeypatch.setattr("vitcli.checkpoints.convert.write_text", full)
-    with pytest.raises(OutputError, match="m/config.json: cannot be written"):
-        write(job, force=True)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    monkeypatch.undo()
-    write(job, force=True)
-    assert read_info(out)[0].provenance["converted_from"] == "vit-npz"
-    assert (out / "notes.txt").read_text() == "mine" and list(tmp_path.iterdir()) == [out]
 
 
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 import vitcli
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.load import at_resolution, build, load, load_weights
+from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError
@@ -103,18 +103,6 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         assert again.info == info
     (tmp_path / "config.json").unlink()  # the file stands alone
     assert load(tmp_path / "model.safetensors").info == info
-
-
-def test_the_same_resolution_changes_nothing() -> None:
-    weights = load_weights(DEFAULT)
-    assert at_resolution(weights, (64, 64), "bilinear") is weights
-
-
-def test_a_image_of_another_shape_than_square_has_its_own_grid() -> None:
-    model = load(DEFAULT, resolution=(32, 96))
-    assert model.config.grid == (2, 6)
-    with torch.inference_mode():
-        assert model(torch.zeros(1, 3, 32, 96)).shape == (1, 10)
 
 
 def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:

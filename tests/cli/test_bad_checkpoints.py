@@ -54,36 +54,6 @@ def npz(directory: Path, **changed: Any) -> Path:
     return directory / "x.npz"
 
 
-class RunsCode:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return exec, ("raise SystemExit('ran')",)
-
-
-def pickled(directory: Path) -> Path:
-    import torch
-
-    torch.save({"state_dict": {"pos_embed": RunsCode()}}, directory / "x.pth")
-    return directory / "x.pth"
-
-
-BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "a pickle that runs code": (pickled, "(exec); nothing in it was run"),
-    "not square": (
-        lambda f: npz(f, **{POSITIONS: np.zeros((1, 1 + 192, 48), np.float32)}),
-        "--old-grid",
-    ),
-    "no bias in the head": (lambda f: npz(f, **{"head/bias": None}), "1 missing: head/bias (10)"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_both_commands_refuse(vit: Vit, tmp_path: Path, name: str) -> None:
-    make, said = BAD[name]
-    path = make(tmp_path)
-    for words in commands(path):
-        assert_refused(vit, tmp_path, *words, said=said)
-
-
 def test_values_that_are_not_numbers_are_warned_of(vit: Vit, tmp_path: Path) -> None:
     table = np.load(NPZ)[POSITIONS].copy()
     table[0, 3, 7] = np.nan

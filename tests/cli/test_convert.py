@@ -62,61 +62,6 @@ def test_json(vit: Vit, tmp_path: Path) -> None:
     assert told["parameters"] == 54582 - 36
 
 
-def test_options_reach_the_file(vit: Vit, tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("n1\tcrane\nn2\tcrane\n")
-    out = tmp_path / "m"
-    words = ["--num-classes", 2, "--labels", tmp_path / "names.txt", "--dtype", "float16"]
-    words += ["--preprocess", "size=64", "--preprocess", "std=0.2,0.3,0.4"]
-    result = vit("convert", NPZ, out, *words)
-    assert result.exit_code == 0, result.output
-    info, file = read_info(out)
-    assert [label.id for label in info.classes] == ["n1", "n2"]
-    assert info.preprocess.std == (0.2, 0.3, 0.4) and info.preprocess.size == (64, 64)
-    assert {a.dtype.name for a in load_file(file).values()} == {"float16"}
-
-
-SOURCE = GOLDEN / "timm_vit_default"
-FAILS = {
-    "--preprocess size=48": "hint: resize them with `vit resize-posemb`",
-    "--preprocess crop_pct=0": "crop_pct",
-    "--arch B/16": "768 in B/16 and 48 in the file",
-    "--arch nonsense": "'nonsense'",
-    "--arch vit_nonsense": "'vit_nonsense'",
-    "--num-heads 5": "3 heads, not 5",
-    "--to vit-npz": "a .npz file",
-    "--classes two.txt": "2 class names for a model with 10 classes",
-    "--num-classes 3 --labels twice.txt": "'cat'",
-    "--num-classes 3 --classes empty.txt": "empty",
-    "--classes missing.txt": "missing.txt",
-}
-WRONG = [
-    "--preprocess colour=1",
-    "--preprocess interpolation=wild",
-    "--preprocess mean=1,2",
-    "--preprocess mean",
-    "--to jpeg",
-    "--patch-size 0",
-    "--old-grid 3y4",
-    "--drop-head --num-classes 3",
-]
-
-
-def test_changes_that_are_refused(
-    vit: Vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("two.txt").write_text("cat\ndog\n")
-    Path("twice.txt").write_text("cat\ndog\ncat\n")
-    Path("empty.txt").write_text("")
-    for words, said in FAILS.items():
-        result = vit("convert", SOURCE, "out", *words.split())
-        assert (result.exit_code, result.stdout) == (1, ""), words
-        assert said in result.stderr and len(result.stderr.splitlines()) <= 2, result.stderr
-    for words in WRONG:
-        assert vit("convert", SOURCE, "out", *words.split()).exit_code == 2, words
-    assert not Path("out").exists()
-
-
 def test_verification_that_cannot_be_had_is_told_before_the_work(
     vit: Vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

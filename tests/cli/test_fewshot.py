@@ -202,12 +202,3 @@ def test_features_that_are_not_finite_are_not_cached(colours, tiny_checkpoint, t
     for _ in range(2):
         result = fewshot(colours, bad, "--shots", "1")
         assert result.exit_code == 1 and "not finite" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["--shots a,b", "--l2 many", "--pool cls", "--layer 0", "--plot x.txt", "--l2 1,2 --save x"],
-)
-def test_wrong_calls(wrong, colours, tiny_checkpoint):
-    result = fewshot(colours, tiny_checkpoint, *wrong.split())
-    assert result.exit_code == 2 and wrong.split()[-2] in result.stderr

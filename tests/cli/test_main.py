@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import vitcli
 from vitcli.cli import main
 from vitcli.cli.main import COMMANDS
 from vitcli.cli.options import Common
@@ -32,41 +29,6 @@ def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
 
 # ---------------------------------------------------------------------------------------------
 # Help and wrong calls
-
-
-def test_help_lists_every_command_with_its_line(vit):
-    result = vit("--help")
-    assert result.exit_code == 0 and result.stderr == ""
-    listed = result.stdout.partition("Commands:\n")[2]
-    assert [line.split()[0] for line in listed.splitlines()] == list(COMMANDS)
-    assert all(line in listed for line in COMMANDS.values())
-    assert vit("--version").stdout == f"vit {vitcli.__version__}\n"
-
-
-@pytest.mark.parametrize(
-    "name", [*(set(COMMANDS) - {"models"}), "models list", "models show", "models rm"]
-)
-def test_every_command_takes_the_options_of_all(vit, name):
-    shown = vit(*name.split(), "--help").stdout
-    for option in ("--json", "--offline", "--quiet", "--debug"):
-        assert option in shown, option
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(vit, name):
-    for flag in ("--help", "-h"):
-        result = vit(name, flag)
-        assert result.exit_code == 0
-        assert result.stdout.startswith(f"Usage: vit {name} ")
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("predcit", "'predict'"), ("train", "'finetune' or 'pretrain'")]
-)
-def test_a_mistyped_command(vit, typed, meant):
-    result = vit(typed, "cat.jpg")
-    assert result.exit_code == 2 and result.stdout == ""
-    assert f"No such command '{typed}'. Did you mean {meant}?" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -212,13 +174,6 @@ def test_signals_leave_no_half_file(tiny_checkpoint, image_folder, tmp_path, num
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_private_exit_of_atexit_a_program_ends_as_any_other(monkeypatch):
-    monkeypatch.delattr("atexit._run_exitfuncs")
-    with pytest.raises(SystemExit) as leaving:
-        main.leave(3)
-    assert leaving.value.code == 3
-
-
 # ---------------------------------------------------------------------------------------------
 # Completion
 
@@ -241,19 +196,3 @@ def test_the_shell_completes_commands_options_and_models():
     assert complete("predict", "--precision", "b") == ["bf16"]
     assert {"default", "default-pretrained"} <= set(complete("predict", "--model", "def"))
     assert "vit-b16-i21k" in complete("info", "vit-b16-")
-
-
-def test_the_entry_point_is_the_one_that_is_packaged():
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
-    assert f'vit = "{main.__name__}:{main.main.__name__}"' in text
-
-
-@pytest.mark.parametrize("command", ["finetune", "pretrain"])
-def test_help_of_training_is_in_groups(vit, command):
-    text = vit(command, "--help").stdout.partition("resume runs/")[2]
-    assert text.index("Data and model:") < text.index("--data") < text.index("Recipe:")
-    assert text.index("Recipe:") < text.index("--lr ") < text.index("Machine:")
-    others = re.findall(r"^  (?:-\w, )?--([\w-]+)", text.partition("Other options:")[2], re.M)
-    assert set(others) == {"json", "offline", "allow-pickle", "quiet", "debug", "help"}
-    for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.M):
-        assert len(re.findall(rf"^  (?:-\w, )?{option}\b(?!-)", text, re.M)) == 1

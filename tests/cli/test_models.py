@@ -66,12 +66,6 @@ def test_words_choose(vit, root, words, expected):
     assert sorted(row["name"] for row in rows) == expected
 
 
-def test_nothing_matches(vit):
-    result = vit("models", "vit-b16-i22k")
-    assert result.exit_code == 1 and result.stdout == ""
-    assert "did you mean vit-b16-i21k" in result.stderr
-
-
 def test_nothing_is_cached(vit, root):
     result = vit("models", "cached")
     assert result.exit_code == 1 and result.stdout == ""
@@ -107,13 +101,6 @@ def test_what_ships_is_described(vit):
     told = json.loads(vit("models", "show", "default", "--json").stdout)
     assert told["name"] == registry.aliases()["default"] and told["here"] == "ships"
     assert told["license"] == "apache-2.0" and Path(told["path"]).is_dir()
-
-
-@pytest.mark.parametrize("words", [("show", "vit-b16-21k"), ("rm", "vit-b16-21k", "--yes")])
-def test_near_misses_are_guessed(vit, words):
-    result = vit("models", *words)
-    assert result.exit_code == 1 and result.stderr.count("\n") == 2
-    assert "did you mean vit-b16-i21k" in result.stderr
 
 
 def test_a_model_is_removed_when_one_says_so(vit, root):

@@ -6,12 +6,9 @@ import csv
 import io
 import json
 import os
-import pty
 import re
 import shutil
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -141,27 +138,6 @@ def test_other_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path,
     assert text.endswith(f"{info.classes[best].name} {shown}\n")
 
 
-def test_a_terminal_gets_bars_and_colours_unless_no_color(tiny_checkpoint, image_folder):
-    command = [sys.executable, "-m", "vitcli", "predict", str(image_folder / "a.png"), "-k", "1"]
-    for settings, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", **settings}
-        environment.pop("NO_COLOR", None) if coloured else None
-        done = subprocess.run(
-            [*command, "-m", str(tiny_checkpoint), *FP32],
-            stdout=theirs,
-            stderr=subprocess.PIPE,
-            env=environment,
-            check=False,
-        )
-        os.close(theirs)
-        shown = os.read(ours, 10_000).decode()
-        os.close(ours)
-        assert done.returncode == 0, done.stderr.decode()
-        assert ("\x1b[" in shown) is coloured
-        assert "█" in shown and "a.png" in shown
-
-
 # ---------------------------------------------------------------------------------------------
 # Features
 
@@ -236,18 +212,6 @@ def test_what_is_read_is_not_written_over(predict, image_folder, tmp_path):
 # Wrong calls, models that are none, outputs that cannot be written
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("--json --csv", "--resolution 0", "--top-k 0", "--threshold 2", "--device gpu"),
-        *("--features features.txt", "--output rows.parquet"),
-    ],
-)
-def test_wrong_calls(vit, image_folder, words):
-    assert vit("predict", image_folder, *words.split()).exit_code == 2
-    assert not Path("rows.parquet").exists()
-
-
 @pytest.mark.parametrize(("option", "name"), [("--output", "x.csv"), ("--features", "x.npy")])
 def test_unwritable_output(predict, image_folder, tmp_path, option, name):
     (tmp_path / "file").touch()
@@ -285,13 +249,6 @@ def test_a_full_disk(predict, image_folder):
     result = predict(image_folder, "--output", "/dev/full")
     assert result.exit_code == 1
     assert result.stderr == "error: /dev/full: cannot be written: No space left on device\n"
-
-
-def test_no_such_model(vit, image_folder):
-    result = vit("predict", image_folder, "--model", "vit-b16-i21kk", "--offline")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: vit-b16-i21kk: ")
-    assert "did you mean vit-b16-i21k" in result.stderr
 
 
 def test_what_a_model_of_transformers_leaves_out_is_shown_once(vit, image_folder, tmp_path):

@@ -50,16 +50,3 @@ def test_the_same_grid_says_so(vit: Vit, file: Path) -> None:
     assert "is unchanged: the grid is already 4 x 4" in result.stdout and result.stderr == ""
     result = vit("resize-posemb", file, "--grid", "4")
     assert f"is a copy of {file}: the grid is already 4 x 4" in result.stdout
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["--grid", "0"],
-        ["--grid", "2", "--resolution", "32"],
-        ["--grid", "2", "--plot", "x.txt"],
-    ],
-)
-def test_wrong_calls(vit: Vit, file: Path, words: list[str]) -> None:
-    assert vit("resize-posemb", file, *words).exit_code == 2

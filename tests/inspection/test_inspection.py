@@ -102,11 +102,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_attention_that_is_not_the_models_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_vit()
-    monkeypatch.setattr(Layer, "weights", lambda self: torch.eye(13).expand(2, 2, 13, 13))
-    with pytest.raises(AssertionError, match="recomputed"):
-        attention_maps(model, pixels(model))
 
 
 def reference_rollout(model: ViT, images: Tensor) -> Floats:
@@ -206,26 +201,8 @@ def test_rollout_to_a_layer_leaves_later_layers_out() -> None:
     assert np.allclose(attention_maps(model, images, layer=1), attention_maps(shallow, images))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"layer": 3}, "no layer 3"),
-        ({"layer": -1}, "no layer -1"),
-        ({"method": "last", "head": 2}, "no head 2"),
-        ({"head": 0}, "averages over heads"),
-        ({"method": "gradient"}, "needs a class"),
-    ],
-)
-def test_what_a_model_does_not_have(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        attention_maps(random_vit(), pixels(random_vit()), **arguments)  # type: ignore[arg-type]
 
 
-def test_a_resnet_has_no_attention() -> None:
-    with torch.device("meta"):
-        model = BiT(bit_config("R50x1"))
-    with pytest.raises(ConfigError, match="no attention"):
-        check_transformer(model)
 
 
 # ---------------------------------------------------------------------------------------------

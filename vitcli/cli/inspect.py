@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import typer
 
 from vitcli.cli import output
-from vitcli.cli.options import RESIZED, Computing
+from vitcli.cli.options import RESIZED, Computing, open_predictor
 from vitcli.cli.parameters import command
 from vitcli.config import Size
 from vitcli.fields import option, parse_size
@@ -108,15 +108,7 @@ def inspect(args: Inspect) -> None:
     except OSError as error:
         what = f"cannot be used as a directory: {error.strerror}"
         raise OutputError(what, where=args.output) from error
-    with output.FetchDisplay(args.quiet) as fetching:
-        inspector = Inspector(
-            args.model,
-            resolution=args.resolution,
-            device=args.device,
-            offline=args.offline,
-            on_progress=fetching,
-            allow_pickle=args.allow_pickle,
-        )
+    inspector = Inspector(open_predictor(args, args.resolution))
     show = _Show(inspector, args)
     with attention_plots.background(args.dark):
         if weights_only:

@@ -113,8 +113,8 @@ class Writing(Fetching):
     force: bool = option(False, "--force", "Overwrite existing output.")
 
 
-def open_predictor(args: Running, resolution: Size | None = None) -> Predictor:
-    """The model that the options ask for, fetched if need be."""
+def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor:
+    """The model that the options ask for, fetched if need be; at fp32 if there is no choice."""
     from vitcli.prediction import Predictor
 
     more: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def open_predictor(args: Running, resolution: Size | None = None) -> Predictor:
         return Predictor(
             args.model,
             args.device,
-            args.precision,
+            args.precision if isinstance(args, Running) else "fp32",
             args.offline,
             fetching,
             resolution,

@@ -31,45 +31,35 @@ class Row(Protocol):
         """The result for people; None: nothing is printed."""
 
 
-class RowWriter(Protocol):
-    """Writes each row as it comes, to a file or (None) to stdout."""
-
-    is_terminal: bool
-    """Whether a person sees the rows as they are written."""
-
-    def __init__(self, file: BinaryIO | None) -> None: ...
-
-    def write(self, row: Row) -> None: ...
-
-    def close(self) -> None:
-        """Writes what is left, and leaves the file open."""
-
-
-class Text:
-    """A line or more for people; the other formats of text are based on it."""
+class RowWriter:
+    """Writes each row as it comes, to a file or (None) to stdout: as text for people. The other
+    formats are based on it."""
 
     def __init__(self, file: BinaryIO | None) -> None:
         self.wrapper = file and io.TextIOWrapper(file, "utf-8", "surrogateescape", "\n")
         self.file = self.wrapper or sys.stdout
         self.is_terminal = self.file.isatty()
+        """Whether a person sees the rows as they are written."""
 
     def write(self, row: Row) -> None:
+        """Writes a row."""
         if (text := row.text(self.is_terminal)) is not None:
             output.line(text, self.file)
 
     def close(self) -> None:
+        """Writes what is left, and leaves the file open."""
         if self.wrapper:
             self.wrapper.detach()
 
 
-class Json(Text):
+class Json(RowWriter):
     """JSON lines."""
 
     def write(self, row: Row) -> None:
         output.json_line(row.to_json(), self.file)
 
 
-class Csv(Text):
+class Csv(RowWriter):
     """CSV, the names of the columns first."""
 
     table: csv.DictWriter[str] | None = None
@@ -90,7 +80,7 @@ FORMATS: dict[str, type[RowWriter]] = {".csv": Csv, ".json": Json, ".jsonl": Jso
 @contextlib.contextmanager
 def open_rows(
     path: str | None,
-    default: type[RowWriter] = Text,
+    default: type[RowWriter] = RowWriter,
     option: str = "--output",
     format: type[RowWriter] | None = None,
 ) -> Iterator[RowWriter]:

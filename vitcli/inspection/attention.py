@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.errors import ConfigError
-from vitcli.models.resnet import BiT
 from vitcli.models.vit import Block, ViT
 
 Method = Literal["rollout", "last", "gradient"]
@@ -107,7 +106,7 @@ def check_transformer(model: nn.Module) -> ViT:
     Raises:
         ConfigError: it is a BiT ResNet.
     """
-    if isinstance(model, BiT) or not isinstance(model, ViT):
+    if not isinstance(model, ViT):
         raise ConfigError(
             "a BiT ResNet has no attention to inspect", hint="choose a ViT or a hybrid"
         )

@@ -17,15 +17,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitcli.checkpoints.load import LoadedModel, load
 from vitcli.config import ClassLabel, Preprocess, Size
 from vitcli.data import images as image_files
 from vitcli.data.classes import listed
 from vitcli.data.fit import Fit
 from vitcli.data.transforms import EvalTransform, to_float
-from vitcli.devices import choose_device
 from vitcli.errors import ConfigError, DataError
-from vitcli.hub import registry
 from vitcli.inspection.attention import (
     DistanceMeter,
     Floats,
@@ -48,10 +45,9 @@ from vitcli.inspection.faithfulness import (
     random_maps,
 )
 from vitcli.models.vit import ViT
-from vitcli.prediction import as_images, to_scores
+from vitcli.prediction import Predictor, as_images, to_scores
 
 if TYPE_CHECKING:
-    from vitcli.hub.fetch import Progress
     from vitcli.prediction import AnyImage
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
@@ -103,38 +99,19 @@ RANDOM_MAPS = 5
 class Inspector:
     """A Vision Transformer in float32, and the images it is asked about.
 
+    Args:
+        predictor: the model, at fp32.
+
     Raises:
-        ConfigError: the model is a BiT ResNet, or cannot have that resolution.
+        ConfigError: the model is a BiT ResNet.
         VitError: as `vitcli.load`.
     """
 
-    def __init__(
-        self,
-        spec: str | Path,
-        *,
-        resolution: int | Size | None = None,
-        device: str = "auto",
-        offline: bool = False,
-        on_progress: Progress | None = None,
-        allow_pickle: bool = False,
-    ) -> None:
-        self.name = registry.aliases().get(str(spec), str(spec))
-        self.device, self.offline = choose_device(device), offline
-        loaded: LoadedModel = load(
-            spec,
-            self.device,
-            resolution=resolution,
-            offline=offline,
-            on_progress=on_progress,
-            allow_pickle=allow_pickle,
-        )
-        self.model: ViT = check_transformer(loaded)
-        self.info = loaded.info
-        self.transform = EvalTransform(loaded.info.preprocess)
-        count = self.info.model.num_classes
-        self.classes = self.info.classes or tuple(
-            ClassLabel(str(i), f"class {i}") for i in range(count)
-        )
+    def __init__(self, predictor: Predictor) -> None:
+        self.name, self.info, self.classes = predictor.name, predictor.info, predictor.classes
+        self.model: ViT = check_transformer(predictor.model)
+        self.device, self.offline = predictor.load().device, predictor.offline
+        self.transform = EvalTransform(self.info.preprocess)
 
     def find_class(self, name: str) -> int:
         """The index of a class given by index, id or name.
@@ -302,8 +279,9 @@ def inspect(
     Raises:
         VitError: the model cannot be loaded, has no attention, or lacks what is asked for.
     """
+    size = (resolution, resolution) if isinstance(resolution, int) else resolution
     inspector = Inspector(
-        spec, resolution=resolution, device=device, offline=offline, allow_pickle=allow_pickle
+        Predictor(spec, device, "fp32", offline, resolution=size, allow_pickle=allow_pickle)
     )
     if view == "filters":
         return Inspection(filter_components(inspector.model))
