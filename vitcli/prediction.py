@@ -116,7 +116,8 @@ class Predictor:
 
     Args:
         resolution: of its images, where it is not the checkpoint's: the position embeddings are
-            resized by `posemb_method`.
+            resized by `posemb_method`. The checkpoint's is what its program gives the model:
+            transformers may crop images to fewer pixels than DINOv2 was trained on.
         preprocess: fields of `Preprocess` whose values are not the checkpoint's.
     """
 
@@ -135,6 +136,9 @@ class Predictor:
         self._info, self.file = read.read_info(spec, offline, on_progress, allow_pickle)
         if preprocess:
             self._info = self._info.prepared(preprocess)
+        if resolution is None and "input_size" in self._info.provenance:  # as transformers does
+            height, width = self._info.provenance["input_size"]
+            resolution, posemb_method = (height, width), "bicubic-hf"
         self.stored, self.posemb_method = self._info.model, posemb_method
         if resolution is not None and resolution != self.stored.image_size:
             from vitcli.checkpoints.adapt import at_size

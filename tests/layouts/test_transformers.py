@@ -4,6 +4,7 @@ tests/peers."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.config import Preprocess
 from vitcli.errors import CheckpointError, VitWarning
+from vitcli.layouts import transformers
+from vitcli.prediction import Predictor
 
 VIT, CLIP = GOLDEN / "hf_vit", GOLDEN / "hf_clip_vision"
 
@@ -114,10 +117,49 @@ def test_rescaling_is_part_of_mean_and_std(tmp_path: Path) -> None:
     assert prepared(tmp_path / "d", do_normalize=False).std == (1.0, 1.0, 1.0)
 
 
-def test_a_crop_that_is_smaller_than_the_models_images_is_reported(tmp_path: Path) -> None:
+def test_images_that_transformers_refuses_are_reported(tmp_path: Path) -> None:
     said = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
-    with pytest.warns(VitWarning, match="--resolution 24 --posemb-method bicubic-hf"):
+    with pytest.warns(VitWarning, match="images of 24 x 24 pixels, .*; 32 x 32 is used"):
         assert prepared(tmp_path / "m", **said).crop_pct == 0.8
+    with pytest.warns(VitWarning, match="images of 40 x 40"):
+        assert prepared(tmp_path / "n", size={"height": 40, "width": 40}).crop_mode == "squash"
+
+
+def test_dinov2_is_given_images_of_the_size_that_they_are_cropped_to(tmp_path: Path) -> None:
+    said = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
+    for name in ("hf_dinov2", "hf_dinov2_registers"):
+        folder = copied(GOLDEN / name, tmp_path / name, said)
+        info, _ = read_info(folder)
+        assert info.provenance["input_size"] == [28, 28] != list(info.model.image_size)
+        found = Predictor(folder).info
+        assert found.model.image_size == found.preprocess.size == (28, 28)
+        assert found.provenance["posemb_resize"]["method"][:7] == "bicubic"
+        assert Predictor(folder, resolution=(42, 42)).info.preprocess.size == (42, 42)
+        (written := tmp_path / f"{name} again").mkdir()
+        convert(folder, written, "transformers", force=True)
+        again = json.loads((written / "preprocessor_config.json").read_text())
+        assert again["size"] == {"shortest_edge": 36}
+        assert again["crop_size"] == {"height": 28, "width": 28}
+
+
+def test_blocks_without_the_prefix_of_the_rest(tmp_path: Path) -> None:
+    """As transformers 5 saves ViTMSNForImageClassification."""
+    folder = copied(VIT, tmp_path / "m", model_type="vit_msn")
+    file = folder / "model.safetensors"
+    expected, tensors = load(file).state_dict(), load_file(file)
+    mixed = {n.replace("vit.encoder.", "encoder."): t for n, t in tensors.items()}
+    assert {n.partition(".")[0] for n in mixed} == {"vit", "encoder", "classifier"}
+    save_file(mixed, file)
+    found = load(file).state_dict()
+    assert all((found[name] == tensor).all() for name, tensor in expected.items())
+
+
+def test_every_resize_and_crop_is_met_to_the_pixel() -> None:
+    """Also where cropped / (cropped / resized) is a little less than resized."""
+    for resized, cropped in ((36, 32), (29, 20), (25, 17), (501, 384)):
+        fraction = transformers._fraction(cropped, resized)
+        assert math.floor(cropped / fraction) == resized and fraction <= 1
+    assert transformers._fraction(40, 32) == 1
 
 
 @pytest.mark.parametrize(

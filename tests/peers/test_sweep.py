@@ -37,8 +37,9 @@ SIZES: tuple[dict[str, Any], ...] = (
 """Small arguments, the first that a model takes."""
 
 
-ALIKE = {"Phi4MultimodalVisionModel"}
-"""Refused with its config; bare, its names and shapes are SigLIP's."""
+EAGER = {"Phi4MultimodalVisionModel"}
+"""SigLIP's model under SigLIP's names. Through torch's fused attention transformers 5 masks it
+causally by mistake, and differs from its own plain attention."""
 
 
 def same(found: Tensor, expected: Tensor) -> bool:
@@ -84,8 +85,7 @@ def both(whole: Path, image: Tensor, expected: list[Tensor]) -> tuple[str, str]:
 def assert_none_wrong(table: dict[str, tuple[str, str]], least_equal: int) -> None:
     for name, (whole, bare) in table.items():
         sys.stdout.write(f"{name:50} {whole:10} {bare}\n")
-    wrong = [n for n, outcomes in table.items() if WRONG in outcomes and n not in ALIKE]
-    assert not wrong
+    assert not [name for name, outcomes in table.items() if WRONG in outcomes]
     assert sum(whole == EQUAL for whole, _ in table.values()) >= least_equal
 
 
@@ -154,6 +154,8 @@ def test_transformers(transformers: ModuleType, tmp_path: Path) -> None:
         try:
             model = make(config(**VISION)).eval()
             fill(model, 0)
+            if name in EAGER:
+                model.set_attn_implementation("eager")
             model.save_pretrained(tmp_path / "whole")
             seeing = {"noise": torch.arange(16.0)[None]} if "MAE" in name else {}
             if "MAE" in name:

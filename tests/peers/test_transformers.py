@@ -79,3 +79,32 @@ def test_its_pipeline_gives_our_answer(transformers: ModuleType, tmp_path: Path)
     assert [p.label.partition(" ")[0] for p in ours.predictions] == [
         answer["label"].partition(" ")[0] for answer in theirs
     ]
+
+
+@pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters"])
+@pytest.mark.parametrize("crop", [56, 112])
+def test_its_pipeline_with_images_of_another_size(
+    transformers: ModuleType, tmp_path: Path, name: str, crop: int
+) -> None:
+    """DINOv2 was trained at 518 pixels, and is given 224 by its repos: the position embeddings are
+    interpolated."""
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "num_labels": 6}
+    config = getattr(transformers, f"{name}Config")(**sizes, image_size=84, patch_size=14)
+    model = getattr(transformers, f"{name}ForImageClassification")(config)
+    fill(model, 1)
+    model.save_pretrained(tmp_path)
+    said = {"size": {"shortest_edge": 120}, "crop_size": {"height": crop, "width": crop}}
+    transformers.BitImageProcessor(**said).save_pretrained(tmp_path)
+    classify = transformers.pipeline("image-classification", model=str(tmp_path))
+    with Image.open(CAT) as image:
+        image.load()
+    theirs = classify(image, top_k=6)
+    (ours,) = vitcli.predict(tmp_path, [image], top_k=6, device="cpu", precision="fp32")
+    assert [f"LABEL_{p.label}" for p in ours.predictions] == [a["label"] for a in theirs]
+    assert [p.score for p in ours.predictions] == pytest.approx(
+        [answer["score"] for answer in theirs], abs=3e-4
+    )
+    (other,) = vitcli.predict(tmp_path, [image], top_k=6, resolution=(84, 84), precision="fp32")
+    assert [p.score for p in other.predictions] != pytest.approx(
+        [answer["score"] for answer in theirs], abs=3e-3
+    )

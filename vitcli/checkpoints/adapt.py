@@ -22,7 +22,7 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
         ConfigError: the size is not a multiple of the patch size.
     """
     old, new = info.model, info.model.at(size)
-    provenance = info.provenance
+    provenance = {k: v for k, v in info.provenance.items() if k != "input_size"}
     if old.posemb != "none":
         resized = {
             "method": actual_method(old, method),

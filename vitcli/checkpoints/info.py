@@ -56,6 +56,9 @@ class Provenance(Run, total=False):
     ema: float
     """Decay of the weights' running average."""
     posemb_resize: Resized
+    input_size: tuple[int, int]
+    """Of the images that transformers gives the model, which interpolates its position embeddings
+    for them."""
     given: str
     """What a conversion was given, because the file does not state it: an architecture, heads."""
     converted_from: str

@@ -57,6 +57,8 @@ class Match:
     """The whole description, if the configuration contains one."""
     preprocess: Preprocess | None = None
     """From a configuration; its size is replaced by the model's."""
+    input_size: Size | None = None
+    """Of the images that the layout's program gives the model, where these are not the model's."""
     classes: tuple[ClassLabel, ...] = ()
     score: Score | None = None
 

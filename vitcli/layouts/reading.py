@@ -121,6 +121,8 @@ def _describe(
     provenance: dict[str, Any] = {"converted_from": layout.name}
     if resized:
         provenance[RECORD] = resized
+    if match.input_size is not None:
+        provenance["input_size"] = list(match.input_size)
     if store.notes:
         provenance["took"] = store.notes
     if assumed:

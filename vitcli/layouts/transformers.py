@@ -7,6 +7,7 @@ Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,10 +45,12 @@ class Kind(NamedTuple):
     crop_pct: float
     square: bool = False
     """Whether it takes square images only."""
+    any_size: bool = False
+    """Whether it interpolates its position embeddings where images have another size."""
 
 
 _VIT = Kind(1e-12, "gelu", HALF, "bilinear", "squash", 1.0)
-_DINO = Kind(1e-6, "gelu", IMAGENET, "bicubic", "center", 0.875, square=True)
+_DINO = Kind(1e-6, "gelu", IMAGENET, "bicubic", "center", 0.875, square=True, any_size=True)
 _CLIP = Kind(1e-5, "quick_gelu", CLIP, "bicubic", "center", 1.0, square=True)
 
 KINDS = {
@@ -201,10 +204,13 @@ class Transformers(Layout):
             fields["activation"] = config.word("hidden_act", _ACTIVATIONS)
         if "image_size" in config:
             fields["image_size"] = config.size("image_size")
+        preprocess = _read_preprocess(store.path.parent, kind, fields.get("image_size"))
+        size, own = preprocess.size if preprocess else None, fields.get("image_size")
         return dataclasses.replace(
             match,
             fields=fields,
-            preprocess=_read_preprocess(store.path.parent, kind, fields.get("image_size")),
+            preprocess=preprocess,
+            input_size=size if kind.any_size and own and size != own else None,
             classes=_classes(config),
             score=_score(config),
         )
@@ -264,7 +270,8 @@ class Transformers(Layout):
         return {"pooler.dense.weight": weight, "pooler.dense.bias": bias}
 
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
-        processor = _processor_config(info.preprocess)
+        height, width = info.provenance.get("input_size", info.preprocess.size)
+        processor = _processor_config(dataclasses.replace(info.preprocess, size=(height, width)))
         # Of the computation; transformers would otherwise take the type that is stored.
         config = {**_model_config(info), "dtype": "float32"}
         return {PROCESSORS[0]: processor, CONFIG: config}
@@ -314,7 +321,12 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson | None) -> Match:
     dino = any(name.endswith("layer_scale1.lambda1") for name in names)
     new = any(name.endswith("attention.q_proj.weight") for name in names)
     swiglu = any(".mlp.weights_in." in name or ".mlp.gate_proj." in name for name in names)
-    table = prefixed(_table("dinov2" if dino else "vit", new, swiglu), prefix)
+    plain = _table("dinov2" if dino else "vit", new, swiglu)
+    table = prefixed(plain, prefix)
+    if prefix and any(name.startswith("encoder.layer.") for name in names):
+        # As 5.x saves ViTMSNForImageClassification: the blocks without the prefix of the rest.
+        pairs = zip(plain, table, strict=True)
+        table = tuple(bare if "{i}" in bare.theirs[0] else row for bare, row in pairs)
     teacher = "cls_classifier.weight" in names
     classifying = teacher or "classifier.weight" in names
     table += _TEACHER_HEADS if teacher else _HEAD
@@ -398,7 +410,8 @@ def _default_preprocess(kind: Kind, size: Size) -> Preprocess:
 
 
 def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preprocess | None:
-    """What the image processor's file says; None if there is none."""
+    """What the image processor's file says, for images of its own size where the model can take
+    them; None if there is none."""
     said = read_json(directory / PROCESSORS[0])
     if said is None:
         outer = read_json(directory / PROCESSORS[1])
@@ -416,16 +429,30 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     how: dict[str, Any] = {"mean": mean, "std": std}
     if "resample" in said:
         how["interpolation"] = said.word("resample", _FILTERS)
-    resized, cropped = _side(said, "size"), _side(said, "crop_size")
-    if said.flag("do_center_crop", False) and resized and cropped:
-        how |= {"crop_mode": "center", "crop_pct": min(cropped / resized, 1.0)}
-        if size and cropped < min(size):
-            text = f"transformers crops images to {cropped} pixels, but the model is for {size[0]}"
-            hint = f"to do the same, pass --resolution {cropped} --posemb-method bicubic-hf"
-            warnings.warn(f"{said.where}: {text}: {hint}", VitWarning, stacklevel=2)
+    resized, side = _side(said, "size"), _side(said, "crop_size")
+    if said.flag("do_center_crop", False) and resized and side:
+        how |= {"crop_mode": "center", "crop_pct": _fraction(side, resized)}
     elif "do_center_crop" in said or "size" in said:
         how |= {"crop_mode": "squash", "crop_pct": 1.0}
+        is_short = isinstance(box := said.values.get("size"), dict) and "shortest_edge" in box
+        side = None if is_short else resized
+    if side and size and (side, side) != size:
+        if kind.any_size:
+            how["size"] = side, side
+        else:
+            text = (
+                f"images of {side} x {side} pixels, which the model does not take in transformers"
+            )
+            used = f"{size[0]} x {size[1]} is used"
+            warnings.warn(f"{said.where}: {text}; {used}", VitWarning, stacklevel=2)
     return dataclasses.replace(plain, **how)
+
+
+def _fraction(cropped: int, resized: int) -> float:
+    """The crop_pct of which cropped / crop_pct, rounded down, is `resized`; at most 1."""
+    fraction = min(cropped / resized, 1.0)
+    exact = math.floor(cropped / fraction) == max(resized, cropped)
+    return fraction if exact else math.nextafter(fraction, 0.0)
 
 
 def _side(said: ForeignJson, key: str) -> int | None:
