@@ -78,6 +78,32 @@ def test_attention_written_out_equals_the_fused_one():
         assert torch.allclose(attend(q, k, v).float(), fused, atol=0.03)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"distill_token": True}, {"num_registers": 2, "layer_scale": True}, {"pool": "gap"}],
+    ids=str,
+)
+def test_training_computes_what_evaluation_does(fields):
+    """In training, nothing is computed for tokens of the last block that no head reads."""
+    model = make(**fields)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    images = torch.randn(2, 3, 32, 32)
+    tokens = []
+    model.norm.register_forward_hook(lambda *args: tokens.append(args[-1].shape[1]))
+    found = []
+    for mode in (True, False):
+        model.train(mode)
+        logits = model(images)
+        (logits**2).sum().backward()
+        found.append([logits, *(p.grad.clone() for p in model.parameters())])
+        model.zero_grad()
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-5)
+    distilled, pool = bool(fields.get("distill_token")), fields.get("pool", "token")
+    assert tokens[0] == (tokens[1] if pool == "gap" else 1 + distilled)
+
+
 def test_dropout_and_stochastic_depth_act_in_training_only():
     model = ViT(make().config, dropout=0.3, drop_path=0.5)
     model.init_weights(0)

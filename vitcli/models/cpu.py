@@ -8,8 +8,8 @@
 - Only the class token of the last block is read, so nothing else is computed there.
 
 The operators are those that `torch.compile` inserts when it freezes a model. They are private to
-torch and used in this module alone. Where they are missing or fail, or where a block holds
-anything that is not implemented here, `accelerate` leaves the model as it is.
+torch and used in this module and in `linear.py` alone. Where they are missing or fail, or where a
+block holds anything that is not implemented here, `accelerate` leaves the model as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitcli.models.linear import Linear
 from vitcli.models.resnet import DropPath
 from vitcli.models.vit import Attention, Block, LayerScale, Mlp, ViT, activate
 
@@ -29,7 +30,7 @@ LONG = 512
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
 """Activations that oneDNN computes while it multiplies, by its names."""
 MODULES = {Block, Attention, Mlp, LayerScale, DropPath}
-MODULES |= {nn.LayerNorm, nn.Linear, nn.Dropout, nn.Identity}
+MODULES |= {nn.LayerNorm, Linear, nn.Dropout, nn.Identity}
 TENSORS = {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "ls1.gamma", "ls2.gamma"}
 TENSORS |= {"attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias"}
 TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}

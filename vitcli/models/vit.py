@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitcli import posemb
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
+from vitcli.models.linear import Linear
 from vitcli.models.resnet import DropPath, build_stem, init_layer
 
 
@@ -33,7 +34,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d)) v over (B, heads, N, d) (appendix A, equations 6 and 7): fused, but
     written out for training on short sequences in bf16 on a CPU, where the fused kernel's backward
     pass would take more than half of the step."""
-    short = q.shape[2] <= 128 and q.dtype is torch.bfloat16 and q.device.type == "cpu"
+    short = k.shape[2] <= 128 and q.dtype is torch.bfloat16 and q.device.type == "cpu"
     if short and q.requires_grad:
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
         return scores.softmax(dim=-1) @ v
@@ -46,16 +47,17 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
-        self.proj = nn.Linear(config.width, config.width)
+        self.qkv = Linear(config.width, 3 * config.width, bias=config.qkv_bias)
+        self.proj = Linear(config.width, config.width)
         self.proj_drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+    def forward(self, x: Tensor, read: int | None = None) -> Tensor:
+        """(B, N, D) -> (B, N, D), or of the first `read` tokens alone."""
         b, n, d = x.shape
         qkv = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, D / heads)
-        x = attend(q, k, v)
-        return self.proj_drop(self.proj(x.transpose(1, 2).reshape(b, n, d)))
+        x = attend(q[:, :, :read], k, v)
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
 
 class Mlp(nn.Module):
@@ -64,9 +66,9 @@ class Mlp(nn.Module):
     def __init__(self, config: ModelConfig, dropout: float, swiglu: bool) -> None:
         super().__init__()
         self.activation, self.swiglu = config.activation, swiglu
-        self.fc1 = nn.Linear(config.width, config.mlp_dim)
+        self.fc1 = Linear(config.width, config.mlp_dim)
         self.drop1 = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(config.mlp_dim // 2 if swiglu else config.mlp_dim, config.width)
+        self.fc2 = Linear(config.mlp_dim // 2 if swiglu else config.mlp_dim, config.width)
         self.drop2 = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
@@ -107,8 +109,9 @@ class Block(nn.Module):
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
+    def forward(self, x: Tensor, read: int | None = None) -> Tensor:
+        """(B, N, D) -> (B, N, D), or the first `read` tokens of it."""
+        x = x[:, :read] + self.drop_path(self.ls1(self.attn(self.norm1(x), read)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
@@ -220,22 +223,32 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, 3, H, W); without a head, the features."""
-        tokens = self.encode(images)
+        tokens = self.encode(images, self._tokens_read())
         if self.head_dist is not None and self.config.num_classes:
             return (self.head(tokens[:, 0]) + self.head_dist(tokens[:, 1])) / 2
         return self.head(self.pool(tokens))
 
     def features(self, images: Tensor) -> Tensor:
         """The input of the head, (B, feature_dim); with a distillation token, both tokens' mean."""
-        return self.pool(self.encode(images))
+        return self.pool(self.encode(images, self._tokens_read()))
 
-    def encode(self, images: Tensor) -> Tensor:
-        """All tokens after the last block and the final norm, (B, N, D)."""
+    def _tokens_read(self) -> int | None:
+        """How many tokens, from the first, the head reads; None: all. In evaluation mode it is
+        all, for those who look into the blocks; there `models/cpu.py` saves the same work."""
+        if self.training and self.config.pool == "token":
+            return 1 + int(self.config.distill_token)
+        return None
+
+    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
+        """All tokens after the last block and the final norm, (B, N, D); or the first `read`, and
+        the last block computes nothing for the others."""
         expected = (3, *self.config.image_size)
         if tuple(images.shape[1:]) != expected:
             raise ConfigError(f"the model expects images of {expected}, not {(*images.shape[1:],)}")
-        x = self.pos_drop(self.embed(images))
-        return self.norm(self.blocks(self.norm_pre(x)))
+        x = self.norm_pre(self.pos_drop(self.embed(images)))
+        if read is None:
+            return self.norm(self.blocks(x))
+        return self.norm(self.blocks[-1](self.blocks[:-1](x), read))
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: prefix tokens, patches and position embeddings, (B, N, D)."""

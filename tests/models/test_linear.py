@@ -1,0 +1,70 @@
+"""Dense layers in bf16 on a CPU: the numbers of `nn.Linear`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vitcli.models import linear
+from vitcli.models.linear import Linear
+
+
+def trained(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor | None]:
+    """The output, and the gradients of input, weight and bias."""
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    (y.float() ** 2).sum().backward()
+    return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
+
+
+def pair(**frozen: bool) -> tuple[Linear, nn.Linear]:
+    torch.manual_seed(0)
+    ours, theirs = Linear(48, 80), nn.Linear(48, 80)
+    theirs.load_state_dict(ours.state_dict())
+    for name, value in frozen.items():
+        for layer in (ours, theirs):
+            getattr(layer, name).requires_grad_(value)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 65, 48), (7, 48)])
+@pytest.mark.parametrize("frozen", [{}, {"weight": False}, {"bias": False}], ids=str)
+def test_output_and_gradients(dtype, shape, frozen):
+    ours, theirs = pair(**frozen)
+    x = torch.randn(shape).to(dtype)
+    for found, expected in zip(trained(ours, x), trained(theirs, x), strict=True):
+        assert (found is None) == (expected is None)
+        if found is not None:
+            assert found.dtype is expected.dtype
+            # a sum of products may be taken in another order, in bf16 with 8 bits
+            assert torch.allclose(found.float(), expected.float(), rtol=0.01, atol=0.01)
+
+
+def test_the_operator_is_used_for_bf16_training_alone(monkeypatch):
+    assert linear._operator_works()
+    called = []
+    multiply = linear._multiply
+    monkeypatch.setattr(linear, "_multiply", lambda *args: called.append(1) or multiply(*args))
+    layer, x = Linear(16, 16), torch.randn(2, 16)
+    layer(x)
+    with torch.autocast("cpu", torch.float16):
+        layer(x)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        Linear(16, 16, bias=False)(x)
+    assert not called
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    assert called
+
+
+def test_without_the_operator_nothing_changes(monkeypatch):
+    monkeypatch.setattr(linear, "_operator_works", lambda: False)
+    ours, theirs = pair()
+    x = torch.randn(2, 5, 48)
+    for found, expected in zip(trained(ours, x), trained(theirs, x), strict=True):
+        assert torch.equal(found, expected)

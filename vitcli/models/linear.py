@@ -1,0 +1,71 @@
+"""Dense layers, trained on a CPU in bf16 without the passes over memory that autocast adds.
+
+There, `nn.Linear` copies its bias into every row of the result before it multiplies, which takes a
+tenth of a training step. oneDNN adds it while it multiplies.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """A dense layer, (..., in) -> (..., out)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is not None and torch.is_grad_enabled() and _is_bf16_on_cpu(x):
+            product: Tensor = _Multiply.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return product
+        return super().forward(x)
+
+
+def _is_bf16_on_cpu(x: Tensor) -> bool:
+    """Whether autocast computes in bf16 here, and eagerly: a compiler fuses by itself."""
+    return (
+        x.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") is torch.bfloat16
+        and not torch.compiler.is_compiling()
+        and _operator_works()
+    )
+
+
+@functools.cache
+def _operator_works() -> bool:
+    """Tries oneDNN's operator, which is private to torch."""
+    x = torch.eye(16, dtype=torch.bfloat16)
+    try:
+        return torch.equal(_multiply(x, x, x[0]), x + x[0])
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    operators: Any = torch.ops.mkldnn
+    product: Tensor = operators._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return product
+
+
+class _Multiply(torch.autograd.Function):
+    """x W^T + b in bf16, and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x, weight, bias = (part.to(torch.bfloat16) for part in (x, weight, bias))
+        ctx.save_for_backward(x, weight)
+        return _multiply(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            (rows @ weight).view(x.shape) if for_x else None,
+            rows.mT @ x.flatten(0, -2) if for_weight else None,
+            rows.sum(0) if for_bias else None,
+        )
