@@ -91,7 +91,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     environment when it was imported: what it remembers is changed with it."""
     from huggingface_hub import constants
 
-    from vitcli.hub import retry
+    from vitcli import retry
 
     for name in (
         "HF_HUB_OFFLINE",

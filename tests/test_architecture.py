@@ -26,7 +26,7 @@ PACKAGE = ROOT / "vitcli"
 # Rooms from the foundation upwards: a room may import its own level and lower ones.
 LEVELS = [
     {"errors", "fields", "atomic", "resnets", "architectures", "config", "posemb", "patches"}
-    | {"machine", "presets", "typed_json", "train_config", "weight_files"},
+    | {"machine", "presets", "retry", "typed_json", "train_config", "weight_files"},
     {"models", "data", "devices", "metrics"},
     {"checkpoints", "hub", "layouts"},
     {"inference", "prediction"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -120,14 +121,27 @@ FEWSHOT = "Protocol"
 
 DATA_KINDS = (
     "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or "
-    "directory, or tar shards, such as train-{00000..00009}.tar"
+    "directory, tar shards, such as train-{00000..00009}.tar, or a dataset on the Hub, org/name"
 )
 """What `--data` takes; `data/dataset.py` opens it."""
+
+
+HUB = "hf://datasets/"
+_FILE = r"csv|tsv|parquet|tar|tgz|gz|bz2|xz|zip|txt"
+_REPO = re.compile(rf"\w[\w.-]*/\w(?![\w.-]*\.(?:{_FILE})$)[\w.-]*", re.ASCII)
 
 
 def _absolute(path: str) -> str:
     """A resumed run may be called from another directory."""
     return os.path.abspath(os.path.expanduser(path))
+
+
+def _data_path(path: str) -> str:
+    """Paths made absolute; of several with :: between them, each. What is no path here but can be a
+    dataset on the Hub (org/name) is one."""
+    if _REPO.fullmatch(path) and not os.path.exists(os.path.expanduser(path)):
+        return HUB + path
+    return "::".join(part if "://" in part else _absolute(part) for part in path.split("::"))
 
 
 @dataclass(frozen=True)
@@ -139,7 +153,7 @@ class DataConfig:
         "--data PATH",
         f"Labelled images: {DATA_KINDS}.",
         DATA,
-        parse=_absolute,
+        parse=_data_path,
     )
     classes: str | None = option(
         None,
@@ -162,6 +176,16 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, without what a signed address says."""
+        return re.sub(r"\?.*", "", self.path.partition("::")[0]).rstrip("/").rpartition("/")[2]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on another machine."""
+        return "://" in self.path
 
 
 @dataclass(frozen=True)

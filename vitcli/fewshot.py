@@ -90,7 +90,7 @@ def measure(
     if keep_head:
         check_savable(wanted.model)
     splits = open_data(config.data, select=False)
-    train, test = splits.train, splits.test or splits.val
+    train, test = splits.images, splits.test or splits.val
     if not test:
         raise DataError(
             "there is no test split",
@@ -214,7 +214,7 @@ def save_head(
     provenance = ancestry(predictor.info, predictor.name) | {
         "made_by": f"vit fewshot (vitcli {__version__})",
         "command": command,
-        "data": Path(config.data.path).name,
+        "data": config.data.name,
         "train_images": trial.shots * len(classes),
         "seed": trial.seed,
         "note": f"{trial.shots} shots, least squares with l2 {trial.l2:g} on frozen features",

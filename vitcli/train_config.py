@@ -42,6 +42,19 @@ class TrainConfig:
     output: str = option(
         ..., "--output -o DIR", "Directory to write the run to.  [default: runs/DATASET]", DATA
     )
+    train_images: int | None = option(
+        None,
+        "--train-images N",
+        "Number of training images, for shards at a URL without a sizes.json beside them.",
+        min=1,
+    )
+    streams: int | None = option(
+        None,
+        "--streams N",
+        "Number of streams to read shards at a URL in, shared by all workers; the order of the "
+        "images depends on it.  [default: the number of shards, at most 64]",
+        min=1,
+    )
     task: Literal["pretrain", "finetune"] = "finetune"
     """Where the weights start and which defaults hold; the loop is the same."""
     command: str = ""
@@ -249,6 +262,14 @@ class TrainConfig:
         False,
         "--strict",
         "Check all images first and stop if one cannot be read, instead of skipping it.",
+    )
+    max_bad: int | None = option(
+        None,
+        "--max-bad N",
+        "Stop once more than N images cannot be read.  [default: a tenth of the training images, "
+        "at least 100]",
+        min=0,
+        on_resume=True,
     )
     log_every: int | None = option(
         None, "--log-every N", "Steps between lines of metrics.jsonl.  [default: auto]", min=1

@@ -16,7 +16,7 @@ from vitcli.fields import option
 from vitcli.hub import registry
 from vitcli.hub.fetch import with_shards
 from vitcli.hub.registry import HubRepo
-from vitcli.hub.retry import TIMEOUT
+from vitcli.retry import TIMEOUT
 
 
 @dataclass(frozen=True, kw_only=True)

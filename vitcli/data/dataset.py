@@ -4,6 +4,7 @@
 - csv_file.py: a CSV that lists images
 - parquet.py: a parquet file, or a directory of them as the Hub stores datasets
 - shards.py: WebDataset tar shards: a directory, a pattern, or one shard
+- remote_shards.py: tar shards by URL, whose training split is a `Stream`
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import listed, read_classes
 from vitcli.data.files import is_image
 from vitcli.data.images import decode
+from vitcli.data.remote_shards import open_remote_shards
 from vitcli.data.source import Dataset, Ints, Source, join_sources
+from vitcli.data.stream import Stream, Streaming
 from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
 
@@ -37,7 +40,7 @@ _CHECKED_AT_ONCE = 256
 class Splits:
     """A dataset as training sees it."""
 
-    train: Source
+    train: Source | Stream
     val: Source | None
     """Selects the best step. Comes with the data, or was held out of the training split."""
     test: Source | None
@@ -47,6 +50,11 @@ class Splits:
     warnings: tuple[str, ...]
     record: dict[str, Any]
     """The split as JSON: written to a run's directory, passed back to `open_data`."""
+
+    @property
+    def images(self) -> Source:
+        """The training split, by index. Raises DataError if it is a stream."""
+        return indexed(self.train)
 
     @property
     def classes(self) -> tuple[ClassLabel, ...]:
@@ -59,6 +67,7 @@ def open_data(
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
     select: bool = True,
+    streaming: Streaming | None = None,
 ) -> Splits:
     """Opens a dataset for training.
 
@@ -69,19 +78,22 @@ def open_data(
         report: called with a line before something that may take minutes.
         select: whether something is selected on a validation split; if not, none is held out of
             data that has a test split.
+        streaming: for data on another machine.
 
     Raises:
         DataError: it cannot be read, is empty, has a single class, or one without training images.
         MissingExtraError: the library that reads it is not installed.
     """
-    dataset = open_dataset(config, report)
-    train, val = dataset.train, dataset.val
-    if train is None:
+    dataset = open_dataset(config, report, streaming)
+    if dataset.train is None:
         raise DataError(
             "there is no training split, only validation or test images",
             where=config.path,
             hint="pass the parent directory, or files with 'train' in their names",
         )
+    if isinstance(dataset.train, Stream):
+        return _streamed(dataset, dataset.train, config, record)
+    train, val = dataset.train, dataset.val
     counts = train.counts()
     if np.count_nonzero(counts) < 2:
         name, _, inner = train.names[0].partition("/")
@@ -97,11 +109,7 @@ def open_data(
     if not counts.all():  # a list of classes may have more than the data
         missing = [train.classes[i].name for i in np.flatnonzero(counts == 0)]
         warnings.append(f"{config.path}: no training images of {listed(missing)}")
-    fingerprint = train.fingerprint()
-    if record is not None and record.get("fingerprint") != fingerprint:
-        warnings.append(f"{config.path} has changed since its split was recorded")
-    place = str(Path(config.path).expanduser().resolve())
-    written: dict[str, Any] = {"data": place, "fingerprint": fingerprint}
+    written = _described(train, config, record, warnings)
     if config.merge_val:
         note, written["kind"] = "validation: none, trained on all images", "merged"
         if val is not None:
@@ -120,6 +128,41 @@ def open_data(
             written["val"] = list(val.names)
             train = train.select(np.setdiff1d(np.arange(len(train)), held))
     return Splits(train, val, dataset.test, note, tuple(warnings), written)
+
+
+def _streamed(
+    dataset: Dataset, train: Stream, config: DataConfig, record: Mapping[str, Any] | None
+) -> Splits:
+    """A training split without an index: nothing is held out of it."""
+    if config.merge_val:
+        raise DataError(
+            "validation images cannot be added to a stream",
+            where=config.path,
+            hint="with several learning rates, pass --no-retrain",
+        )
+    warnings, val = [*dataset.warnings], dataset.val
+    written = _described(train, config, record, warnings)
+    written["kind"] = "none" if val is None else "given"
+    note = "validation: none, as the images are streamed; name the shards of a validation split"
+    if val is not None:
+        note = f"validation: the data's own split, {len(val):,} images"
+    return Splits(train, val, dataset.test, note, tuple(warnings), written)
+
+
+def _described(
+    train: Source | Stream,
+    config: DataConfig,
+    record: Mapping[str, Any] | None,
+    warnings: list[str],
+) -> dict[str, Any]:
+    """The record of a split, without its kind; warns if it is not what was recorded before."""
+    fingerprint = train.fingerprint()
+    if record is not None and record.get("fingerprint") != fingerprint:
+        warnings.append(f"{config.path} has changed since its split was recorded")
+    place = config.path
+    if not config.is_remote:
+        place = str(Path(config.path).expanduser().resolve())
+    return {"data": place, "fingerprint": fingerprint}
 
 
 def open_split(
@@ -149,11 +192,12 @@ def open_split(
     wants_held = split == "val" or (split == "auto" and chosen == "train")
     kind = record.get("kind") if record is not None else None
     if wants_held and kind == "held out" and "val" not in there and "train" in there:
-        held, _ = _hold_out(there["train"], config, record, warnings)
+        train = indexed(there["train"])
+        held, _ = _hold_out(train, config, record, warnings)
         if not len(held):
             what = "none of the images that were held out of training exist anymore"
             raise DataError(what, where=config.path, hint="evaluate on other images")
-        source, words = there["train"].select(held), "images held out of training"
+        source, words = train.select(held), "images held out of training"
     elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
         warnings.append("the model was trained on these images, so the metrics are too high")
     if source is None:
@@ -162,15 +206,34 @@ def open_split(
             where=config.path,
             hint=f"this data has a {' and a '.join(_WORDS[name] for name in there)} split",
         )
-    return source, words, tuple(warnings)
+    return indexed(source), words, tuple(warnings)
 
 
-def open_dataset(config: DataConfig, report: Callable[[str], None] = lambda text: None) -> Dataset:
+def indexed(split: Source | Stream) -> Source:
+    """A split whose images can be read in any order. Raises DataError if it is a stream."""
+    if isinstance(split, Stream):
+        raise DataError(
+            "the training split is a stream, and this needs its images in another order",
+            where=split.root,
+            hint="download the shards and pass their directory",
+        )
+    return split
+
+
+def open_dataset(
+    config: DataConfig,
+    report: Callable[[str], None] = lambda text: None,
+    streaming: Streaming | None = None,
+) -> Dataset:
     """A dataset of any kind with the splits that it names itself. A list of classes is that of the
     configuration, else a `classes.txt` beside the data."""
+    if config.is_remote:
+        listing = Path(config.classes).expanduser() if config.classes else None
+        known = read_classes(listing) if listing else None
+        return open_remote_shards(config.path, known, streaming or Streaming(), report)
     path = Path(config.path).expanduser()
     exists, inside = os.path.exists(path), os.path.isdir(path)
-    if not exists and "{" not in config.path:
+    if not exists and "{" not in config.path and "::" not in config.path:
         raise DataError("no such file or directory", where=config.path, hint=_HINT)
     if exists and not inside and not os.path.isfile(path):
         raise DataError("neither a file nor a directory", where=config.path, hint=_HINT)

@@ -1,8 +1,10 @@
 """Batches of images, decoded by worker processes.
 
 A batch is a function of (seed, step) alone: workers only decide when it is ready. Workers share the
-work of a batch in chunks, and send them as numpy arrays through pipes: torch would send tensors
-through shared memory, of which containers often have 64 MB, and a full one kills the worker.
+work of a batch in chunks: of a source, each takes the next chunk; of a stream, each has places of
+its own in every batch, as it must read their lanes in order. Chunks are sent as numpy arrays
+through pipes: torch would send tensors through shared memory, of which containers often have 64 MB,
+and a full one kills the worker.
 """
 
 from __future__ import annotations
@@ -12,21 +14,24 @@ import itertools
 import signal
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from vitcli.data.order import batch_orders, sample_rng
 from vitcli.data.source import Ints, Source
+from vitcli.data.stream import Sample, Stream
 from vitcli.data.transforms import EvalTransform, TrainTransform
 from vitcli.errors import DataError, ImageError, VitError
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,))."""
+"""(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,)); of a stream,
+the numbers of the samples instead of indices."""
 
 _CHUNK_BYTES = 4 << 20
 
@@ -42,13 +47,16 @@ class _Order(NamedTuple):
 
 class _Chunk(NamedTuple):
     images: npt.NDArray[np.uint8]
+    labels: Ints
     indices: Ints
     unreadable: list[ImageError]
     last: bool
+    part: int = 0
+    """Of a batch: parts follow each other, though their chunks come in turns."""
 
 
 def train_batches(
-    source: Source,
+    source: Source | Stream,
     transform: TrainTransform | EvalTransform,
     batch_size: int,
     seed: int,
@@ -65,7 +73,8 @@ def train_batches(
     Args:
         on_unreadable: called with each image that cannot be read, whenever it comes. The next
             readable image of its class (`Source.same_class`) takes its place, with the same
-            random choices; which one depends on the files alone.
+            random choices; which one depends on the files alone. In a stream, it is the next one
+            of the lane.
         part: places in the global batch; None: all.
         lead: images before the part that come with it; before the first image is the last one.
 
@@ -76,17 +85,29 @@ def train_batches(
     places = np.arange(part.start - lead, part.stop) % batch_size
     share = -(-len(places) // max(workers, 1))
     chunk_size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
-    orders = (
-        _Order(indices[chunk], epochs[chunk], chunk[-1] == places[-1])
-        for indices, epochs in batch_orders(source, batch_size, seed, start_step, steps, balanced)
-        for chunk in np.split(places, range(chunk_size, len(places), chunk_size))
-    )
-    images = _Images(source, transform, seed)
-    if workers:
-        ahead = 2 * len(places)  # two batches in all
-        chunks = _in_processes(images, orders, workers, max(1, ahead // (chunk_size * workers)))
+    dataset: Any = _Images(source, transform, seed) if isinstance(source, Source) else None
+    orders: Iterator[_Order] | None = None
+    if isinstance(source, Stream):
+        workers = min(workers, len(places))
+        of_a_worker = -(-share // chunk_size)
+        steps_left = range(start_step, steps)
+        dataset = _Lanes(source, transform, seed, batch_size, places, steps_left, of_a_worker)
+        ahead = 2 * of_a_worker  # two batches in all
     else:
-        chunks = (images[order] for order in orders)
+        orders = (
+            _Order(indices[chunk], epochs[chunk], chunk[-1] == places[-1])
+            for indices, epochs in batch_orders(
+                source, batch_size, seed, start_step, steps, balanced
+            )
+            for chunk in np.split(places, range(chunk_size, len(places), chunk_size))
+        )
+        ahead = max(1, 2 * len(places) // (chunk_size * max(workers, 1)))
+    if workers:
+        chunks = _in_processes(dataset, orders, workers, ahead)
+    else:
+        chunks = (
+            chunk for chunk in (dataset if orders is None else map(dataset.__getitem__, orders))
+        )
     # A program that ends with batches left over would wait forever for the workers, which ignore
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
@@ -99,9 +120,10 @@ def train_batches(
                 on_unreadable(error)
             gathered.append(chunk)
             if chunk.last:
-                pixels = torch.from_numpy(np.concatenate([piece.images for piece in gathered]))
-                indices = np.concatenate([piece.indices for piece in gathered])
-                yield pixels, torch.from_numpy(source.labels[indices]), torch.from_numpy(indices)
+                gathered.sort(key=lambda chunk: chunk.part)
+                arrays = zip(*(chunk[:3] for chunk in gathered), strict=True)
+                pixels, labels, indices = map(torch.from_numpy, map(np.concatenate, arrays))
+                yield pixels, labels, indices
                 gathered = []
     finally:
         chunks.close()
@@ -130,32 +152,127 @@ class _Images(Dataset[_Chunk | VitError]):
                     unreadable.append(error)
             else:  # returned, as torch would bury it in the text of a traceback
                 return unreadable[-1]
-        return _Chunk(torch.stack(images).numpy(), shown, unreadable, order.last)
+        labels = self.source.labels[shown]
+        return _Chunk(torch.stack(images).numpy(), labels, shown, unreadable, order.last)
 
     def _image(self, index: int, rng: np.random.Generator) -> torch.Tensor:
         try:
-            data = self.source.read(index)
-            if isinstance(self.transform, EvalTransform):
-                return self.transform(data)
-            return self.transform(data, rng)
+            return _pixels(self.transform, self.source.read(index), rng)
         except ImageError as error:
-            hint = error.hint or "repair or remove the file"
-            raise ImageError(error.what, where=self.source.where(index), hint=hint) from error
+            raise _located(error, self.source.where(index)) from error
+
+
+class _Lanes(IterableDataset[_Chunk | VitError]):
+    """Makes chunks of a stream; each worker process those of its own places in every batch."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        transform: TrainTransform | EvalTransform,
+        seed: int,
+        batch_size: int,
+        places: Ints,
+        steps: range,
+        of_a_worker: int,
+    ) -> None:
+        self.stream, self.transform, self.seed = stream, transform, seed
+        self.batch_size, self.places, self.steps = batch_size, places, steps
+        self.of_a_worker = of_a_worker  # chunks in a batch
+
+    def __iter__(self) -> Iterator[_Chunk | VitError]:
+        info: Any = get_worker_info()
+        number, of = (info.id, info.num_workers) if info else (0, 1)
+        mine = np.array_split(self.places, of)[number].tolist()
+        stream, batch = self.stream, self.batch_size
+        lane_of = {place: stream.lane_of(place, batch) for place in mine}
+        lanes = {
+            lane: _Lane(stream.lane(lane, batch, self.seed, self.steps.start))
+            for lane in sorted(set(lane_of.values()))
+        }
+        try:
+            for _ in self.steps:
+                taken = {k: lanes[k].take(stream.places(k, batch)) for k in lanes}
+                for part in range(self.of_a_worker):
+                    cut = slice(
+                        len(mine) * part // self.of_a_worker,
+                        len(mine) * (part + 1) // self.of_a_worker,
+                    )
+                    wanted = [(lanes[lane_of[p]], *taken[lane_of[p]][p]) for p in mine[cut]]
+                    last = number == of - 1 and part == self.of_a_worker - 1
+                    yield self._chunk(wanted, last, number)
+        except VitError as error:  # returned, as torch would bury it in the text of a traceback
+            yield error
+
+    def _chunk(self, wanted: list[tuple[_Lane, int, Sample]], last: bool, number: int) -> _Chunk:
+        images = np.empty((len(wanted), 3, *self.transform.size), np.uint8)
+        labels, numbers = np.empty((2, len(wanted)), np.int64)
+        unreadable = list[ImageError]()
+        for i, (lane, epoch, asked) in enumerate(wanted):
+            for sample in lane.and_next(asked):
+                rng = sample_rng(self.seed, epoch, asked.number)
+                try:
+                    labels[i] = self.stream.label(sample)
+                    if sample.image is None:
+                        raise ImageError("the sample has no image")
+                    images[i] = _pixels(self.transform, sample.image, rng).numpy()
+                    numbers[i] = sample.number
+                    break
+                except ImageError as error:
+                    unreadable.append(_located(error, sample.key))
+            else:
+                raise unreadable[-1]
+        return _Chunk(images, labels, numbers, unreadable, last, number)
+
+
+class _Lane:
+    """A lane, read ahead where an image cannot be read."""
+
+    MOST = 1000
+    """Images that cannot be read, one after the other, before the run ends."""
+
+    def __init__(self, samples: Iterator[tuple[int, Sample]]) -> None:
+        self.samples = samples
+        self.ahead = deque[tuple[int, Sample]]()
+
+    def take(self, places: range) -> dict[int, tuple[int, Sample]]:
+        """The next samples, with their epochs, for these places."""
+        return {p: self.ahead.popleft() if self.ahead else next(self.samples) for p in places}
+
+    def and_next(self, sample: Sample) -> Iterator[Sample]:
+        """The sample, and those that the lane's next batches begin with."""
+        yield sample
+        for i in range(self.MOST):
+            if i == len(self.ahead):
+                self.ahead.append(next(self.samples))
+            yield self.ahead[i][1]
+
+
+def _pixels(
+    transform: TrainTransform | EvalTransform, data: bytes, rng: np.random.Generator
+) -> torch.Tensor:
+    return transform(data) if isinstance(transform, EvalTransform) else transform(data, rng)
+
+
+def _located(error: ImageError, where: str) -> ImageError:
+    return ImageError(error.what, where=where, hint=error.hint or "repair or remove the file")
 
 
 def _in_processes(
-    images: _Images, orders: Iterator[_Order], workers: int, prefetch: int
+    dataset: Any, orders: Iterator[_Order] | None, workers: int, prefetch: int
 ) -> Generator[_Chunk | VitError]:
-    # Drawn here: if there is none to draw, no process is to be left behind.
-    if (first := next(orders, None)) is None:
-        return
+    sampler = None
+    if orders is not None:
+        # Drawn here: if there is none to draw, no process is to be left behind.
+        if (first := next(orders, None)) is None:
+            return
+        sampler = itertools.chain([first], orders)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         chunks: Any = iter(
             DataLoader(
-                images,
+                dataset,
                 batch_size=None,
-                sampler=itertools.chain([first], orders),
+                sampler=sampler,
                 num_workers=workers,
                 prefetch_factor=prefetch,
                 collate_fn=_unchanged,

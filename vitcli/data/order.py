@@ -27,6 +27,11 @@ def order_rng(seed: int, epoch: int) -> np.random.Generator:
     return np.random.default_rng((seed, 2, epoch))
 
 
+def block_rng(seed: int, epoch: int, lane: int, block: int) -> np.random.Generator:
+    """Decides the order of a block of a stream's lane."""
+    return np.random.default_rng((seed, 3, epoch, lane, block))
+
+
 def batch_orders(
     source: Source,
     batch_size: int,

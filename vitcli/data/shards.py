@@ -1,57 +1,43 @@
 """WebDataset tar shards: an index of offsets once, then any image by one read in place.
 
-A sample is a run of members with one key: `0001.jpg` and `0001.cls`. Compressed shards allow no
-access in the middle; they are unpacked once into the cache directory and read there.
-
-Headers are parsed one by one with `TarInfo.frombuf` and not by `TarFile`, which loops forever on
-some damaged files (negative sizes, sparse maps that never end) and keeps every header in memory.
+Compressed shards allow no access in the middle; they are unpacked once into the cache directory and
+read there.
 """
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import gzip
 import hashlib
-import importlib
 import lzma
 import os
-import re
 import shutil
-import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from vitcli.atomic import whole_file
 from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
-from vitcli.data.files import IMAGE_SUFFIXES
 from vitcli.data.listing import cache_directory
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
-from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
+from vitcli.data.tar import (
+    HINT,
+    LONGEST,
+    OPENERS,
+    damaged,
+    image_of,
+    label_of,
+    members,
+    samples,
+    webdataset,
+)
+from vitcli.errors import DataError, ImageError, OutputError
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-
-_OPENERS: dict[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ": lzma.open,
-}
-"""First bytes of a compressed file -> what opens it."""
-
-_BLOCK = tarfile.BLOCKSIZE
-_LONGEST = 1 << 20
-"""Bytes of a name or label; more is damage."""
-_EMPTY = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
-_EMPTY |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
-"""Members without content, whatever size their header gives."""
-_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
-_SAMPLE = "a sample is an image and its label with the same name: 0001.jpg and 0001.cls"
 
 
 @dataclass(frozen=True)
@@ -97,13 +83,23 @@ def open_shards(
 ) -> Dataset:
     """The splits of a directory of shards, of a pattern (train-{00000..00009}.tar), or of a shard;
     see `group_by_split`. `report` is called with a line before shards are unpacked."""
-    shards = _find_shards(path)
+    return index_shards(group_by_split(_find_shards(path), path), path, known, report)
+
+
+def index_shards(
+    groups: Mapping[str, Sequence[Path]],
+    where: object,
+    known: Classes | None,
+    report: Callable[[str], None] = lambda text: None,
+) -> Dataset:
+    """The splits whose shards are given."""
+    shards = [shard for group in groups.values() for shard in group]
     if packed := [shard for shard in shards if not _tar(shard)[0].is_file()]:
         size = sum(shard.stat().st_size for shard in packed) / 1e6
         place = cache_directory("shards")
         report(f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {place}")
     raw: dict[str, RawSplit] = {}
-    for split, group in group_by_split(shards, path).items():
+    for split, group in groups.items():
         indexes = [index_shard(shard) for shard in group]
         reader = ShardReader(
             tuple(index.tar for index in indexes),
@@ -117,7 +113,7 @@ def open_shards(
         )
         labels = as_numbers([label for index in indexes for label in index.labels])
         raw[split] = RawSplit(labels, names, reader, group[0].parent)
-    return label_dataset(raw, known, path)
+    return label_dataset(raw, known, where)
 
 
 def _find_shards(path: Path) -> list[Path]:
@@ -125,21 +121,12 @@ def _find_shards(path: Path) -> list[Path]:
         return sorted(file for file in path.rglob("*.t*") if is_shard(file.name))
     if path.is_file():
         return [path]
-    shards = [Path(file) for file in _webdataset().shardlists.expand_urls(str(path))]
+    shards = [Path(file) for file in webdataset().shardlists.expand_urls(str(path))]
     if missing := [shard.name for shard in shards if not os.path.isfile(shard)]:
         raise DataError(
             f"the pattern names shards that do not exist: {listed(missing)}", where=path
         )
     return shards
-
-
-def _webdataset() -> Any:
-    try:
-        importlib.import_module("webdataset.shardlists")
-        importlib.import_module("webdataset.tariterators")
-        return importlib.import_module("webdataset")
-    except ImportError as error:
-        raise MissingExtraError("webdataset", "data", "reading tar shards") from error
 
 
 # ---------------------------------------------------------------------------------------------
@@ -158,7 +145,7 @@ def _tar(shard: Path) -> tuple[Path, Path, Callable[..., Any] | None]:
     place = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:20]
     state = hashlib.sha256(f"v2 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
     stem = cache_directory("shards") / f"{place}-{state}"
-    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+    opener = next((opener for magic, opener in OPENERS.items() if head.startswith(magic)), None)
     return stem.with_suffix(".tar") if opener else shard, stem.with_suffix(".npz"), opener
 
 
@@ -198,7 +185,7 @@ def _unpack(shard: Path, opener: Callable[..., Any], tar: Path) -> None:
     except (OSError, EOFError, zlib.error, lzma.LZMAError, OutputError) as error:
         cause = error.__cause__ if isinstance(error, OutputError) else error
         if not isinstance(cause, OSError) or cause.errno is None:  # what gzip and bz2 raise
-            raise _damaged(shard) from error
+            raise damaged(shard) from error
         raise OutputError(
             f"cannot unpack a compressed shard here: {cause.strerror}",
             where=tar.parent,
@@ -206,89 +193,33 @@ def _unpack(shard: Path, opener: Callable[..., Any], tar: Path) -> None:
         ) from error
 
 
-def _damaged(shard: Path) -> DataError:
-    hint = "download or copy this file again"
-    return DataError("the shard is damaged or cut short", where=shard, hint=hint)
-
-
 def _read_index(shard: Path, file: Path) -> ShardIndex:
     """One pass over the headers of a tar; members are grouped into samples by webdataset."""
-    group_by_keys = _webdataset().tariterators.group_by_keys
     keys: list[str] = []
     labels: list[str] = []
     places: list[tuple[int, int]] = []
     halves = 0  # images without a label, labels without an image
     try:
         with file.open("rb") as headers, file.open("rb") as content:
-            for sample in group_by_keys(_members(headers, shard)):
-                image = next((sample[s] for s in sample if s in IMAGE_SUFFIXES), None)
-                if image is None or "cls" not in sample:
-                    halves += image is not None or "cls" in sample
+
+            def read(place: tuple[int, int]) -> bytes:
+                content.seek(place[0])
+                return content.read(min(place[1], LONGEST))
+
+            files = members(headers, shard, os.path.getsize(file))
+            for sample in samples(files, shard):
+                image, label = image_of(sample), label_of(sample, read)
+                if image is None or label is None:
+                    halves += image is not None or label is not None
                     continue
-                offset, size = sample["cls"]
-                content.seek(offset)
-                labels.append(content.read(min(size, _LONGEST)).decode("utf-8", "replace").strip())
+                labels.append(label)
                 places.append(image)
                 keys.append(sample["__key__"])
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=shard) from error
-    except ValueError as error:  # webdataset's
-        raise DataError(
-            "a sample has two images or two labels", where=shard, hint=_SAMPLE
-        ) from error
     if halves:
         what = f"{halves:,} of its samples have no image or no label"
-        raise DataError(what, where=shard, hint=_SAMPLE)
+        raise DataError(what, where=shard, hint=HINT)
     if not keys:
-        raise DataError("no labelled images", where=shard, hint=_SAMPLE)
+        raise DataError("no labelled images", where=shard, hint=HINT)
     return ShardIndex(file, Names.pack(keys), labels, np.array(places, np.int64))
-
-
-def _members(tar: IO[bytes], shard: Path) -> Iterator[dict[str, Any]]:
-    """Each file of a tar as webdataset has it: {fname, data}, here with (offset, size) as data.
-
-    Raises:
-        DataError: not a tar, or without its end: a shard that was cut off between two members looks
-            whole but for the blocks of zeros that end every tar.
-    """
-    total = tar.seek(0, os.SEEK_END)
-    position = tar.seek(0)
-    given: dict[str, str] = {}  # name and size of the next file, from the header before it
-    while True:
-        try:
-            header = tarfile.TarInfo.frombuf(tar.read(_BLOCK), "utf-8", "surrogateescape")
-            if header.isreg() and "size" in given:
-                header.size = int(given["size"])
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
-            return
-        except (tarfile.TarError, ValueError) as error:
-            raise _damaged(shard) from error
-        start = position + _BLOCK
-        sparse = header.type == tarfile.GNUTYPE_SPARSE
-        if header.size < 0 or start + header.size > total or sparse:
-            raise _damaged(shard)
-        if header.type == tarfile.GNUTYPE_LONGNAME:
-            given["path"] = _text(tar.read(min(header.size, _LONGEST)).rstrip(b"\0"))
-        elif header.type == tarfile.XHDTYPE:
-            given |= _extended(tar.read(min(header.size, _LONGEST)))
-        else:
-            name = given.get("path", header.name)
-            if header.isreg() and not re.match(r"__[^/]*__($|/)", name):
-                yield {"fname": name, "data": (start, header.size), "__url__": str(shard)}
-            given = {}
-        blocks = -(-header.size // _BLOCK) if header.type not in _EMPTY else 0
-        position = tar.seek(start + blocks * _BLOCK)
-
-
-def _extended(content: bytes) -> dict[str, str]:
-    """The records of a pax header: "LENGTH KEY=VALUE\\n" each."""
-    records, position = {}, 0
-    while match := _RECORD.match(content, position):
-        end = position + int(match[1])
-        records[_text(match[2])] = _text(content[match.end() : end - 1])
-        position = max(end, match.end())
-    return records
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogateescape")

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ import numpy.typing as npt
 from vitcli.config import ClassLabel
 from vitcli.data.files import read_file
 from vitcli.errors import ImageError
+
+if TYPE_CHECKING:
+    from vitcli.data.stream import Stream
 
 Ints = npt.NDArray[np.int64]
 
@@ -166,7 +169,7 @@ def join_sources(*sources: Source) -> Source:
 class Dataset:
     """A dataset as it is stored, with the splits that it names itself."""
 
-    train: Source | None = None
+    train: Source | Stream | None = None
     val: Source | None = None
     test: Source | None = None
     warnings: tuple[str, ...] = ()
@@ -184,13 +187,17 @@ def split_of(word: str) -> str | None:
     return _SPLIT_WORDS.get(word.lower())
 
 
+def last_split(text: str) -> str:
+    """The split that the last such word of a text means; without such a word: train."""
+    words = re.split(r"[^A-Za-z]+", text)
+    return next((split for word in reversed(words) if (split := split_of(word))), "train")
+
+
 def group_by_split(files: Sequence[Path], root: Path) -> dict[str, list[Path]]:
     """Files by the split that a word of their names below `root`, or of the file itself, means; the
     last such word counts (val/train-list.tar is training). Without such a word: train."""
     grouped: dict[str, list[Path]] = {}
     for file in files:
         inner = file.relative_to(root) if file.is_relative_to(root) and file != root else file.name
-        words = re.split(r"[^A-Za-z]+", str(inner))
-        split = next((split for word in reversed(words) if (split := split_of(word))), "train")
-        grouped.setdefault(split, []).append(file)
+        grouped.setdefault(last_split(str(inner)), []).append(file)
     return {split: grouped[split] for split in ("train", "val", "test") if split in grouped}

@@ -8,22 +8,16 @@ import functools
 import math
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from vitcli.config import did_you_mean
-from vitcli.errors import HubError, VitError
+from vitcli.errors import HubError
+from vitcli.retry import Failure, persist
 
 T = TypeVar("T")
-
-TIMEOUT = 60.0
-"""Seconds without progress after which a request is given up, and the longest pause that the Hub
-may ask for (Retry-After)."""
-PAUSE = 1.0
-"""Seconds before the first retry; each further pause is twice as long, up to 16 times this."""
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 NOT_THE_HUB = (
@@ -117,35 +111,27 @@ def ask(
     Args:
         call: is given the seconds for which the Hub may be silent.
         name: the file that is asked for.
-        timeout: of all tries together; default TIMEOUT; 0 tries once.
+        timeout: as for `retry.persist`.
         patience: the most seconds of silence in one try.
 
     Raises:
         HubError: the Hub said no, or could not be asked.
     """
-    timeout = TIMEOUT if timeout is None else timeout
-    reached, since, pause = position(), math.inf, PAUSE
-    silence = min(patience, timeout or TIMEOUT)
-    while True:
-        try:
-            return call(silence)
-        except VitError:
-            raise
-        except Exception as error:
-            meaning, now = explain(error, repo, name, revision or "main"), time.monotonic()
-            if since == math.inf or position() > reached:
-                reached, pause = position(), PAUSE
-                since = now - silence if _was_silent(error) else now
-            wait = max(pause, _retry_after(error))
-            left = since + timeout - now - wait
-            if not may_pass(error) or left <= 0 or (_is_unreachable(error) and not reached):
-                raise meaning from error
-            silence = min(patience, left)
+
+    def failed(error: Exception) -> Failure:
+        passes = may_pass(error) and not (_is_unreachable(error) and not position())
+        meaning = explain(error, repo, name, revision or "main")
+        return Failure(meaning, passes, _retry_after(error), _was_silent(error))
+
+    def tell(failure: Failure, wait: float) -> None:
         if on_progress is not None:
+            meaning = failure.meaning
             note = f"{meaning.where}: {meaning.what}; trying again in {wait:.0f} s"
-            on_progress(Transfer(name, reached, note=note))
-        time.sleep(wait)
-        pause = min(2 * pause, 16 * PAUSE)
+            on_progress(Transfer(name, position(), note=note))
+
+    return persist(
+        call, failed, timeout=timeout, patience=patience, position=position, on_retry=tell
+    )
 
 
 @functools.cache

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from vitcli.config import ClassLabel
 from vitcli.data.classes import match_classes, read_lines
+from vitcli.data.dataset import indexed
 from vitcli.data.source import Source
+from vitcli.data.stream import Stream
 from vitcli.errors import DataError
 
 ClassWeights = Literal["balanced"] | dict[str, float]
@@ -47,7 +49,7 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
     return weights
 
 
-def class_weights(wanted: ClassWeights, train: Source) -> npt.NDArray[np.float32]:
+def class_weights(wanted: ClassWeights, train: Source | Stream) -> npt.NDArray[np.float32]:
     """The weight of each class of the data, float32 (K,).
 
     "balanced" gives a class with n_k of the n training images n / (K n_k), K the classes that
@@ -57,7 +59,9 @@ def class_weights(wanted: ClassWeights, train: Source) -> npt.NDArray[np.float32
     Raises:
         DataError: a class that the data does not have, or no class with a weight above 0.
     """
-    counts = train.counts()
+    counts = np.ones(len(train.classes), np.int64)
+    if wanted == "balanced" or isinstance(train, Source):
+        counts = indexed(train).counts()
     if wanted == "balanced":
         present = int((counts > 0).sum())
         balanced = counts.sum() / (present * np.maximum(counts, 1))

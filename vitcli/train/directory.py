@@ -5,6 +5,7 @@ config.json         timm's layout, our description, and the run's whole configur
 state.safetensors   what --resume needs, from step 0 on; gone when the run is finished
 split.json          which images are held out, if the data does not say
 metrics.jsonl       one line per event: training, evaluation
+skipped.jsonl       one line per image that cannot be read
 README.md           the model card, and its figures (hub/card.py): curves.png, ...
 tensorboard/        the same metrics, with --tensorboard
 sweep.json  sweep.png  sweep/   of a sweep over learning rates (train/sweep.py)
@@ -41,6 +42,7 @@ class RunDirectory:
         self.state = self.path / "state.safetensors"
         self.split = self.path / "split.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.skipped = self.path / "skipped.jsonl"
         self.card = self.path / "README.md"
         self.sweep = self.path / "sweep.json"
         self.sweep_plot = self.path / "sweep.png"
@@ -48,6 +50,7 @@ class RunDirectory:
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self.files = (
             *(self.model, self.config, self.state, self.split, self.metrics),
+            self.skipped,
             *(self.card, self.sweep, self.sweep_plot),
             *(self.path / name for name in FIGURES),
         )
@@ -191,6 +194,23 @@ class RunDirectory:
                 with contextlib.suppress(ValueError):
                     lines.append(json.loads(text))
         return lines
+
+    def append_skipped(self, where: str | None, what: str) -> None:
+        """Adds one line to skipped.jsonl."""
+        try:
+            with self.skipped.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"image": where, "reason": what}) + "\n")
+        except OSError as error:
+            raise OutputError(f"cannot be written: {error.strerror}", where=self.skipped) from error
+
+    def read_skipped(self) -> set[str | None]:
+        """The images in skipped.jsonl."""
+        names = set[str | None]()
+        if self.skipped.exists():
+            for text in self.skipped.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError, KeyError):
+                    names.add(json.loads(text)["image"])
+        return names
 
     def rewind_metrics(self, step: int) -> None:
         """Drops what a killed run wrote after its last state: a resumed run writes it again."""

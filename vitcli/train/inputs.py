@@ -18,9 +18,10 @@ from vitcli.config import AugmentConfig
 from vitcli.data.loader import train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
+from vitcli.data.stream import Stream
 from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
-from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
+from vitcli.errors import NOT_FINITE, CheckpointError, DataError, ImageError
 from vitcli.evaluate import evaluate_source
 from vitcli.inference import features_of
 from vitcli.metrics import Tally
@@ -34,6 +35,10 @@ images that they are of: the runs of a sweep, which start from one model, share 
 
 EVALUATED_AT_ONCE = 8192
 """Rows of features."""
+
+LEAST_BAD = 100
+"""Unreadable images that a run of any size puts up with. A broken copy of the data has more than a
+tenth; a few of a million must not end a run of days."""
 
 NAMED_SKIPS = 20
 """Unreadable images that are named; the others are only counted."""
@@ -65,11 +70,22 @@ def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
 
 
 def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
-    """Called with each unreadable image, counts it once and names the first ones."""
+    """Called with each unreadable image, counts it once, names the first ones and writes all to
+    skipped.jsonl. Raises DataError once there are more than `TrainConfig.max_bad`."""
+    most = run.config.max_bad
+    if most is None:
+        most = max(LEAST_BAD, len(run.splits.train) // 10)
 
     def report(error: ImageError) -> None:
         if error.where not in run.skipped:
             run.skipped.add(error.where)
+            run.directory.append_skipped(error.where, error.what)
+            if len(run.skipped) > most:
+                raise DataError(
+                    f"more than {most:,} images cannot be read",
+                    where=run.directory.skipped,
+                    hint="repair or remove them, or allow more with --max-bad",
+                ) from error
             if len(run.skipped) <= NAMED_SKIPS:
                 on_event(Caution(f"skipped {error.where}: {error.what}"))
 
@@ -78,6 +94,8 @@ def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
 
 def has_fixed_features(run: Run) -> bool:
     """Whether `Features` can replace `Images`: they are fixed, and fit into memory."""
+    if isinstance(run.splits.train, Stream):
+        return False
     needed = 4 * _num_images(run) * run.info.model.feature_dim
     return _are_features_fixed(run) and needed < free_memory(run.device) / 4
 
@@ -160,7 +178,7 @@ class Features:
                 computed[key] = self._compute(split, source)
             return computed[key]
 
-        self.train = features("train", run.splits.train)
+        self.train = features("train", run.splits.images)
         self.val = features("val", run.splits.val) if run.splits.val is not None else None
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:

@@ -108,6 +108,7 @@ def _start(run: Run, resume: bool, on_event: OnEvent) -> None:
     directory, warnings = run.directory, list[str]()
     if resume:
         warnings = load_state(run)
+        run.skipped |= directory.read_skipped()
         directory.rewind_metrics(run.progress.step or -1)  # at step 0 everything is done again
     else:
         directory.start()

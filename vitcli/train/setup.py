@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ import vitcli
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import listed
-from vitcli.data.dataset import Splits, open_data, unreadable_images
+from vitcli.data.dataset import Splits, indexed, open_data, unreadable_images
 from vitcli.data.source import Ints, Source
+from vitcli.data.stream import Stream, Streaming
 from vitcli.devices import choose_device, choose_precision
 from vitcli.errors import ConfigError, DataError, RunError
 from vitcli.inference import LONG_SEQUENCE, check_memory
@@ -88,7 +88,7 @@ def prepare(
     )
 
 
-def _objective(config: TrainConfig, model: nn.Module, train: Source) -> Objective:
+def _objective(config: TrainConfig, model: nn.Module, train: Source | Stream) -> Objective:
     weights = None
     if config.class_weights:
         weights = torch.from_numpy(class_weights(config.class_weights, train))
@@ -96,7 +96,14 @@ def _objective(config: TrainConfig, model: nn.Module, train: Source) -> Objectiv
 
 
 def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:
-    splits = open_data(config.data, record=record, report=lambda text: on_event(Note(text)))
+    splits = open_data(
+        config.data,
+        record=record,
+        report=lambda text: on_event(Note(text)),
+        streaming=Streaming(config.train_images, config.streams),
+    )
+    if config.balanced_sampling:
+        indexed(splits.train)
     for text in splits.warnings:
         on_event(Caution(text))
     on_event(Note(splits.split_note))
@@ -114,7 +121,7 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
     if config.strict and record is None:
         for source in (splits.train, splits.val, splits.test):
             if source is not None:
-                _require_readable(source, on_event)
+                _require_readable(indexed(source), on_event)
     return splits
 
 
@@ -131,7 +138,7 @@ def _require_readable(source: Source, on_event: OnEvent) -> None:
         )
 
 
-def _describe(config: TrainConfig, start: CheckpointInfo, train: Source) -> CheckpointInfo:
+def _describe(config: TrainConfig, start: CheckpointInfo, train: Source | Stream) -> CheckpointInfo:
     """The model that the run trains: its checkpoint's, at the run's size and for its classes."""
     target = _trained_shape(start.model, config).with_classes(len(train.classes))
     if config.task == "finetune" and isinstance(target, ModelConfig) and not config.keep_head:
@@ -160,11 +167,13 @@ def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Prepr
     return dataclasses.replace(start.preprocess, **fields)
 
 
-def _provenance(config: TrainConfig, start: CheckpointInfo, train: Source) -> dict[str, Any]:
+def _provenance(
+    config: TrainConfig, start: CheckpointInfo, train: Source | Stream
+) -> dict[str, Any]:
     """Where the model comes from; data by its name, never by its path."""
     provenance: dict[str, Any] = {
         "made_by": f"vit {config.task} (vitcli {vitcli.__version__}, torch {torch.__version__})",
-        "data": Path(config.data.path).name,
+        "data": config.data.name,
         "train_images": len(train),
     }
     if config.note:

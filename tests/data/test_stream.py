@@ -1,0 +1,400 @@
+"""Streams: shards by URL, each sample once an epoch, and what a server may do wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.conftest import jpeg
+from data.test_shards import samples, tar_of
+from data.web_server import Fault, Web, serve
+from vitcli import retry
+from vitcli.config import AugmentConfig, DataConfig
+from vitcli.data import remote, stream
+from vitcli.data.dataset import Splits, open_data, open_split
+from vitcli.data.loader import train_batches
+from vitcli.data.remote import RemoteFile, download
+from vitcli.data.stream import Stream, Streaming, shuffle
+from vitcli.data.transforms import TrainTransform
+from vitcli.errors import DataError, ImageError
+
+SIZES = [3, 9, 1, 6, 4, 8, 2]  # 33 samples in 7 shards
+TRAIN = TrainTransform((8, 8), "bilinear", AugmentConfig(randaugment=(2, 10)))
+PATTERN = "train-{0..6}.tar"
+
+
+def shards(sizes: list[int] = SIZES) -> dict[str, bytes]:
+    files, start = {}, 0
+    for number, size in enumerate(sizes):
+        labels: list[int | str] = [i % 3 for i in range(start, start + size)]
+        files[f"data/train-{number}.tar"] = tar_of(samples(start, labels))
+        start += size
+    table = {f"train-{number}.tar": size for number, size in enumerate(sizes)}
+    return files | {
+        "data/sizes.json": json.dumps(table).encode(),
+        "data/classes.txt": b"cat\ndog\nbird\n",
+        "data/val-0.tar": tar_of(samples(900, [0, 1, 2])),
+    }
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serve(shards()) as web:
+        yield web
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PAUSE", 0.01)
+    monkeypatch.setattr(retry, "TIMEOUT", 1.0)
+    monkeypatch.setattr(remote, "AT_OPENING", 0.5)
+    monkeypatch.setattr(remote, "SILENCE", 0.2)
+    monkeypatch.setattr(stream, "SHUFFLED", 12)
+
+
+def opened(web: Web, pattern: str = PATTERN, lanes: int | None = None) -> Stream:
+    train = opened_splits(web, pattern, lanes).train
+    assert isinstance(train, Stream)
+    return train
+
+
+def opened_splits(web: Web, pattern: str = PATTERN, lanes: int | None = None) -> Splits:
+    config = DataConfig(f"{web.url}/data/{pattern}")
+    return open_data(config, streaming=Streaming(None, lanes))
+
+
+def names(source: Stream) -> dict[int, str]:
+    """{number of a sample: its key}, for the indices of batches."""
+    found = [sample for shard in source.shards for sample in shard.samples(0)]
+    return {sample.number: sample.key for sample in found}
+
+
+def batches(
+    source: Stream,
+    ranks: int = 1,
+    workers: int = 0,
+    batch: int = 8,
+    first: int = 0,
+    last: int = 9,
+    lead: int = 0,
+    bad: list[ImageError] | None = None,
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Whole batches, put together from those of all ranks."""
+    parts = []
+    for rank in range(ranks):
+        part = range(batch * rank // ranks, batch * (rank + 1) // ranks)
+        mine = train_batches(
+            source, TRAIN, batch, 7, first, last, workers,
+            on_unreadable=(bad if bad is not None else []).append, part=part, lead=lead,
+        )  # fmt: skip
+        parts.append([tuple(array.numpy()[lead:] for array in arrays) for arrays in mine])
+    return [
+        tuple(np.concatenate(arrays) for arrays in zip(*step, strict=True))
+        for step in zip(*parts, strict=True)
+    ]
+
+
+def same(a: list[tuple[np.ndarray, ...]], b: list[tuple[np.ndarray, ...]]) -> bool:
+    pairs = zip(a, b, strict=True)
+    return all(np.array_equal(x, y) for one, two in pairs for x, y in zip(one, two, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------
+# What a run sees
+
+
+@pytest.mark.parametrize("lanes", [None, 1, 3, 20])
+def test_every_sample_once_an_epoch_at_any_number_of_ranks_and_workers(
+    web: Web, lanes: int | None
+) -> None:
+    source = opened(web, lanes=lanes)
+    assert len(source) == 33 and source.lanes == (lanes or 7)
+    keys = names(source)
+    assert len(keys) == 33
+    whole = batches(source, last=13)
+    drawn = np.concatenate([indices for _, _, indices in whole])
+    for epoch in range(3):
+        seen = Counter(keys[i] for i in drawn[33 * epoch : 33 * (epoch + 1)].tolist())
+        assert len(seen) == 33 and set(seen.values()) == {1}
+    assert list(drawn[:33]) != list(drawn[33:66])
+    labels = np.concatenate([labels for _, labels, _ in whole])
+    expected = [int(keys[i].rpartition("/s")[2]) % 3 for i in drawn.tolist()]
+    assert labels.tolist() == expected
+    for ranks in (1, 2, 3):
+        for workers in (0, 2):
+            assert same(batches(source, ranks, workers, last=5), whole[:5])
+
+
+def test_images_that_come_with_a_part_are_those_before_it(web: Web) -> None:
+    source = opened(web)
+    whole = batches(source, last=3)
+    for rank in range(3):
+        part = range(8 * rank // 3, 8 * (rank + 1) // 3)
+        with_lead = train_batches(
+            source, TRAIN, 8, 7, 0, 3, 2, on_unreadable=print, part=part, lead=1
+        )
+        for (pixels, _, _), (all_pixels, _, _) in zip(with_lead, whole, strict=True):
+            assert np.array_equal(pixels[0], all_pixels[part.start - 1])
+            assert np.array_equal(pixels[1:], all_pixels[part.start : part.stop])
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 9])
+def test_a_resumed_run_sees_what_it_would_have_seen(web: Web, step: int) -> None:
+    source = opened(web, lanes=3)
+    whole = batches(source, last=12)
+    assert same(batches(source, first=step, last=12), whole[step:])
+    assert same(batches(source, 2, 2, first=step, last=12), whole[step:])
+
+
+def test_shards_before_the_place_of_a_resumed_run_are_not_read(web: Web) -> None:
+    source = opened(web, lanes=1)
+    batches(source, first=0, last=4, batch=8)
+    everything = {path for path, _ in web.requests if "train" in path}
+    web.requests.clear()
+    batches(source, first=3, last=4, batch=8)
+    assert len({path for path, _ in web.requests}) < len(everything) == 7
+
+
+def test_more_places_than_workers_and_fewer(web: Web) -> None:
+    source = opened(web)
+    whole = batches(source, last=4, batch=2)
+    assert same(batches(source, 2, 5, last=4, batch=2), whole)
+
+
+def test_shuffled_blocks_hold_so_many_samples_at_a_time() -> None:
+    read: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for i in range(25):
+            read.append(i)
+            yield i
+
+    rngs = (np.random.default_rng(i) for i in range(9))
+    given = []
+    for number in shuffle(numbers(), 10, rngs):
+        given.append(number)
+        assert len(read) - len(given) < 10 + 1
+    blocks = [given[:10], given[10:20], given[20:]]
+    assert [sorted(block) for block in blocks] == [[*range(10)], [*range(10, 20)], [*range(20, 25)]]
+    assert all(block != sorted(block) for block in blocks)
+
+
+# ---------------------------------------------------------------------------------------------
+# Sizes, classes, splits
+
+
+def test_other_splits_are_downloaded_once(web: Web) -> None:
+    both = f"{web.url}/data/{PATTERN}::{web.url}/data/val-0.tar"
+    for _ in range(2):
+        splits = open_data(DataConfig(both))
+        assert splits.val is not None and splits.val.read(1) == jpeg(901)
+        assert splits.record["kind"] == "given"
+    source, words, _ = open_split(DataConfig(f"{web.url}/data/val-0.tar"))
+    assert len(source) == 3 and len(splits.classes) == 3
+    with pytest.raises(DataError, match="stream"):
+        open_split(DataConfig(f"{web.url}/data/{PATTERN}"))
+
+
+def test_shards_at_paths_can_be_among_those_at_urls(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "train-x.tar.gz").write_bytes(gzip.compress(tar_of(samples(700, [0, 1]))))
+    (tmp_path / "sizes.json").write_text('{"train-x.tar.gz": 2}')
+    config = DataConfig(f"{web.url}/data/{PATTERN}::{tmp_path}/train-x.tar.gz")
+    train = open_data(config).train
+    assert isinstance(train, Stream) and len(train) == 35
+    assert "train-x.tar.gz/s0701" in names(train).values()
+
+
+def test_labels_in_json(web: Web) -> None:
+    files = {"a.jpg": jpeg(1), "a.json": b'{"label": 2}', "b.jpg": jpeg(2), "b.json": b"[]"}
+    web.files["data/train-0.tar"] = tar_of(files | {"c.jpg": jpeg(3), "c.cls": b"dog"})
+    source = opened(web)
+    found = list(source.shards[0].samples(0))
+    assert [sample.label for sample in found] == ["2", None, "dog"]
+    assert [source.label(found[i]) for i in (0, 2)] == [2, 1]
+    bad: list[ImageError] = []
+    batches(source, last=5, bad=bad)
+    assert {error.where for error in bad} == {"train-0.tar/b"}
+
+
+def test_without_sizes_the_number_of_images_is_given(web: Web) -> None:
+    del web.files["data/sizes.json"]
+    config = DataConfig(f"{web.url}/data/{PATTERN}")
+    with pytest.raises(DataError, match="how many") as caught:
+        open_data(config)
+    assert "sizes.json" in str(caught.value.hint) and "--train-images" in str(caught.value.hint)
+    splits = open_data(config, streaming=Streaming(33))
+    assert len(splits.train) == 33 and len(splits.warnings) == 1
+    assert isinstance(splits.train, Stream)
+    drawn = np.concatenate([indices for _, _, indices in batches(splits.train, last=5)])
+    assert set(drawn.tolist()) <= names(splits.train).keys()
+    assert same(batches(splits.train, 3, 2, last=5), batches(splits.train, last=5))
+
+
+def test_wrong_sizes_end_a_run_with_the_shard(web: Web) -> None:
+    for wrong, words in ((8, "more samples"), (11, "9 samples")):
+        table = json.loads(web.files["data/sizes.json"])
+        web.files["data/sizes.json"] = json.dumps(table | {"train-1.tar": wrong}).encode()
+        with pytest.raises(DataError, match=words) as caught:
+            batches(opened(web), last=6)
+        assert str(caught.value.where).endswith("train-1.tar")
+
+
+def test_labels_beyond_the_classes(web: Web) -> None:
+    web.files["data/train-4.tar"] = tar_of(samples(19, [0, 1, 7, 0]))
+    for workers in (0, 2):
+        with pytest.raises(DataError, match=r"label 7 .* 0 to 2") as caught:
+            batches(opened(web), workers=workers)
+        assert caught.value.where == "train-4.tar/s0021"
+    del web.files["data/classes.txt"]
+    with pytest.raises(DataError, match="classes are not known") as caught:
+        opened(web)
+    assert "--classes" in str(caught.value.hint)
+
+
+def test_what_needs_an_index_is_refused(web: Web) -> None:
+    splits = opened_splits(web)
+    with pytest.raises(DataError, match="stream"):
+        assert splits.images
+    with pytest.raises(DataError) as caught:
+        open_data(DataConfig(f"{web.url}/data/{PATTERN}", merge_val=True))
+    assert "--no-retrain" in str(caught.value.hint)
+
+
+def test_bad_images_are_replaced_alike_everywhere(web: Web) -> None:
+    files = samples(12, [0, 1, 2, 0, 1, 2])
+    files["s0013.jpg"] = files["s0016.jpg"] = b"not an image"
+    del files["s0014.jpg"]
+    web.files["data/train-3.tar"] = tar_of({**files})
+    source, bad = opened(web), list[ImageError]()
+    whole = batches(source, last=9, bad=bad)
+    assert {error.where for error in bad} == {f"train-3.tar/s00{i}" for i in (13, 14, 16)}
+    for ranks, workers in ((2, 2), (3, 0)):
+        assert same(batches(source, ranks, workers), whole)
+
+
+# ---------------------------------------------------------------------------------------------
+# What a server does
+
+
+def read_all(url: str) -> bytes:
+    with RemoteFile(url) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("x", "end", 70_000, times=3),
+        Fault("x", "end", 0),
+        Fault("x", "stall", 50_000),
+        Fault("x", "stall", 0),
+        Fault("x", "status", status=503, times=3),
+        Fault("x", "status", status=429),
+        Fault("x", "status", status=404, times=2),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.at or fault.status}",
+)
+def test_a_download_goes_on_where_it_broke(web: Web, fault: Fault) -> None:
+    web.files["x"] = np.random.default_rng(0).bytes(300_000)
+    web.faults.append(fault)
+    assert read_all(f"{web.url}/x") == web.files["x"]
+    if fault.kind in ("end", "stall") and fault.at:
+        start = int(str(web.requests[-1][1])[len("bytes=") : -1])
+        assert fault.at - (1 << 14) < start <= fault.at
+
+
+def test_a_server_without_ranges_is_read_again(web: Web) -> None:
+    web.files["x"] = np.random.default_rng(0).bytes(300_000)
+    web.faults += [Fault("x", "end", 70_000), Fault("x", "noranges")]
+    assert read_all(f"{web.url}/x") == web.files["x"]
+
+
+def test_seeking_forwards_leaves_out_what_is_far(web: Web) -> None:
+    web.files["x"] = np.random.default_rng(0).bytes(3 << 20)
+    with RemoteFile(f"{web.url}/x") as file:
+        assert file.read(10) == web.files["x"][:10]
+        file.seek(1000)
+        assert file.read(10) == web.files["x"][1000:1010]
+        file.seek(2 << 20)
+        assert file.read() == web.files["x"][2 << 20 :]
+    assert [asked for _, asked in web.requests] == [None, f"bytes={2 << 20}-"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault("x", "end", 1000, times=999), "ended after 1,000 bytes"),
+        (Fault("x", "stall", 1000, times=999), "stopped responding"),
+        (Fault("x", "status", status=500, times=999), "500"),
+        (Fault("x", "status", status=404, times=999), "404"),
+        (Fault("x", "status", status=403, times=1), "403"),
+        (Fault("x", "html", times=1), "web page"),
+    ],
+)
+def test_what_does_not_pass_is_told_in_a_line(web: Web, fault: Fault, words: str) -> None:
+    web.files["x"] = bytes(5000)
+    web.faults.append(fault)
+    with pytest.raises(DataError, match=words) as caught:
+        read_all(f"{web.url}/x")
+    assert caught.value.where == f"{web.url}/x" and "\n" not in caught.value.what
+
+
+def test_a_file_that_changes_meanwhile(web: Web) -> None:
+    web.files["x"] = bytes(300_000)
+    web.faults.append(Fault("x", "end", 70_000))
+    with pytest.raises(DataError, match="changed"), RemoteFile(f"{web.url}/x") as file:
+        while file.position < 70_000:
+            file.read(10_000)
+        web.files["x"] = b"1" * 300_000
+        file.read(10_000)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/x", "http://nowhere.invalid/x"])
+def test_servers_that_are_not_there(address: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_all(address)
+    assert caught.value.where == address
+
+
+def test_a_download_is_made_again_once_the_file_changes(web: Web) -> None:
+    first = download(f"{web.url}/data/val-0.tar")
+    assert download(f"{web.url}/data/val-0.tar") == first
+    web.files["data/val-0.tar"] = b"other"
+    assert download(f"{web.url}/data/val-0.tar").read_bytes() == b"other"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"text" * 500, b"\x1f\x8b" + b"x" * 100, tar_of({}), bytes(100)]
+)
+def test_shards_that_are_no_tar(web: Web, content: bytes) -> None:
+    web.files["data/train-0.tar"] = content
+    with pytest.raises(DataError) as caught:
+        opened(web)
+    assert str(caught.value.where).endswith("train-0.tar")
+
+
+def test_a_shard_that_is_missing_or_cut_off_ends_a_run_by_name(web: Web) -> None:
+    source = opened(web)
+    web.files["data/train-5.tar"] = web.files["data/train-5.tar"][:2000]
+    for workers in (0, 2):
+        with pytest.raises(DataError, match="damaged") as caught:
+            batches(source, workers=workers)
+        assert str(caught.value.where).endswith("train-5.tar")
+    del web.files["data/train-5.tar"]
+    with pytest.raises(DataError, match="404") as caught:
+        batches(source)
+    assert str(caught.value.where).endswith("train-5.tar")
+
+
+def test_faults_on_the_way_do_not_change_what_a_run_sees(web: Web) -> None:
+    source = opened(web)
+    whole = batches(source)
+    web.faults += [Fault(f"train-{i}.tar", kind, 1500) for i in range(7) for kind in ("end", "end")]
+    web.faults += [Fault("train-3.tar", "status", status=502, times=2)]
+    assert same(batches(source), whole)

@@ -1,0 +1,192 @@
+"""Files at http(s) URLs, read as they come. A connection that breaks, stalls or ends early is taken
+up where it broke, by the policy of `vitcli/retry.py`. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from vitcli.atomic import whole_file
+from vitcli.data.listing import cache_directory
+from vitcli.errors import DataError
+from vitcli.retry import Failure, persist
+
+SILENCE = 20.0
+"""Seconds that a server may be silent before the request is made again."""
+AT_OPENING = 5.0
+"""Seconds for which the first request of a run is retried: an address may be mistyped."""
+MISSED = 3
+"""Times that a file is asked for again which the server does not have."""
+
+_DISCARDED = 1 << 20
+"""Bytes that are read and left out rather than asked for anew."""
+
+
+class Missing(DataError):
+    """The server does not have the file."""
+
+
+class RemoteFile(io.RawIOBase):
+    """A file that is read and searched forwards. Reading raises DataError."""
+
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> None:
+        self.url, self.headers, self.timeout = url, dict(headers or {}), timeout
+        self.position = 0
+        self.size: int | None = None
+        self.tag: str | None = None
+        """The server's name of this state of the file (ETag)."""
+        self._answer: Any = None
+        self._missed = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        target = offset + (self.position if whence == io.SEEK_CUR else 0)
+        if whence == io.SEEK_END or target < self.position:
+            raise io.UnsupportedOperation("a download is read forwards")
+        if target - self.position > _DISCARDED:
+            self._drop()
+            self.position = target
+        while self.position < target and self.read(min(target - self.position, 1 << 16)):
+            pass
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._persist(lambda silence: self._read(buffer, silence))
+        self.position += count
+        return count
+
+    def open(self) -> None:
+        """Makes the request, so that `size` and `tag` are known."""
+        self._persist(self._connect)
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def _persist(self, call: Any) -> Any:
+        return persist(
+            call,
+            self._explain,
+            timeout=self.timeout,
+            patience=SILENCE,
+            position=lambda: self.position,
+        )
+
+    def _read(self, buffer: Any, silence: float) -> int:
+        if self.size is not None and self.position >= self.size:
+            return 0
+        try:
+            self._connect(silence)
+            count = int(self._answer.readinto(buffer))
+        except BaseException:
+            self._drop()
+            raise
+        if not count and self.size is not None:
+            self._drop()
+            raise ConnectionError(f"the answer ended after {self.position:,} bytes")
+        return count
+
+    def _connect(self, silence: float) -> None:
+        if self._answer is not None:
+            return
+        headers = {"User-Agent": "vitcli", "Accept-Encoding": "identity", **self.headers}
+        if self.position:
+            headers["Range"] = f"bytes={self.position}-"
+        request = urllib.request.Request(self.url, headers=headers)
+        answer = urllib.request.urlopen(request, timeout=silence)
+        start, size = 0, answer.headers.get("Content-Length")
+        if answer.status == 206:
+            given, _, whole = answer.headers.get("Content-Range", "").partition("/")
+            start, size = int(given.removeprefix("bytes").split("-")[0]), whole
+        size = int(size) if size is not None and size.isdecimal() else None
+        if answer.headers.get_content_type() == "text/html":
+            raise DataError(
+                "the server answered with a web page, not a file",
+                where=self.url,
+                hint="open the address in a browser: it may ask to log in",
+            )
+        tag = answer.headers.get("ETag")
+        if self.position and ((size, tag) != (self.size, self.tag) or start > self.position):
+            raise DataError("the file changed while it was read", where=self.url)
+        self.size, self.tag, self._answer = size, tag, answer
+        while start < self.position:  # the server knows no ranges
+            skipped = len(answer.read(min(self.position - start, 1 << 16)))
+            if not skipped:
+                raise ConnectionError(f"the answer ended after {start:,} bytes")
+            start += skipped
+
+    def _drop(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.close()
+
+    def _explain(self, error: Exception) -> Failure:
+        where, hint = self.url, "try again, or check the address in a browser"
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            what = f"the server answered {error.code} ({error.reason})"
+            if error.code in (404, 410):
+                self._missed += 1
+                again = self._missed <= MISSED and self.timeout != 0
+                return Failure(Missing(what, where=where, hint="check the address"), again)
+            said = (error.headers.get("Retry-After") or "").strip()
+            wait = float(said) if said.isdecimal() else 0.0
+            passes = error.code in (408, 429) or error.code >= 500
+            return Failure(DataError(what, where=where, hint=hint), passes, wait)
+        reason: Any = getattr(error, "reason", None) or error  # URLError wraps what happened
+        if isinstance(reason, TimeoutError):
+            what = "the server stopped responding"
+            return Failure(DataError(what, where=where, hint=hint), True, silent=True)
+        if isinstance(reason, OSError | http.client.HTTPException):
+            text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            return Failure(DataError(f"cannot be read: {text}", where=where, hint=hint), True)
+        what = f"not the address of a file: {reason}"
+        return Failure(DataError(what, where=where, hint="check the address"), False)
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is an http(s) URL."""
+    return path.lower().startswith(("http://", "https://"))
+
+
+def download(url: str, headers: Mapping[str, str] | None = None, patient: bool = True) -> Path:
+    """The file at a URL, from the cache directory if it was there before and has not changed.
+
+    Args:
+        patient: whether what the server does not have is asked for again.
+
+    Raises:
+        Missing: the server does not have it.
+        DataError: it cannot be read.
+        OutputError: it cannot be stored.
+    """
+    with RemoteFile(url, headers, AT_OPENING if patient else 0) as remote:
+        remote.open()
+        remote.timeout = None
+        state = f"{url}\0{remote.size}\0{remote.tag}"
+        name = Path(unquote(urlsplit(url).path)).name or "file"
+        key = hashlib.sha256(state.encode()).hexdigest()[:20]
+        target = cache_directory("downloads") / key / name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(target) as file:
+                shutil.copyfileobj(io.BufferedReader(remote, 1 << 20), file, 1 << 20)
+        return target

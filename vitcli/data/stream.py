@@ -1,0 +1,213 @@
+"""A split that is read in order, because it has no index: shards on another machine.
+
+What a run sees is a function of (seed, step), and does not depend on the number of ranks and
+workers. Each epoch puts the shards into a random order, one after the other, and cuts them into
+lanes; each lane shuffles blocks of its samples. A place in the batch belongs to a lane. Whoever
+loads some places of each batch reads their lanes, and leaves out what belongs to others without
+decoding it.
+
+An epoch is exactly the samples that there are. A lane's share of it is the number of its places in
+the batches of the epoch, so all lanes end together. A resumed run reads each lane from the
+beginning of the block that it is in; of the shards before that nothing is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from vitcli.config import ClassLabel
+from vitcli.data.classes import ClassIndex
+from vitcli.data.order import block_rng, order_rng
+from vitcli.data.source import Ints
+from vitcli.errors import DataError, ImageError
+
+T = TypeVar("T")
+
+SHUFFLED = 4096
+"""Samples in the blocks of all lanes: encoded images in memory, on all ranks together."""
+MOST_LANES = 64
+"""Lanes by default, if there are as many shards."""
+
+
+class Streaming(NamedTuple):
+    """What a user says about a stream."""
+
+    images: int | None = None
+    """How many there are, where the data does not say."""
+    lanes: int | None = None
+
+    def lanes_of(self, shards: int) -> int:
+        """The number of lanes of a stream of so many shards."""
+        return self.lanes or min(shards, MOST_LANES)
+
+
+class Sample(NamedTuple):
+    """An image as it is stored, and its label as the data gives it."""
+
+    key: str
+    """Where it is, for messages: the shard and the name in it."""
+    image: bytes | None
+    label: str | int | None
+
+    @property
+    def number(self) -> int:
+        """A number made of the key, which decides its random choices; 63 bits."""
+        return int.from_bytes(hashlib.sha256(self.key.encode(errors="replace")).digest()[:8]) >> 1
+
+
+class Shard(Protocol):
+    """Samples in a fixed order; can be pickled."""
+
+    @property
+    def name(self) -> str:
+        """Where it is."""
+        ...
+
+    def samples(self, start: int) -> Iterator[Sample]:
+        """The samples from number `start` on. Raises DataError if they cannot be read."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Labelled images, read in order."""
+
+    classes: tuple[ClassLabel, ...]
+    shards: tuple[Shard, ...]
+    sizes: Ints  # (S,), samples of each shard
+    lanes: int
+    root: str
+    exact: bool = True
+    """Whether the sizes are known; if not, what a shard has beyond its size is left out, and one
+    with less is read again."""
+
+    def __len__(self) -> int:
+        return int(self.sizes.sum())
+
+    def fingerprint(self) -> str:
+        """A short hash of classes, shards and sizes, which changes when one of them does."""
+        parts = (self.classes, [shard.name for shard in self.shards], self.sizes.tolist())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def label(self, sample: Sample) -> int:
+        """The index of a sample's class.
+
+        Raises:
+            ImageError: it has no label.
+            DataError: its label is none of the classes.
+        """
+        if sample.label is None or sample.label == "":
+            raise ImageError("the sample has no label", where=sample.key)
+        text = str(sample.label)
+        if text.lstrip("-").isdecimal():
+            if 0 <= int(text) < len(self.classes):
+                return int(text)
+            what = f"label {text} is out of range: the classes are 0 to {len(self.classes) - 1}"
+        else:
+            found = self._index.find(ClassLabel(text, text))
+            if len(found) == 1:
+                return found[0]
+            what = f"the classes do not include the label '{text:.80}'"
+        hint = "pass the class list of this dataset with --classes FILE"
+        raise DataError(what, where=sample.key, hint=hint)
+
+    @functools.cached_property
+    def _index(self) -> ClassIndex:
+        return ClassIndex(self.classes)
+
+    # -----------------------------------------------------------------------------------------
+    # Lanes
+
+    def lane_of(self, place: int, batch: int) -> int:
+        """The lane that a place of the batch belongs to."""
+        return int(np.searchsorted(self._bounds(batch), place, side="right")) - 1
+
+    def places(self, lane: int, batch: int) -> range:
+        """The places of the batch that belong to a lane."""
+        start, stop = self._bounds(batch)[lane : lane + 2].tolist()
+        return range(start, stop)
+
+    def _bounds(self, batch: int) -> Ints:
+        return np.arange(self.lanes + 1) * batch // self.lanes
+
+    def _taken(self, samples: int, batch: int) -> Ints:
+        """(lanes,): how many of the first samples of all batches come from each lane."""
+        bounds = self._bounds(batch)
+        widths = np.diff(bounds)
+        return samples // batch * widths + np.clip(samples % batch - bounds[:-1], 0, widths)
+
+    def lane(self, lane: int, batch: int, seed: int, step: int) -> Iterator[tuple[int, Sample]]:
+        """(epoch, sample) of a lane from a step on, without end."""
+        position = step * batch
+        for epoch in itertools.count(position // len(self)):
+            first = self._taken(epoch * len(self), batch)
+            shares = self._taken((epoch + 1) * len(self), batch) - first
+            start = int(shares[:lane].sum())
+            done = max(0, int((self._taken(position, batch) - first)[lane]))
+            block, rest = divmod(done, self._block)
+            stop = start + int(shares[lane])
+            read = self._read(order_rng(seed, epoch), start + block * self._block, stop)
+            rngs = (block_rng(seed, epoch, lane, i) for i in itertools.count(block))
+            mixed = shuffle(read, self._block, rngs)
+            yield from ((epoch, sample) for sample in itertools.islice(mixed, rest, None))
+
+    @property
+    def _block(self) -> int:
+        return max(1, SHUFFLED // self.lanes)
+
+    def _read(self, rng: np.random.Generator, start: int, stop: int) -> Iterator[Sample]:
+        """The samples start to stop of all shards in a random order."""
+        order = rng.permutation(len(self.shards))
+        ends = np.cumsum(self.sizes[order])
+        for place in range(int(np.searchsorted(ends, start, side="right")), len(order)):
+            index = int(order[place])
+            begin = int(ends[place] - self.sizes[index])
+            if begin >= stop:
+                return
+            yield from self._piece(
+                index, max(start - begin, 0), min(stop, int(ends[place])) - begin
+            )
+
+    def _piece(self, index: int, start: int, stop: int) -> Iterator[Sample]:
+        """The samples start to stop of a shard."""
+        shard, left = self.shards[index], stop - start
+        while left:
+            samples, begin = shard.samples(start), left
+            for sample in itertools.islice(samples, left):
+                yield sample
+                left -= 1
+            if left and self.exact:
+                raise self._wrong(index, f"{stop - left:,}")
+            if left == begin and not start:
+                raise DataError("the shard has no samples", where=shard.name)
+            start = 0
+        if self.exact and stop == self.sizes[index] and next(samples, None) is not None:
+            raise self._wrong(index, "more")
+
+    def _wrong(self, index: int, found: str) -> DataError:
+        return DataError(
+            f"the shard has {found} samples, where {self.sizes[index]:,} were expected",
+            where=self.shards[index].name,
+            hint="correct the number of its samples in sizes.json",
+        )
+
+
+def shuffle(samples: Iterator[T], size: int, rngs: Iterator[np.random.Generator]) -> Iterator[T]:
+    """Each block of `size` samples in an order that its generator decides. The next block is read
+    as this one is given away, so `size` samples are held at a time."""
+    block: list[T | None] = [*itertools.islice(samples, size)]
+    while block:
+        coming = list[T | None]()
+        for place in next(rngs).permutation(len(block)).tolist():
+            sample, block[place] = block[place], None
+            assert sample is not None
+            yield sample
+            coming += itertools.islice(samples, 1)
+        block = coming

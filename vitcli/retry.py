@@ -1,0 +1,75 @@
+"""The one policy of retries: how long a request over the network is tried, and when again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from vitcli.errors import VitError
+
+T = TypeVar("T")
+
+TIMEOUT = 60.0
+"""Seconds without progress after which a request is given up, and the longest pause that a server
+may ask for (Retry-After)."""
+PAUSE = 1.0
+"""Seconds before the first retry; each further pause is twice as long, up to 16 times this."""
+
+
+class Failure(NamedTuple):
+    """What went wrong in one try."""
+
+    meaning: VitError
+    may_pass: bool
+    """Whether the next try may succeed."""
+    wait: float = 0.0
+    """Seconds that the server asks to wait."""
+    silent: bool = False
+    """Whether the server said nothing for as long as it was allowed to."""
+
+
+def persist(
+    call: Callable[[float], T],
+    explain: Callable[[Exception], Failure],
+    *,
+    timeout: float | None = None,
+    patience: float = math.inf,
+    position: Callable[[], int] = lambda: 0,
+    on_retry: Callable[[Failure, float], None] = lambda failure, wait: None,
+) -> T:
+    """What `call` returns. Failures that may pass are retried until `timeout` seconds have gone by
+    without `position` growing.
+
+    Args:
+        call: is given the seconds for which the server may be silent.
+        explain: what an exception of `call` means.
+        timeout: of all tries together; default TIMEOUT; 0 tries once.
+        patience: the most seconds of silence in one try.
+        on_retry: called before the pause, with its seconds.
+
+    Raises:
+        VitError: that of `call`, or the meaning of the last failure.
+    """
+    timeout = TIMEOUT if timeout is None else timeout
+    reached, since, pause = position(), math.inf, PAUSE
+    silence = min(patience, timeout or TIMEOUT)
+    while True:
+        try:
+            return call(silence)
+        except VitError:
+            raise
+        except Exception as error:
+            failure, now = explain(error), time.monotonic()
+            if since == math.inf or position() > reached:
+                reached, pause = position(), PAUSE
+                since = now - silence if failure.silent else now
+            wait = max(pause, failure.wait)
+            left = since + timeout - now - wait
+            if not failure.may_pass or left <= 0:
+                raise failure.meaning from error
+            silence = min(patience, left)
+        on_retry(failure, wait)
+        time.sleep(wait)
+        pause = min(2 * pause, 16 * PAUSE)
