@@ -12,7 +12,7 @@ A resize is linear and separable, so a method is one small matrix per axis. Thre
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -137,3 +137,22 @@ def _cubic(x: npt.NDArray[Any], a: float) -> Matrix:
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def similarity(tables: Mapping[str, npt.NDArray[Any]], grid: Size, prefix: int) -> Matrix:
+    """Cosine similarity of each patch's position embedding with every other, as tiles:
+    (rows * rows, columns * columns), tile (i, j) for the patch in row i and column j.
+
+    Args:
+        tables: by our names: "pos_embed", or "pos_embed_row" and "pos_embed_column".
+        prefix: tokens before the patches in "pos_embed".
+    """
+    rows, columns = grid
+    if "pos_embed" in tables:
+        x = np.asarray(tables["pos_embed"], np.float64)[0, prefix:]
+    else:  # D/2 of the column, then D/2 of the row
+        across, down = (np.asarray(tables[f"pos_embed_{k}"], float)[0] for k in ("column", "row"))
+        x = np.concatenate([np.tile(across, (rows, 1)), np.repeat(down, columns, 0)], axis=1)
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    tiles: Matrix = (x @ x.T).reshape(rows, columns, rows, columns).transpose(0, 2, 1, 3)
+    return tiles.reshape(rows * rows, columns * columns)

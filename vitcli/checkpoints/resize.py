@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 from vitcli.atomic import whole_directory, whole_file, write_text
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size
-from vitcli.checkpoints.companions import copy_companions, resize_configs
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
 from vitcli.checkpoints.store import RECORD, kind_of, rewrite_npz
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
+from vitcli.hub import card, registry
 from vitcli.hub import fetch as hub
-from vitcli.hub import registry
+from vitcli.layouts.catalogue import LAYOUTS, companions
+from vitcli.layouts.foreign_json import read_json
+from vitcli.weight_files import INDEX, SUFFIXES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,9 +43,10 @@ class Resize:
     checkpoint: read.Checkpoint
     kind: str
     """Of its file; see `store.Store`."""
+    file: Path
+    """The file of weights that is written; of shards the index."""
     output: Path
-    is_directory: bool
-    """Whether the output is a directory."""
+    """The same, or the directory that is written."""
     directory: Path | None
     """The input's, whose other files are copied; None if the input is a single file."""
     info: CheckpointInfo
@@ -62,35 +65,15 @@ class Resize:
         return self.checkpoint.file
 
     @property
-    def file(self) -> Path:
-        """The file that is written; of shards the index."""
-        if not self.is_directory:
-            return self.output
-        return self.output / ("model.safetensors" if self.kind == "pickle" else self.source.name)
+    def in_place(self) -> bool:
+        """Whether the output replaces the input."""
+        return os.path.realpath(self.file) == os.path.realpath(self.source)
 
     @property
     def record(self) -> dict[str, Any]:
         """An `info.Resized`."""
         old, new = self.models
         return {"method": self.method, "from": list(old.grid), "to": list(new.grid)}
-
-    @property
-    def in_place(self) -> bool:
-        return os.path.realpath(self.file) == os.path.realpath(self.source)
-
-    def changed(self) -> dict[str, np.ndarray]:
-        """The new tables under the file's names, in its shapes."""
-        import numpy as np
-
-        found = {}
-        for ours, table in self.resized.items():
-            theirs = self.checkpoint.sources.get(ours, (ours,))[0]
-            two_axes = theirs.endswith((".position_embedding.weight", "positional_embedding"))
-            found[theirs] = table[0] if two_axes else table
-            ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
-            if two_axes and ids in self.checkpoint.dropped:
-                found[ids] = np.arange(table.shape[1], dtype=np.int64)[None]
-        return found
 
     def to_json(self) -> dict[str, Any]:
         """Paths, the record and the loss."""
@@ -111,6 +94,20 @@ class Resize:
             error += float(((np.asarray(again, np.float64)[:, prefix:] - grid) ** 2).sum())
             size += float((grid**2).sum())
         return (error / size) ** 0.5 if size else 0.0
+
+    def changed(self) -> dict[str, np.ndarray]:
+        """The new tables under the file's names, in its shapes."""
+        import numpy as np
+
+        found = {}
+        for ours, table in self.resized.items():
+            theirs = self.checkpoint.sources.get(ours, (ours,))[0]
+            two_axes = theirs.endswith((".position_embedding.weight", "positional_embedding"))
+            found[theirs] = table[0] if two_axes else table
+            ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
+            if two_axes and ids in self.checkpoint.dropped:
+                found[ids] = np.arange(table.shape[1], dtype=np.int64)[None]
+        return found
 
 
 def plan_resize(
@@ -144,23 +141,24 @@ def plan_resize(
     if (grid is None) == (resolution is None):
         raise ConfigError("pass either a grid or a resolution")
     registry.resolve(spec)  # raises if there is no such model
-    if output is None and not Path(spec).expanduser().exists():
+    path = Path(spec).expanduser()
+    if output is None and not path.exists():
         raise OutputError(
             "not a local file, so the output needs a name", where=spec, hint="pass -o OUT"
         )
     located = read.locate(spec, offline, on_progress, allow_pickle)
     opened = read.open_checkpoint(located.file, located.entry, old_grid)
-    model, kind = opened.info.model, kind_of(located.file)
-    if not isinstance(model, ModelConfig):
+    info, kind = opened.info, kind_of(located.file)
+    old = new = info.model
+    if not isinstance(old, ModelConfig) or not isinstance(new, ModelConfig):
         raise CheckpointError("a ResNet has no position embeddings", where=located.file)
+    size = resolution or old.image_size
     if grid is not None:
-        resolution = grid[0] * model.patch_size[0], grid[1] * model.patch_size[1]
-    assert resolution is not None
-    tables, method = _tables(opened), actual_method(model, method)
-    info, new, resized = opened.info, model, {}
-    if resolution != model.image_size and grid != model.grid:
-        info, new = at_size(info, resolution, method), model.at(resolution)
-        resized = {n: adapt_tensor(n, t, model, new, method) for n, t in tables.items()}
+        size = grid[0] * old.patch_size[0], grid[1] * old.patch_size[1]
+    method, tables, resized = actual_method(old, method), _tables(opened), {}
+    if size != old.image_size and grid != old.grid:
+        info, new = at_size(info, size, method), old.at(size)
+        resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
         _check_square(opened, new)
     elif kind == "pickle":
         raise CheckpointError(
@@ -168,15 +166,13 @@ def plan_resize(
             where=located.file,
             hint="convert the pickle to safetensors with `vit convert`",
         )
-    path, is_directory = _output(Path(spec).expanduser(), opened, kind, new, output, in_place)
+    target, is_directory = _output(path, opened.file, kind, new, output, in_place)
+    name = "model.safetensors" if kind == "pickle" else opened.file.name
+    file = target / name if is_directory else target
     # A file of the standard name belongs to the configuration beside it.
-    standard = located.file.name in ("model.safetensors", "model.safetensors.index.json")
-    alone = Path(spec).expanduser().is_file() and not standard
+    alone = path.is_file() and located.file.name not in ("model.safetensors", INDEX)
     directory = None if alone else located.file.parent
-    models = (model, new)
-    return Resize(
-        opened, kind, path, is_directory, directory, info, models, method, tables, resized
-    )
+    return Resize(opened, kind, file, target, directory, info, (old, new), method, tables, resized)
 
 
 def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
@@ -211,14 +207,14 @@ def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
 
 def _output(
     path: Path,
-    opened: read.Checkpoint,
+    file: Path,
     kind: str,
     model: ModelConfig,
     output: str | Path | None,
     in_place: bool,
 ) -> tuple[Path, bool]:
     """Where the result goes, and whether that is a directory. Raises ConfigError, OutputError."""
-    file, suffix = opened.file, ".npz" if kind == "npz" else ".safetensors"
+    suffix = ".npz" if kind == "npz" else ".safetensors"
     if in_place and output is not None:
         raise ConfigError("--in-place and --output cannot be combined")
     if in_place and kind == "pickle":
@@ -226,56 +222,54 @@ def _output(
             "vit cannot write pickles", where=file, hint="pass -o OUT instead of --in-place"
         )
     if output is not None:
-        path = Path(output)
-        if path.suffix not in (".safetensors", ".npz", ".bin", ".pth", ".pt"):
-            return path, True
-        if kind == "shards" or path.suffix != suffix:
+        target = Path(output)
+        is_file = target.suffix in (".safetensors", ".npz", ".bin", ".pth", ".pt")
+        if is_file and (kind == "shards" or target.suffix != suffix):
             wanted = "a directory" if kind == "shards" else f"a {suffix} file"
             raise OutputError(
                 f"this checkpoint must be written as {wanted}",
-                where=path,
+                where=target,
                 hint="to write another format, use `vit convert`",
             )
-        return path, False
+        return target, not is_file
+    is_directory = path.is_dir() or kind == "shards"
+    if in_place:
+        return (file.parent if is_directory else file), is_directory
     grid = f"{model.grid[0]}x{model.grid[1]}"
-    if path.is_dir() or kind == "shards":
-        path = path if path.is_dir() else path.parent
-        whole = path.resolve()
-        return path if in_place else whole.with_name(f"{whole.name}-{grid}"), True
+    if is_directory:
+        whole = file.parent.resolve()
+        return whole.with_name(f"{whole.name}-{grid}"), True
     stem = file.stem.removesuffix(".pth")  # of .pth.tar
-    return file if in_place else file.with_name(f"{stem}-{grid}{suffix}"), False
+    return file.with_name(f"{stem}-{grid}{suffix}"), False
 
 
 def resize_posemb(job: Resize, force: bool = False) -> None:
     """Writes what was planned: a file, or all files of a directory, whole or not at all.
 
     Raises:
+        CheckpointError: a configuration beside the weights cannot be read.
         OutputError: the output exists (without `force`) or cannot be written.
     """
     if job.in_place and not job.resized:
         return
-    empty = job.is_directory and job.output.is_dir() and not any(job.output.iterdir())
+    is_directory = job.output != job.file
+    empty = is_directory and job.output.is_dir() and not any(job.output.iterdir())
     if job.output.exists() and not job.in_place and not empty and not force:
         raise OutputError("already exists", where=job.output, hint="use --force to replace it")
-    if job.is_directory:
-        with whole_directory(job.output) as directory:
-            _write_directory(job, directory)
+    if not is_directory:
+        _write_weights(job, job.file)
+        if job.in_place and job.directory:
+            _resize_configs(job, job.directory, job.directory)
         return
-    _write_weights(job, job.output)
-    if job.in_place and job.directory:
-        resize_configs(job.directory, job.directory, job.models[0].image_size, job.info)
-
-
-def _write_directory(job: Resize, directory: Path) -> None:
-    """The weights, and the files beside them."""
-    _write_weights(job, directory / job.file.name)
-    if job.directory and not job.in_place:
-        copy_companions(job.directory, directory)
-    if job.directory and job.resized:
-        resize_configs(job.directory, directory, job.models[0].image_size, job.info)
-    described = (directory / "config.json").is_file() or job.in_place
-    if job.kind == "pickle" or (job.checkpoint.layout == "vit" and not described):
-        write_config(directory / "config.json", job.info)
+    with whole_directory(job.output) as place:
+        _write_weights(job, place / job.file.name)
+        if job.directory and not job.in_place:
+            _copy_others(job.directory, place)
+        if job.directory and job.resized:
+            _resize_configs(job, job.directory, place)
+        described = (place / "config.json").is_file() or job.in_place
+        if job.kind == "pickle" or (job.checkpoint.layout == "vit" and not described):
+            write_config(place / "config.json", job.info)
 
 
 def _write_weights(job: Resize, file: Path) -> None:
@@ -284,16 +278,12 @@ def _write_weights(job: Resize, file: Path) -> None:
     elif job.kind == "shards":
         _write_shards(job, file)
     elif not job.resized:
-        _copy(job.source, file)
+        with open(job.source, "rb") as old, whole_file(file) as new:
+            shutil.copyfileobj(old, new, 1 << 20)
     elif job.kind == "npz":
         rewrite_npz(job.source, file, job.changed(), {RECORD: json.dumps(job.record)})
     else:
         _write_safetensors(job, job.source, file)
-
-
-def _copy(source: Path, target: Path) -> None:
-    with open(source, "rb") as old, whole_file(target) as new:
-        shutil.copyfileobj(old, new, 1 << 20)
 
 
 def _write_safetensors(job: Resize, source: Path, file: Path) -> int:
@@ -308,7 +298,7 @@ def _write_safetensors(job: Resize, source: Path, file: Path) -> int:
 
 
 def _write_shards(job: Resize, index: Path) -> None:
-    """The shards, of which those with a table change, and then their index."""
+    """The shards, of which those with a table change, and then their index, in a new directory."""
     table: dict[str, Any] = json.loads(job.source.read_text("utf-8"))
     names: dict[str, str] = table["weight_map"]
     resized = {names[name] for name in job.changed()}
@@ -318,7 +308,7 @@ def _write_shards(job: Resize, index: Path) -> None:
         if name in resized:
             grown += _write_safetensors(job, source, file)
         elif not job.in_place:
-            _copy(source, file)
+            shutil.copyfile(source, file)
     about = table.get("metadata")
     if isinstance(about, dict) and isinstance(about.get("total_size"), int):
         about["total_size"] += grown
@@ -326,17 +316,24 @@ def _write_shards(job: Resize, index: Path) -> None:
     write_text(index, text if resized else job.source.read_text("utf-8"))
 
 
-def similarity(tables: Mapping[str, np.ndarray], model: ModelConfig) -> np.ndarray:
-    """Cosine similarity of each patch's position embedding with every other, as tiles:
-    (rows * rows, columns * columns), tile (i, j) for the patch in row i and column j."""
-    import numpy as np
+def _copy_others(source: Path, directory: Path) -> None:
+    """Copies the other files of a model's directory, such as its card, but not other weights."""
+    for path in sorted(source.iterdir()):
+        weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
+        if path.is_file() and not weights and path.name[0] != ".":
+            shutil.copyfile(path, directory / path.name)
 
-    rows, columns = model.grid
-    if "pos_embed" in tables:
-        x = np.asarray(tables["pos_embed"], np.float64)[0, model.posemb_prefix :]
-    else:  # D/2 of the column, then D/2 of the row
-        across, down = (np.asarray(tables[f"pos_embed_{k}"], float)[0] for k in ("column", "row"))
-        x = np.concatenate([np.tile(across, (rows, 1)), np.repeat(down, columns, 0)], axis=1)
-    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    tiles: np.ndarray = (x @ x.T).reshape(rows, columns, rows, columns).transpose(0, 2, 1, 3)
-    return tiles.reshape(rows * rows, columns * columns)
+
+def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
+    """Writes the source's configurations with the new size, and its card with a note about it."""
+    old, new = job.models[0].image_size, job.models[1].image_size
+    if (source / "README.md").is_file():
+        text = (source / "README.md").read_text("utf-8", errors="replace")
+        write_text(directory / "README.md", card.resized(text, old, new))
+    for name in companions():
+        if (config := read_json(source / name)) is None:
+            continue
+        found = (layout.resized_config(name, config, old, job.info) for layout in LAYOUTS)
+        if (resized := next((one for one in found if one is not None), None)) is not None:
+            text = json.dumps(resized, indent=2, ensure_ascii=False) + "\n"
+            write_text(directory / name, text)

@@ -113,10 +113,13 @@ def resize_posemb(args: ResizePosemb) -> None:
 
 def _draw(job: Resize, path: str) -> None:
     from vitcli import plots
-    from vitcli.checkpoints.resize import similarity
+    from vitcli.posemb import similarity
 
     both = zip((job.tables, {**job.tables, **job.resized}), job.models, strict=True)
-    tiles = [(f"{m.grid[0]} x {m.grid[1]}", similarity(tables, m)) for tables, m in both]
+    tiles = [
+        (f"{m.grid[0]} x {m.grid[1]}", similarity(tables, m.grid, m.posemb_prefix))
+        for tables, m in both
+    ]
     plots.position_similarity(tiles, path)
 
 

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vitcli.checkpoints.resize import similarity
 from vitcli.errors import ConfigError
 from vitcli.inspection.attention import Floats
 from vitcli.models.vit import ViT
+from vitcli.posemb import similarity
 
 
 @torch.no_grad()
@@ -65,7 +65,7 @@ def filter_components(model: ViT, count: int = 28) -> Floats:
 
 def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
     """Cosine similarity of each patch's position embedding with every other's (Figure 7, centre),
-    as tiles: (rows * rows, columns * columns), see `checkpoints.resize.similarity`.
+    as tiles: (rows * rows, columns * columns), see `posemb.similarity`.
 
     Raises:
         ConfigError: the model has no position embeddings.
@@ -74,5 +74,4 @@ def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
     tables = {name: state[name].cpu().numpy() for name in state if name.startswith("pos_embed")}
     if not tables:
         raise ConfigError("the model has no position embeddings to show")
-    tiles: npt.NDArray[np.float64] = similarity(tables, model.config)
-    return tiles
+    return similarity(tables, model.config.grid, model.config.posemb_prefix)
