@@ -34,7 +34,7 @@ def test_attention_is_that_of_transformers(
     assert isinstance(ours, ViT)
     images = random_images(0, (32, 32))
     found: dict[int, Tensor] = {}
-    with torch.no_grad(), watch(ours, lambda index, _, w: found.update({index: w})):
+    with torch.no_grad(), watch(ours, lambda i, layer, _: found.update({i: layer.weights()})):
         ours(images)
         expected = theirs(images, output_attentions=True).attentions
     for index, weights in enumerate(expected):

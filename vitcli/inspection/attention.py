@@ -1,103 +1,58 @@
 """What a Vision Transformer attends to: maps over the image, and distances (Figures 6 and 7).
 
-Attention weights are recomputed from the queries and keys of each block by hooks, so the model
-keeps its fused attention, and checked against it: weights times values must give the block's own
-output. One layer of one batch is in memory at a time.
+The model keeps its fused attention: the queries and keys that go into it are seen on the way
+(`watch`), and the weights recomputed from them. One layer of one batch is in memory at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitcli.errors import ConfigError
-from vitcli.models.vit import Block, ViT
+from vitcli.models.vit import ViT
 
 Method = Literal["rollout", "last", "gradient"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Floats = npt.NDArray[np.float32]
 
-TOLERANCE = 1e-4
-"""Largest difference, relative to the largest value, between a block's own attention output and
-the one from recomputed weights."""
 
+class Layer(NamedTuple):
+    """What goes into the attention of one layer, detached: (B, heads, queries or keys, d)."""
 
-class Layer:
-    """One attention layer of a batch: a block's self-attention, or the attention pool's.
-
-    Attributes:
-        q, k, v: (B, heads, queries or keys, d).
-        output: (B, queries, D), the module's own result before its projection.
-    """
-
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, output: Tensor) -> None:
-        self.q, self.k, self.v, self.output = q.detach(), k.detach(), v.detach(), output
+    q: Tensor
+    k: Tensor
+    v: Tensor
 
     def weights(self) -> Tensor:
         """(B, heads, queries, keys), a softmax over keys: rows sum to 1."""
         scores: Tensor = self.q @ self.k.mT * self.q.shape[-1] ** -0.5
         return scores.softmax(dim=-1)
 
-    def weight_gradient(self, gradient: Tensor) -> Tensor:
-        """The gradient of the weights, from that of `output`."""
-        b, queries, _ = gradient.shape
-        per_head = gradient.reshape(b, queries, self.v.shape[1], -1).transpose(1, 2)
-        return per_head @ self.v.mT
 
-    def check(self, weights: Tensor) -> None:
-        """Raises AssertionError where weights times values are not the module's own output."""
-        ours = (weights @ self.v).transpose(1, 2).reshape(self.output.shape)
-        difference = (ours - self.output).abs().max()
-        if not difference <= TOLERANCE * self.output.abs().max().clamp(min=1.0):
-            raise AssertionError(f"recomputed attention differs by {float(difference):.2g}")
+class watch(TorchFunctionMode):
+    """A context that calls `visit(index, layer, output)` for each attention layer as a model runs,
+    first to last; the attention pool, if the model has one, comes last with index -1. `output` is
+    what torch's fused attention made of the layer, (B, heads, queries, d)."""
 
+    def __init__(self, model: ViT, visit: Callable[[int, Layer, Tensor], None]) -> None:
+        super().__init__()
+        self.indices, self.visit = iter([*range(model.config.depth), -1]), visit
 
-Visit = Callable[[int, Layer, Tensor], None]
-
-
-@contextlib.contextmanager
-def watch(model: ViT, visit: Visit) -> Iterator[None]:
-    """Calls `visit(index, layer, weights)` for each block as the model runs, first to last; the
-    attention pool, if the model has one, comes last with index -1."""
-    hooks: list[Any] = []
-
-    def attach(index: int, heads: int, projections: dict[nn.Linear, int], end: nn.Linear) -> None:
-        """`projections` make so many of q, k and v each, in this order; `end` follows them."""
-        made: list[Tensor] = []
-
-        def keep(module: nn.Module, _: object, output: Tensor) -> None:
-            b, n, _ = output.shape
-            count = projections[cast(nn.Linear, module)]
-            made.extend(output.detach().view(b, n, count, heads, -1).permute(2, 0, 3, 1, 4))
-
-        def attended(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            q, k, v = made
-            layer = Layer(q, k, v, inputs[0])
-            made.clear()
-            with torch.no_grad():
-                weights = layer.weights()
-                layer.check(weights)
-                visit(index, layer, weights)
-
-        hooks.extend(module.register_forward_hook(keep) for module in projections)
-        hooks.append(end.register_forward_pre_hook(attended))
-
-    for index, module in enumerate(model.blocks):
-        attention = cast(Block, module).attn
-        attach(index, attention.num_heads, {attention.qkv: 3}, attention.proj)
-    if (pool := model.attn_pool) is not None:
-        attach(-1, pool.num_heads, {pool.q: 1, pool.kv: 2}, pool.proj)
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is nn.functional.scaled_dot_product_attention:
+            q, k, v = args
+            self.visit(next(self.indices), Layer(q.detach(), k.detach(), v.detach()), result)
+        return result
 
 
 def check_transformer(model: nn.Module) -> ViT:
@@ -202,13 +157,16 @@ def _forward(
     prefix, n = model.config.num_prefix_tokens, model.config.num_tokens
     found: dict[str, Tensor] = {}
 
-    def visit(index: int, _: Layer, weights: Tensor) -> None:
+    def visit(index: int, layer: Layer, _: Tensor) -> None:
+        if index > shown or (method == "last" and 0 <= index < shown):
+            return
+        weights = layer.weights()
         mean = weights.mean(dim=1) if head is None else weights[:, head]
         if index < 0:  # (B, 1, patches): the pool reads the patches alone
             found["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
-        elif method == "last" and index == shown:
+        elif method == "last":
             found["tokens"] = mean
-        elif method == "rollout" and index <= shown:
+        else:
             step = (mean + torch.eye(n, device=mean.device)) / 2
             found["tokens"] = step @ found["tokens"] if index else step
 
@@ -228,9 +186,9 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
     read = None if row is None else row.to(images.device).expand(len(images), -1).clone()
     state = {"row": read}
 
-    def visit(index: int, attention: Layer, _: Tensor) -> None:
+    def visit(index: int, attention: Layer, output: Tensor) -> None:
         def arrived(gradient: Tensor) -> None:
-            weighted = attention.weights() * attention.weight_gradient(gradient)
+            weighted = attention.weights() * (gradient @ attention.v.mT)
             relevance = weighted.clamp(min=0).mean(dim=1)
             before = state["row"]
             if index < 0:
@@ -239,7 +197,7 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
                 assert before is not None
                 state["row"] = before + torch.einsum("bn,bnm->bm", before, relevance)
 
-        attention.output.register_hook(torch.no_grad()(arrived))
+        output.register_hook(torch.no_grad()(arrived))
 
     images = images.detach().requires_grad_()
     with torch.enable_grad(), watch(model, visit):
@@ -263,9 +221,9 @@ def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
         row /= row.sum()
     found: list[Tensor] = []
 
-    def visit(index: int, _: Layer, weights: Tensor) -> None:
+    def visit(index: int, attention: Layer, _: Tensor) -> None:
         if index == shown:
-            found.append(torch.einsum("n,bhnm->bhm", row.to(images.device), weights))
+            found.append(torch.einsum("n,bhnm->bhm", row.to(images.device), attention.weights()))
 
     with watch(model, visit):
         model(images)
@@ -301,9 +259,9 @@ class DistanceMeter:
         pixels = self.pixels.to(images.device)
         prefix = self.model.config.num_prefix_tokens
 
-        def visit(index: int, _: Layer, weights: Tensor) -> None:
+        def visit(index: int, layer: Layer, _: Tensor) -> None:
             if index >= 0:
-                self.sums[index] += patch_distance(weights, pixels, prefix)
+                self.sums[index] += patch_distance(layer.weights(), pixels, prefix)
 
         with watch(self.model, visit):
             self.model(images)
