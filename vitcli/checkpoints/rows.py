@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import io
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from vitcli.atomic import whole_file
-from vitcli.checkpoints.tensor_file import write_to
 from vitcli.errors import OutputError
 
 if TYPE_CHECKING:
@@ -18,27 +18,18 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """An open table of `width` columns; its rows wait in a temporary file."""
+    """An open table of `width` columns."""
 
-    def __init__(self, spool: BinaryIO, width: int) -> None:
-        self.spool, self.width, self.count = spool, width, 0
+    def __init__(self, file: BinaryIO, width: int) -> None:
+        self.file, self.width, self.count = file, width, 0
 
     def add(self, row: npt.NDArray[np.float32] | None) -> None:
         """Appends a row, (width,); None becomes NaN."""
         import numpy as np
 
         values = np.full(self.width, np.nan) if row is None else row
-        self.spool.write(np.asarray(values, "<f4").tobytes())
+        self.file.write(np.asarray(values, "<f4").tobytes())
         self.count += 1
-
-    def table(self) -> npt.NDArray[np.float32]:
-        """All rows, (count, width), mapped and not in memory."""
-        import numpy as np
-
-        self.spool.flush()
-        if not self.count:  # nothing cannot be mapped
-            return np.empty((0, self.width), np.float32)
-        return np.memmap(self.spool, "<f4", "r", shape=(self.count, self.width))
 
 
 @contextlib.contextmanager
@@ -49,15 +40,28 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
     Raises:
         OutputError: the path has another suffix or cannot be written.
     """
-    import numpy as np
-
     kind = Path(path).suffix.lower()
     if kind not in (".npy", ".safetensors"):
         raise OutputError("does not end in .npy or .safetensors", where=path)
-    with whole_file(path) as file, tempfile.TemporaryFile() as spool:
-        rows = Rows(spool, width)
-        yield rows
+
+    def header(count: int) -> bytes:
+        """Of the same length for any number of rows."""
         if kind == ".npy":
-            np.save(file, rows.table())
-        else:
-            write_to(file, {"features": rows.table()}, metadata)
+            from numpy.lib import format as npy
+
+            about = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+            npy.write_array_header_1_0(file := io.BytesIO(), about)  # leaves room for a long count
+            return file.getvalue()
+        table = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, 4 * count * width]}
+        entries = {"__metadata__": dict(metadata), "features": table}
+        text = json.dumps(entries, ensure_ascii=False).encode()
+        text = text.ljust(len(text) + 64 - len(f"{count}{4 * count * width}"))
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    with whole_file(path) as file:
+        file.write(header(0))
+        rows = Rows(file, width)
+        yield rows
+        file.seek(0)
+        file.write(header(rows.count))

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitcli.atomic import whole_file
 from vitcli.errors import CheckpointError
@@ -140,14 +140,6 @@ def write(
     Raises:
         OutputError: the file cannot be written.
     """
-    with whole_file(path) as file:
-        write_to(file, tensors, metadata)
-
-
-def write_to(
-    file: BinaryIO, tensors: Mapping[str, np.ndarray | LazyTensor], metadata: Mapping[str, str]
-) -> None:
-    """`write` to a file that is open."""
     codes = {dtype: code for code, dtype in DTYPES.items()}
     types = {name: _dtype_name(tensor) for name, tensor in tensors.items()}
     order = sorted(tensors, key=lambda name: -numpy_dtype(types[name]).itemsize)
@@ -157,11 +149,12 @@ def write_to(
         shape = list(tensors[name].shape)
         start, end = end, end + math.prod(shape) * numpy_dtype(types[name]).itemsize
         entries[name] = {"dtype": codes[types[name]], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for data in _made_ahead(tensors[name] for name in order):
-        file.write(data)
+    with whole_file(path) as file:  # which refuses text that is not Unicode
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        file.write(len(text).to_bytes(8, "little") + text)
+        for data in _made_ahead(tensors[name] for name in order):
+            file.write(data)
 
 
 def _made_ahead(tensors: Iterable[np.ndarray | LazyTensor]) -> Iterator[memoryview]:
