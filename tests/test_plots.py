@@ -13,8 +13,6 @@ from PIL import Image
 
 from vitcli.plots import (
     accuracy_by_rate,
-    accuracy_by_resolution,
-    accuracy_by_shots,
     confusion_matrix,
     position_similarity,
     reliability,
@@ -109,15 +107,6 @@ def test_reliability(tmp_path):
     assert (tmp_path / "nothing.png").exists()
 
 
-def test_accuracy_by_shots_names_its_curves_and_dots(tmp_path):
-    ten, tied = [[0.2, 0.3], [0.5, 0.6]], [[0.2, 0.2], [0.4, 0.4]]
-    accuracy_by_shots((1, 25), {"l2 10": ten, "l2 1000": tied}, tmp_path / "two.svg")
-    accuracy_by_shots((1, 25), {"l2 10": ten}, tmp_path / "one.svg")
-    two, one = words(tmp_path / "two.svg"), words(tmp_path / "one.svg")
-    assert {"l2 10", "l2 1000", "one seed"} <= two
-    assert {"mean of the seeds", "one seed", "1", "25"} <= one
-
-
 def test_a_sweep_marks_its_choice_what_diverged_and_ties(tmp_path):
     trials = [(0.03, 0.61), (0.001, 0.2), (0.01, 0.713), (0.1, None)]
     accuracy_by_rate(trials, 0.01, tmp_path / "sweep.svg")
@@ -127,12 +116,6 @@ def test_a_sweep_marks_its_choice_what_diverged_and_ties(tmp_path):
     accuracy_by_rate([*trials, (0.3, 0.713)], 0.01, tmp_path / "sweep.svg")
     assert "tied" in " ".join(words(tmp_path / "sweep.svg"))
     accuracy_by_rate([(0.01, 0.5), (1.0, None)], 0.01, tmp_path / "sweep.png")
-
-
-def test_resolutions_of_several_datasets(tmp_path):
-    points = [((224, 224), 0.8), ((160, 320), 0.7)]
-    accuracy_by_resolution({"flowers": points, "pets": points}, (224, 224), tmp_path / "r.svg")
-    assert {"flowers", "pets", "224", "160x320"} <= words(tmp_path / "r.svg")
 
 
 @pytest.mark.parametrize("grids", [[(4, 12), (8, 24)], [(12, 4)], [(7, 7), (12, 12)]], ids=str)

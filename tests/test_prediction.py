@@ -24,7 +24,7 @@ from vitcli import prediction as module
 from vitcli.config import Preprocess
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
-from vitcli.errors import ImageError, ModelNotFoundError
+from vitcli.errors import ImageError
 from vitcli.inference import Cores
 from vitcli.prediction import Predictor
 
@@ -98,19 +98,6 @@ def test_embeddings(predictor, image_folder):
     np.testing.assert_allclose(np.stack(features), np.load(path)["pre_logits"], atol=2e-5)
     assert found[1].features is None and found[1].error is not None
     assert found[1].error.what == "no such file"
-
-
-def test_errors_keep_their_places(predictor, image_folder):
-    good, images = image_folder / "a.png", ["x.jpg", "y.jpg", "z.jpg"]
-    results = list(predictor.predict([*images, good, "x.jpg"], batch_size=3))
-    assert [r.error is None for r in results] == [False, False, False, True, False]
-    assert all(bool(r.predictions) is (r.error is None) for r in results)
-    assert list(predictor.predict([])) == []
-
-
-def test_an_unknown_model_is_an_error_at_once():
-    with pytest.raises(ModelNotFoundError):
-        vitcli.predict("./no-such-model", [])
 
 
 # ---------------------------------------------------------------------------------------------

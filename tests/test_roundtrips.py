@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roundtrip_table import compare, main, sources
+from roundtrip_table import compare, sources
 
 EXACT = {
     "vit_jax_token/checkpoint.npz": "vit transformers vit-npz",
@@ -41,11 +41,3 @@ def test_exact_or_refused(name: str) -> None:
     assert all(cell.exact or cell.note for cell in cells.values())
     if name in EXACT:
         assert [target for target, cell in cells.items() if cell.exact] == EXACT[name].split()
-
-
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(EXACT) <= set(sources())
-    main(["BiT bit.npz"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[2:] == ["exact", "refused[1]", "refused[1]", "exact", "refused[2]"]
-    assert lines[2:] == ["[1] a BiT ResNet", "[2] a max-pool with a border of zeros"]

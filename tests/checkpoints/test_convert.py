@@ -156,19 +156,6 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
 # Targets and damaged sources
 
 
-def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
-    source = GOLDEN / "timm_vit_default"
-    out = tmp_path / "x.safetensors"
-    out.write_text("mine")
-    with pytest.raises(OutputError, match="already exists"):
-        convert(source, out)
-    assert out.read_text() == "mine"
-    convert(source, out, force=True)
-    assert read_info(out)[0].model.width == 48
-    with pytest.raises(OutputError, match="same file"):
-        convert(out, out, force=True)
-
-
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
     one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))

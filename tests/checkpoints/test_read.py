@@ -18,7 +18,7 @@ from checkpoints.golden_cases import CASES, GOLDEN
 from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.checkpoints.tensor_file import LazyTensor, read_header, write
 from vitcli.config import ModelConfig
-from vitcli.errors import CheckpointError, ModelNotFoundError, VitError, VitWarning
+from vitcli.errors import CheckpointError, VitError, VitWarning
 from vitcli.hub import registry
 
 DEFAULT = GOLDEN / "timm_vit_default"
@@ -182,16 +182,6 @@ def test_pipes_are_refused_at_once(tmp_path: Path, model: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="not a regular file"):
         read_info(tmp_path / "model.safetensors.index.json")
-
-
-def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint in this directory"):
-        read_info(tmp_path)
-    (tmp_path / "notes.txt").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"notes\.txt"):
-        read_info(tmp_path)
-    with pytest.raises(ModelNotFoundError):
-        read_info(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,3 @@ def test_pickles_need_a_word(hub: LoopbackHub, vit: Vit, tmp_path: Path) -> None
     assert answer(vit, "me/model", "--allow-pickle") == answer(vit, case)
     assert vit("push", "me/model", "me/safe", "--allow-pickle", "--quiet").exit_code == 0
     assert answer(vit, "me/safe") == answer(vit, case)
-
-
-def test_a_config_that_differs_is_followed_and_told_once(hub: LoopbackHub, vit: Vit) -> None:
-    config = timm_config(model_args=SMALL, crop_pct=0.5)
-    hub.add(I21K, {"config.json": config, "model.safetensors": weights(**_our_names(SMALL))})
-    for command in ("info", "predict"):
-        words = ("--model", "vit-b16-i21k", CAT) if command == "predict" else ("vit-b16-i21k",)
-        done = vit(command, *words, "--json", "--quiet")
-        assert done.exit_code == 0 and done.stderr.count("\n") == 1, done.stderr
-        assert done.stderr.startswith("warning: vit-b16-i21k: ") and "crop_pct" in done.stderr

@@ -92,6 +92,7 @@ def models() -> None:
     """
 
 
+@app.command("list", cls=GroupedCommand)
 @command(List)
 def list_models(args: List) -> None:
     """List models with a short name, and downloaded repos."""
@@ -118,6 +119,7 @@ def list_models(args: List) -> None:
     output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`", args.quiet)
 
 
+@app.command("show", cls=GroupedCommand)
 @command(Show)
 def show(args: Show) -> None:
     """Describe one model, without downloading it."""
@@ -130,6 +132,7 @@ def show(args: Show) -> None:
         output.line(output.entry(what, text, 20, sys.stdout))
 
 
+@app.command("rm", cls=GroupedCommand)
 @command(Remove)
 def remove(args: Remove) -> None:
     """Remove downloaded models from the Hub's cache."""
@@ -149,10 +152,6 @@ def remove(args: Remove) -> None:
             output.json_line({"repo": cache.repo, "freed": freed})
         else:
             output.line(f"removed {cache.repo}: {output.size(freed)} freed")
-
-
-for _name, _function in (("list", list_models), ("show", show), ("rm", remove)):
-    app.command(_name, cls=GroupedCommand)(_function)
 
 
 # ---------------------------------------------------------------------------------------------
