@@ -69,6 +69,8 @@ def prepare(
         model = initial.build_model(start, info, rows, config)
     model = model.to(device)
     freeze(model, config.freeze)
+    if isinstance(splits.train, Stream):
+        config = dataclasses.replace(config, streams=splits.train.lanes)
     config = fill_gaps(config, info.model, len(splits.train), device)
     _warn(config, info.model, on_event)
     objective = _objective(config, model, splits.train).to(device)

@@ -1,0 +1,104 @@
+"""Runs on shards at URLs, and on images that cannot be read."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data.web_server import Web, serve
+from train.runs import Killed, kill_at, metrics, of_kind, same_weights
+from vitcli import retry
+from vitcli.config import AugmentConfig, DataConfig
+from vitcli.errors import DataError
+from vitcli.train.directory import read_train_config
+from vitcli.train.loop import train
+
+CLASSES = ("blue", "green", "red")
+
+
+@pytest.fixture
+def web(colours: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Web]:
+    """The images of three colours in five training shards, one for validation."""
+    monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(retry, "PAUSE", 0.01)
+    monkeypatch.setattr(retry, "TIMEOUT", 0.5)
+    images = [(colours / name / f"{i:02}.png", name) for i in range(20) for name in CLASSES]
+    files, sizes = {"classes.txt": "\n".join(CLASSES).encode()}, {}
+    for number, start in enumerate(range(0, 60, 11)):
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w") as tar:
+            for i, (path, name) in enumerate(images[start : start + 11]):
+                for suffix, data in (("png", path.read_bytes()), ("cls", name.encode())):
+                    member = tarfile.TarInfo(f"{i:03}.{suffix}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+        name = "val-0.tar" if number == 5 else f"train-{number}.tar"
+        files[name], sizes[name] = content.getvalue(), len(images[start : start + 11])
+    with serve(files | {"sizes.json": json.dumps(sizes).encode()}) as web:
+        yield web
+
+
+def data_of(web: Web) -> DataConfig:
+    return DataConfig(f"{web.url}/train-{{0..4}}.tar::{web.url}/val-0.tar")
+
+
+def test_a_run_on_a_stream_learns_and_resumes_to_the_bit(tiny_run, web: Web, tmp_path) -> None:
+    events: list = []
+    whole = tiny_run(data=data_of(web), output=str(tmp_path / "whole"), workers=2, steps=40)
+    outcome = train(whole, on_event=events.append)
+    assert outcome.metrics["val_top1"] > 0.8
+    (plan,) = of_kind(events, "plan")
+    assert (plan.train_images, plan.val_images) == (55, 5)
+    stopped = tiny_run(data=data_of(web), steps=40, save_every=7)
+    with pytest.raises(Killed):
+        train(stopped, on_event=kill_at(17))
+    train(read_train_config(stopped.output), resume=True)
+    assert same_weights(whole.output, stopped.output)
+    losses = [[line["loss"] for line in metrics(c.output, "train")] for c in (whole, stopped)]
+    assert losses[0] == losses[1]
+
+
+def test_the_number_of_streams_is_kept(tiny_run, web: Web) -> None:
+    config = tiny_run(data=data_of(web), steps=2)
+    train(config)
+    assert read_train_config(config.output).streams == 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"balanced_sampling": True}, {"class_weights": "balanced"}, {"strict": True}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_needs_an_index_is_refused_before_the_first_step(tiny_run, web, fields) -> None:
+    with pytest.raises(DataError, match="stream"):
+        train(tiny_run(data=data_of(web), **fields))
+
+
+def test_a_frozen_backbone_reads_the_stream_again(tiny_run, web: Web) -> None:
+    still = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
+    train(tiny_run(data=data_of(web), augment=still, freeze="backbone", steps=3))
+
+
+def test_images_that_cannot_be_read_are_listed(tiny_run, colours: Path, tmp_path) -> None:
+    broken = tmp_path / "broken"
+    for name in CLASSES:
+        (broken / name).mkdir(parents=True)
+        for i in range(8):
+            content = (colours / name / f"{i:02}.png").read_bytes()
+            (broken / name / f"{i}.png").write_bytes(content if i % 4 else b"damaged")
+    data = DataConfig(str(broken), val_fraction=0)
+    config = tiny_run(data=data, save_every=2)
+    with pytest.raises(Killed):
+        train(config, on_event=kill_at(9))
+    assert train(read_train_config(config.output), resume=True).skipped == 6
+    lines = [json.loads(s) for s in (Path(config.output) / "skipped.jsonl").open()]
+    bad = {str(broken / name / f"{i}.png") for name in CLASSES for i in (0, 4)}
+    assert len(lines) == 6 and {line["image"] for line in lines} == bad
+    assert all("reason" in line for line in lines)
+    with pytest.raises(DataError, match="more than 3 images"):
+        train(tiny_run(data=data, output=str(tmp_path / "few"), max_bad=3))
