@@ -86,7 +86,7 @@ class RawSplit(NamedTuple):
     labels: Ints | list[str]
     names: Names
     reader: Reader
-    root: Path
+    root: str | Path
     rows: Ints | None = None
 
 

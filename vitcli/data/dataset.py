@@ -5,6 +5,7 @@
 - parquet.py: a parquet file, or a directory of them as the Hub stores datasets
 - shards.py: WebDataset tar shards: a directory, a pattern, or one shard
 - remote_shards.py: tar shards by URL, whose training split is a `Stream`
+- hub_dataset.py: a dataset on the Hub, likewise
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitcli.config import DATA_KINDS, ClassLabel, DataConfig
+from vitcli.config import DATA_KINDS, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import listed, read_classes
 from vitcli.data.files import is_image
+from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
 from vitcli.data.source import Dataset, Ints, Source, join_sources
@@ -230,7 +232,8 @@ def open_dataset(
     if config.is_remote:
         listing = Path(config.classes).expanduser() if config.classes else None
         known = read_classes(listing) if listing else None
-        return open_remote_shards(config.path, known, streaming or Streaming(), report)
+        opener = open_hub if config.path.startswith(HUB) else open_remote_shards
+        return opener(config.path, known, streaming or Streaming(), report)
     path = Path(config.path).expanduser()
     exists, inside = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path and "::" not in config.path:

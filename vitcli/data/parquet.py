@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,53 +56,75 @@ def open_parquet(path: Path, known: Classes | None) -> Dataset:
     files = sorted(p for p in path.rglob("*") if is_parquet(p.name)) if path.is_dir() else [path]
     grouped = group_by_split(files, path)
     tables = {split: _load(group, path) for split, group in grouped.items()}
-    first = next((table for table in tables.values() if table is not None), None)
-    if first is None:
-        raise DataError("no labelled images", where=path)
-    image, label = _columns(first, path)
+    names = {
+        split: _row_names(files) for split, files in grouped.items() if tables[split] is not None
+    }
+    return label_tables({split: tables[split] for split in names}, names, path, known)
+
+
+def label_tables(
+    tables: Mapping[str, Any],
+    names: Mapping[str, Names],
+    where: str | Path,
+    known: Classes | None,
+) -> Dataset:
+    """Tables (`datasets.Dataset`), one for each split, with their rows' names, as a dataset."""
+    if not tables:
+        raise DataError("no labelled images", where=where)
+    image, label = columns(next(iter(tables.values())).features, where)
+    place = Path(where)
+    root = place.parent if place.is_file() else where
     warnings: list[str] = []
     raw: dict[str, RawSplit] = {}
     for split, table in tables.items():
-        if table is None:
-            continue
         if missing := [name for name in (image, label) if name not in table.features]:
-            warnings.append(f"{path}: the {split} split has no column {listed(missing)}: ignored")
+            warnings.append(f"{where}: the {split} split has no column {listed(missing)}: ignored")
             continue
-        labels = _labels(table, label, path)
+        labels = _labels(table, label, where)
         if isinstance(labels, np.ndarray):
             rows = np.flatnonzero(labels >= 0)
         else:
             rows = np.array([i for i, text in enumerate(labels) if text], np.int64)
         if unlabelled := len(labels) - len(rows):
-            warnings.append(f"{path}: ignored {unlabelled:,} rows of {split} without a label")
+            warnings.append(f"{where}: ignored {unlabelled:,} rows of {split} without a label")
         if len(rows):
             given = labels[rows] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
-            names = _row_names(grouped[split]).select(rows)
             reader = ArrowReader(table, image)
-            raw[split] = RawSplit(given, names, reader, grouped[split][0].parent, rows)
+            raw[split] = RawSplit(given, names[split].select(rows), reader, root, rows)
     if not raw:
-        raise DataError("no labelled images", where=path)
-    spelt = getattr(tables[next(iter(raw))].features[label], "names", None)
-    named = tuple(class_of(name) for name in spelt) if spelt else None
-    return label_dataset(raw, known, path, warnings, named)
+        raise DataError("no labelled images", where=where)
+    named = class_names(tables[next(iter(raw))].features[label])
+    return label_dataset(raw, known, where, warnings, named)
+
+
+def class_names(feature: Any) -> Classes | None:
+    """The classes of a label column, if it names them."""
+    spelt = getattr(feature, "names", None)
+    return tuple(class_of(name) for name in spelt) if spelt else None
 
 
 def _load(files: list[Path], path: Path) -> Any:
     """A `datasets.Dataset` of those files that have rows; None if none has."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError("datasets", "data", "reading parquet files") from error
+    datasets = library()
     files = [file for file in files if _count_rows(file)]  # `datasets` refuses empty ones
     if not files:
         return None
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # its errors are raised as well
     try:
         names = [str(file.resolve()) for file in files]
         return datasets.load_dataset("parquet", data_files=names, split="train")
     except Exception as error:  # whatever pyarrow, fsspec and the disk raise
         raise _unreadable(files[0] if len(files) == 1 else path, error) from error
+
+
+def library() -> Any:
+    """`datasets`, quiet: its errors are raised as well. Raises MissingExtraError."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingExtraError("datasets", "data", "reading parquet files") from error
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    return datasets
 
 
 def _count_rows(file: Path) -> int:
@@ -117,10 +140,10 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"cannot be read as parquet: {reason}", where=path)
 
 
-def _columns(table: Any, path: Path) -> tuple[str, str]:
+def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:
     """The names of the image and the label column: by type, then by name."""
-    kinds = {name: type(feature).__name__ for name, feature in table.features.items()}
-    binary = [name for name in kinds if "binary" in str(table.data.column(name).type)]
+    kinds = {name: type(feature).__name__ for name, feature in features.items()}
+    binary = [name for name in kinds if "binary" in str(features[name])]
     images = [name for name, kind in kinds.items() if kind == "Image"]
     images += [name for name in _IMAGE_COLUMNS if name in binary]
     labels = [name for name in _LABEL_COLUMNS if kinds.get(name) == "ClassLabel"]
@@ -131,13 +154,13 @@ def _columns(table: Any, path: Path) -> tuple[str, str]:
             content = " of encoded images" if name == "image" else ""
             raise DataError(
                 f"no column of {name}s; the columns are {listed(kinds)}",
-                where=path,
+                where=where,
                 hint=f"datasets on the Hub have a column '{name}'{content}",
             )
     return images[0], labels[0]
 
 
-def _labels(table: Any, column: str, path: Path) -> Ints | list[str]:
+def _labels(table: Any, column: str, path: object) -> Ints | list[str]:
     """One label per row; a missing one is -1 or ""."""
     values = table.data.column(column)
     try:

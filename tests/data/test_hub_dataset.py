@@ -1,0 +1,138 @@
+"""Datasets on the Hub, streamed from one on loopback."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from data.conftest import jpeg
+from data.hub_data import serve_dataset
+from vitcli.config import DataConfig, _data_path
+
+# `datasets` reads the address of the Hub once, when it is imported.
+CODE = """
+import json, sys
+from vitcli import retry
+retry.PAUSE, retry.TIMEOUT = 0.01, 1.0
+from vitcli.config import AugmentConfig, DataConfig
+from vitcli.data.dataset import open_data, open_split
+from vitcli.data.loader import train_batches
+from vitcli.data.stream import Stream
+from vitcli.data.transforms import TrainTransform
+from vitcli.errors import VitError
+transform = TrainTransform((8, 8), "bilinear", AugmentConfig())
+try:
+    splits = open_data(DataConfig(sys.argv[1], classes=sys.argv[2] or None))
+except VitError as error:
+    print(json.dumps({"error": str(error)}))
+    sys.exit()
+train = splits.train
+keys = {s.number: s.key for shard in train.shards for s in shard.samples(0)}
+
+def seen(ranks, workers):
+    steps = []
+    for rank in range(ranks):
+        part = range(8 * rank // ranks, 8 * (rank + 1) // ranks)
+        batches = train_batches(train, transform, 8, 0, 0, 6, workers, print, part=part)
+        steps.append([(l.tolist(), i.tolist()) for _, l, i in batches])
+    whole = [sum((part[0] for part in step), []) for step in zip(*steps)]
+    numbers = [sum((part[1] for part in step), []) for step in zip(*steps)]
+    return sum(whole, []), [keys[n] for n in sum(numbers, [])]
+
+print(json.dumps({
+    "classes": [label.id for label in splits.classes], "sizes": train.sizes.tolist(),
+    "val": splits.val.labels.tolist(), "image": splits.val.read(1).hex(),
+    "seen": [seen(ranks, workers) for ranks, workers in ((1, 0), (2, 2), (3, 0))],
+}))
+"""
+SIZES = [3, 9, 1, 6, 4]
+
+
+def table(start: int, rows: int) -> bytes:
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog", "bird"])}
+    )
+    numbers = range(start, start + rows)
+    columns = {
+        "image": [{"bytes": jpeg(i), "path": None} for i in numbers],
+        "label": [i % 3 for i in numbers],
+    }
+    content = io.BytesIO()
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(content)
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    found = {"README.md": b"---\nlicense: mit\n---\n"}
+    for number, size in enumerate(SIZES):
+        found[f"data/train-{number:05}-of-00005.parquet"] = table(sum(SIZES[:number]), size)
+    return found | {"data/validation-00000-of-00001.parquet": table(900, 3)}
+
+
+def run(files: dict[str, bytes], home: Path, classes: str = "", repo: str = "org/pets") -> Any:
+    with serve_dataset("org/pets", files) as url:
+        offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "")
+        environment = os.environ | offline | {
+            "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1",
+        }  # fmt: skip
+        command = [sys.executable, "-c", CODE, f"hf://datasets/{repo}", classes]
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_each_row_once_an_epoch_at_any_number_of_ranks_and_workers(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    found = run(files, tmp_path)
+    assert found["classes"] == ["cat", "dog", "bird"] and found["sizes"] == SIZES
+    assert found["val"] == [0, 1, 2] and bytes.fromhex(found["image"]) == jpeg(901)
+    (labels, keys), *others = found["seen"]
+    expected = {
+        f"train-{number:05}-of-00005.parquet row {row}": (sum(SIZES[:number]) + row) % 3
+        for number, size in enumerate(SIZES)
+        for row in range(size)
+    }
+    assert sorted(keys[:23]) == sorted(keys[23:46]) == sorted(expected)
+    assert [expected[key] for key in keys] == labels
+    assert others == [[labels, keys]] * 2
+
+
+@pytest.mark.slow
+def test_a_list_of_classes_and_datasets_that_cannot_be_streamed(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    listing = tmp_path / "classes.txt"
+    listing.write_text("bird\ncat\ndog\n")
+    found = run(files, tmp_path, str(listing))
+    assert found["classes"] == ["bird", "cat", "dog"] and found["val"] == [1, 2, 0]
+    labels, keys = found["seen"][0]
+    assert labels[keys.index("train-00000-of-00005.parquet row 0")] == 1
+    error = run(files, tmp_path, repo="org/other")["error"]
+    assert "no such dataset on the Hub" in error and error.count("\n") == 1
+    images = {"README.md": b"", "data/1.jpg": jpeg(1), "data/2.jpg": jpeg(2)}
+    error = run(images, tmp_path / "other")["error"]
+    assert "not stored as parquet" in error and "hf download" in error
+
+
+def test_a_local_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _data_path("org/pets") == "hf://datasets/org/pets"
+    assert DataConfig(_data_path("org/pets")).name == "pets"
+    for path in ("org", "org/pets.csv", "org/x/y", "./org/pets", "org/train-{0..3}.tar", "/org/x"):
+        assert _data_path(path) == os.path.abspath(path)
+    (tmp_path / "org" / "pets").mkdir(parents=True)
+    assert _data_path("org/pets") == str(tmp_path / "org" / "pets")
+    several = "https://host/a/train-{0..9}.tar?key=1::val.tar"
+    assert _data_path(several) == f"https://host/a/train-{{0..9}}.tar?key=1::{tmp_path}/val.tar"
+    assert DataConfig(several).name == "train-{0..9}.tar"
