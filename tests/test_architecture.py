@@ -30,7 +30,7 @@ LEVELS = [
     {"models", "data", "devices", "metrics"},
     {"checkpoints", "hub", "layouts"},
     {"inference", "prediction"},
-    {"evaluate", "features", "fewshot", "imagenet", "inspection", "ridge"},
+    {"evaluate", "features", "fewshot", "imagenet", "inspection", "ridge", "speed"},
     {"train"},
     {"cli"},
 ]
@@ -50,6 +50,7 @@ TORCH_ROOMS = {
     "evaluate",
     "fewshot",
     "inspection",
+    "speed",
     "train",
 }
 TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}

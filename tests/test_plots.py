@@ -16,6 +16,7 @@ from vitcli.plots import (
     confusion_matrix,
     position_similarity,
     reliability,
+    speed_by_resolution,
     training_curves,
 )
 
@@ -116,6 +117,14 @@ def test_a_sweep_marks_its_choice_what_diverged_and_ties(tmp_path):
     accuracy_by_rate([*trials, (0.3, 0.713)], 0.01, tmp_path / "sweep.svg")
     assert "tied" in " ".join(words(tmp_path / "sweep.svg"))
     accuracy_by_rate([(0.01, 0.5), (1.0, None)], 0.01, tmp_path / "sweep.png")
+
+
+def test_speed_by_resolution(tmp_path):
+    slow = [((384, 384), 40.0, 96), ((224, 224), 150.0, 512)]
+    lines = {("B/16", "inference"): slow, ("B/16", "training"): [((224, 224), 30.0, 64)]}
+    speed_by_resolution(lines, tmp_path / "speed.svg")
+    found = words(tmp_path / "speed.svg")
+    assert {"B/16", "B/16, training", "224", "384", "100", "largest batch"} <= found
 
 
 @pytest.mark.parametrize("grids", [[(4, 12), (8, 24)], [(12, 4)], [(7, 7), (12, 12)]], ids=str)

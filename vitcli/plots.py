@@ -21,7 +21,13 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+    StrMethodFormatter,
+)
 
 from vitcli.atomic import whole_file
 
@@ -296,6 +302,41 @@ def accuracy_by_resolution(
         axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel="top-1 accuracy")
         if len(lines) > 1:
             axes.legend(loc="best")
+
+
+def speed_by_resolution(
+    lines: Mapping[tuple[str, str], Sequence[tuple[tuple[int, int], float, int]]],
+    path: str | Path,
+) -> None:
+    """Draws images per second and the largest batch against the resolution of the images, as the
+    paper's Figure 12 (appendix D.5): a colour for each model, dashed in training.
+
+    Args:
+        lines: by (model, "inference" or "training"), ((height, width), images per second, largest
+            batch) of each resolution.
+    """
+    models = list(dict.fromkeys(model for model, _ in lines))
+    names = dict(zip(models, _drawable(models, path), strict=True))
+    height = 2.8 + 0.17 * (1 + len(lines) // 2)
+    with figure_file(path, 7.2, height, "".join(names.values())) as figure:
+        panels = figure.subplots(1, 2)
+        for (model, work), points in lines.items():
+            look = {"color": COLOURS[models.index(model) % len(COLOURS)], "ms": 4}
+            look |= {"label": names[model] + f", {work}" * (work != "inference")}
+            side, *values = zip(
+                *sorted((math.sqrt(math.prod(size)), *rest) for size, *rest in points), strict=True
+            )
+            for axes, value in zip(panels, values, strict=True):
+                axes.plot(side, value, "-o" if work == "inference" else "--o", **look)
+        for axes, label in zip(panels, ("images per second", "largest batch"), strict=True):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_xticks(sorted({x for drawn in axes.lines for x in drawn.get_xdata()}))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+            axes.set(xlabel="input size in pixels", ylabel=label)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
 def accuracy_by_rate(

@@ -74,7 +74,7 @@ def info(args: Info) -> None:
     if args.epochs is not None and args.images is None:
         raise typer.BadParameter("requires --images", param_hint="--epochs")
     found: dict[str, Any] = {"model": registry.aliases().get(args.model, args.model)}
-    checkpoint, config = None, _variant(args.model)
+    checkpoint, config = None, named_architecture(args.model)
     if config is None:
         with output.FetchDisplay(args.quiet) as fetching:
             located = locate(args.model, args.offline, fetching, args.allow_pickle)
@@ -99,7 +99,7 @@ def info(args: Info) -> None:
             output.line(output.entry(name, text, 20, sys.stdout))
 
 
-def _variant(name: str) -> Architecture | None:
+def named_architecture(name: str) -> Architecture | None:
     """The architecture of "B/16", "R50+B/16" or "R50x1"; None for other names, such as org/repo.
 
     Raises:

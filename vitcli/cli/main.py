@@ -38,6 +38,7 @@ COMMANDS = {
     "resize-posemb": "Resize position embeddings for another image size.",
     "inspect": "Show what a model attends to.",
     "info": "Describe a model and compute the cost of training it.",
+    "bench": "Measure the speed of models on this machine.",
     "models": "List models, describe one, or remove downloads.",
     "pull": "Download models from the Hub.",
     "push": "Upload a model to the Hub.",

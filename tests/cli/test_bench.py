@@ -1,0 +1,110 @@
+"""`vit bench`: what is measured, in which form, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vitcli import machine, speed
+from vitcli.config import model_config
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    monkeypatch.setattr(speed, "PRODUCT", {"cpu": 256})
+    monkeypatch.setattr(speed, "TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(speed, "TRAINING_BATCH", {"cpu": 4})
+    monkeypatch.setattr(speed, "SEEN", 1)
+
+
+def test_json_has_a_line_per_model_resolution_and_work(vit, tiny_checkpoint):
+    done = vit("bench", tiny_checkpoint, "--resolution", "32,64", "--json", "--device", "cpu")
+    assert done.exit_code == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["resolution"], line["work"]) for line in lines] == [
+        (size, work) for size in ([32, 32], [64, 64]) for work in ("inference", "training")
+    ]
+    for line in lines:
+        config = model_config(
+            "Ti/16", width=48, depth=2, num_heads=3, mlp_dim=192, num_classes=10,
+            image_size=tuple(line["resolution"]),
+        )  # fmt: skip
+        assert line["flops"] == 2 * config.macs() and line["parameters"] == config.num_params()
+        assert line["tokens"] == config.num_tokens
+        assert line["images_per_second"] > 0 and 0 < line["mfu"] < 2
+        assert 1 <= line["largest_batch"] <= 4096 and line["memory"] > 10e6
+    assert lines[1]["batch_size"] == 4
+
+
+def test_architectures_as_a_table_and_a_plot(vit, tmp_path):
+    words = ["bench", "Ti/16", "R50x1", "--resolution", "32", "--no-train", "--max-batch", "2"]
+    done = vit(*words, "--plot", tmp_path / "speed.png", "--batch-size", "2")
+    assert done.exit_code == 0, done.stderr
+    header, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:3] for row in rows] == [[m, "32", "inference"] for m in ("Ti/16", "R50x1")]
+    assert header[-1] == "largest" and all(row[-1].startswith(("1", "2")) for row in rows)
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_input_is_refused_before_anything_is_measured(vit, tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "measure", None)
+    for words, code, text in [
+        (["B/16", "--resolution", "225"], 1, "not a multiple of the patch size 16"),
+        (["B/16", "--resolution", "0"], 2, "'0' is not a size"),
+        (["B/16", "--batch-size", "0"], 2, "must be at least 1"),
+        (["B/99x"], 1, "no such file"),
+        (["X/16"], 1, "unknown architecture 'X/16'"),
+        (["B/16", "--plot", "speed.txt"], 2, "does not end in"),
+        (["B/16", "--plot", tmp_path / "none" / "a.png"], 1, "cannot be written"),
+        (["B/16", "--device", "cuda:9"], 1, "no device 'cuda:9'"),
+        ([], 2, "Missing argument"),
+    ]:
+        done = vit("bench", *words)
+        assert done.exit_code == code and text in " ".join(done.stderr.split()), done.stderr
+        assert done.stdout == ""
+
+
+def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
+    monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, device, limit: 7)
+    done = vit("bench", "Ti/16", "--resolution", "32", "--batch-size", "8")
+    assert done.exit_code == 1 and "does not fit into memory" in done.stderr
+    assert "--batch-size of 7 or less" in done.stderr
+
+
+@pytest.mark.parametrize("fitting", [0, 1, 2, 5, 37, 64, 99])
+def test_doubling_and_bisection_find_the_largest_batch(fitting):
+    tried = []
+
+    def run(count: int) -> None:
+        tried.append(count)
+        if count > fitting:
+            raise RuntimeError("CUDA out of memory")
+
+    found = speed._largest_by_trial(run, None, 64)
+    assert found == min(fitting, 64) and len(tried) == len(set(tried)) <= 13
+
+
+def test_on_a_cpu_the_largest_batch_follows_from_memory(monkeypatch):
+    held = [0]
+    monkeypatch.setattr(machine, "reset_peak_memory", lambda: held.__setitem__(0, 300))
+    monkeypatch.setattr(machine, "peak_memory", lambda: held[0])
+    monkeypatch.setattr(speed, "free_memory", lambda device: 1000)
+
+    def run(count: int) -> None:
+        held[0] = 300 + 50 + 10 * count
+
+    # 1,300 bytes in all, 350 of them fixed, 10 an image
+    assert speed._largest_by_estimate(run, None, 4096) == 95
+    assert speed._largest_by_estimate(run, None, 20) == 20
+
+
+def test_peak_memory_is_that_since_the_reset():
+    if machine.peak_memory() is None:
+        pytest.skip("this system does not tell")
+    block = bytearray(b"x") * (200 << 20)
+    assert machine.peak_memory() > len(block)
+    before = machine.peak_memory()
+    del block
+    machine.reset_peak_memory()
+    assert machine.peak_memory() < before - (150 << 20)

@@ -1,0 +1,163 @@
+"""`vit bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vitcli.checkpoints.read import locate, open_checkpoint
+from vitcli.cli import output
+from vitcli.cli.info import named_architecture
+from vitcli.cli.options import Fetching, parse_figure
+from vitcli.cli.parameters import command
+from vitcli.config import Architecture, Size
+from vitcli.fields import option, parse_device, parse_size
+from vitcli.hub import registry
+from vitcli.train_config import MACHINE
+
+if TYPE_CHECKING:
+    from vitcli.speed import Speed, Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Fetching):
+    """Options of `vit bench`."""
+
+    models: list[str] = option(
+        ..., "MODEL", "Model names, paths, Hub repos, or architectures such as B/16."
+    )
+    resolution: tuple[Size, ...] = option(
+        (),
+        "--resolution --resolutions N|HxW,...",
+        "Input sizes in pixels, each measured in turn.  [default: the model's]",
+        parse=lambda text: tuple(map(parse_size, text.split(","))),
+    )
+    train: bool = option(True, "--train/--no-train", "Also measure steps of training.")
+    batch_size: int | None = option(
+        None,
+        "--batch-size -b N",
+        "Images per batch of the measured rates.  [default: depends on the device]",
+        min=1,
+    )
+    max_batch: int = option(
+        4096, "--max-batch N", "Largest batch that is tried to find the largest that fits.", min=1
+    )
+    plot: str | None = option(
+        None,
+        "--plot FILE",
+        "Plot speed and largest batch against resolution (.png, .pdf or .svg).",
+        parse=parse_figure,
+    )
+    device: str = option(
+        "auto", "--device auto|cpu|cuda[:N]|mps", "Device to run on.", MACHINE, parse=parse_device
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
+        "auto", "--precision", "Precision; auto is bf16 if the hardware supports it, else fp32."
+    )
+
+
+@command(Bench)
+def bench(args: Bench) -> None:
+    """Measure the speed of models on this machine.
+
+    For each model and resolution: images per second, the share of the machine's FLOPs that this
+    is (MFU, from a matrix product measured first), peak memory, and the largest batch that fits.
+    Weights are random; of a checkpoint, only the header is read.
+
+    \b
+    Examples:
+      vit bench default
+      vit bench S/16 B/16 R50+B/16 --resolution 224,384 --no-train --plot speed.png
+    """
+    output.check_writable(args.plot)
+    models = []
+    for name in args.models:
+        config = _architecture(name, args)
+        sizes = args.resolution or (config.image_size,)
+        models += [
+            (name, config if size == config.image_size else config.at(size)) for size in sizes
+        ]
+    from vitcli import speed
+    from vitcli.devices import choose_device, choose_precision
+
+    device = choose_device(args.device)
+    works: tuple[Work, ...] = ("inference", "training") if args.train else ("inference",)
+    found: list[Speed] = []
+    with output.Meter("measuring", 1 + len(works) * len(models), args.quiet) as meter:
+        stages = iter(range(meter.total or 0))
+
+        def show(what: str) -> None:
+            done = next(stages)
+            meter.show(what, done, meter.total, [f"{done} of {meter.total} done"])
+
+        for measured in speed.measure(
+            models,
+            device,
+            choose_precision(args.precision, device),
+            works,
+            args.batch_size,
+            args.max_batch,
+            show,
+        ):
+            found.append(measured)
+            if args.json:
+                output.json_line(measured.to_json())
+    if args.plot:
+        _draw(found, args.plot)
+    if not args.json:
+        first = found[0]
+        threads = f", {first.threads} threads" if first.device == "cpu" else ""
+        output.note(f"{first.device}, {first.precision}{threads}", args.quiet)
+        show_table(found, args.max_batch)
+
+
+def _architecture(name: str, args: Bench) -> Architecture:
+    """What a name means, without downloading what the registry describes."""
+    config = named_architecture(name)
+    if config is not None:
+        return config
+    found = registry.resolve(name)
+    if isinstance(found, registry.RegistryEntry):
+        return found.model
+    with output.FetchDisplay(args.quiet) as fetching:
+        located = locate(name, args.offline, fetching, args.allow_pickle)
+    return open_checkpoint(*located).info.model
+
+
+def show_table(found: Sequence[Speed], max_batch: int) -> None:
+    """A row for each measurement."""
+    rows = [
+        [
+            speed.model,
+            _side(speed.resolution),
+            speed.work,
+            _three_digits(speed.flops / 1e9),
+            _three_digits(speed.images_per_second),
+            f"{speed.mfu:.0%}",
+            f"{speed.batch_size:,}",
+            "-" if speed.memory is None else output.size(speed.memory),
+            f"{speed.largest_batch:,}" + "+" * (speed.largest_batch == max_batch),
+        ]
+        for speed in found
+    ]
+    columns = ["model", "px", "", "GFLOPs", "images/s", "MFU", "batch", "memory", "largest"]
+    output.table(columns, rows, (1, *range(3, 9)))
+
+
+def _three_digits(rate: float) -> str:
+    return f"{rate:.3g}" if rate < 100 else f"{rate:,.0f}"
+
+
+def _side(size: Size) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+
+
+def _draw(found: Sequence[Speed], path: str) -> None:
+    from vitcli import plots
+
+    lines: dict[tuple[str, str], list[tuple[Size, float, int]]] = {}
+    for speed in found:
+        point = (speed.resolution, speed.images_per_second, speed.largest_batch)
+        lines.setdefault((speed.model, speed.work), []).append(point)
+    plots.speed_by_resolution(lines, path)

@@ -1,0 +1,293 @@
+"""How fast a model runs on this machine, and how large a batch fits (`vit bench`).
+
+Weights are random: speed does not depend on them. Images are random pixels on the device, so that
+neither decoding nor copying counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitcli import machine
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Size
+from vitcli.devices import free_memory, ran_out_of_memory
+from vitcli.errors import RunError
+from vitcli.inference import Cores, Inference, check_memory
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+
+Work = Literal["inference", "training"]
+Compute = Callable[[Tensor], object]
+"""Does the work on images (B, 3, H, W)."""
+
+CLASSES = 1000
+"""Of a model without a head."""
+TRAINING_BATCH = {"cpu": 32, "cuda": 128, "mps": 32}
+PRODUCT = {"cpu": 2048, "cuda": 8192, "mps": 4096}
+"""Rows and columns of the matrices whose product shows what the machine can do."""
+SEEN = 256 << 20
+"""Bytes by which the memory of a CPU process has to grow before images are counted in it."""
+TIMED_SECONDS, TIMED_RUNS = 1.0, 3
+"""A measurement takes at least so long and so many runs."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured of one model at one resolution, in inference or in training."""
+
+    model: str
+    resolution: Size
+    work: Work
+    """training: a step, that is forward, backward, clipping and AdamW."""
+    device: str
+    precision: str
+    threads: int
+    parameters: int
+    tokens: int | None
+    """Of an image; None: a ResNet."""
+    flops: int
+    """Of the forward pass of one image; a step of training takes three times as many."""
+    batch_size: int
+    """The one that the next three are of."""
+    images_per_second: float
+    mfu: float
+    """FLOPs per second, as a share of those of a large matrix product in the same precision."""
+    memory: int | None
+    """Bytes: the most that torch had allocated on a GPU, or that this process held on a CPU; None
+    where the system does not tell."""
+    largest_batch: int
+    """That fits into memory, if it is below the limit of the search. On a CPU, where a process that
+    takes too much is killed, computed from the memory that smaller batches took."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The measurement as a line of JSON."""
+        return dataclasses.asdict(self)
+
+
+def measure(
+    models: Sequence[tuple[str, Architecture]],
+    device: torch.device,
+    dtype: torch.dtype,
+    works: Sequence[Work] = ("inference", "training"),
+    batch_size: int | None = None,
+    max_batch: int = 4096,
+    on_start: Callable[[str], None] = lambda what: None,
+) -> Iterator[Speed]:
+    """Measures models one after the other.
+
+    Args:
+        models: (name, architecture at its resolution).
+        dtype: what inference computes in, and training under autocast.
+        batch_size: of the measurements, not of the search for the largest one; None: one that
+            suits the device.
+        max_batch: where this search ends.
+        on_start: called with what is measured next.
+
+    Raises:
+        ConfigError: an image needs more memory than there is.
+        RunError: the batch does.
+    """
+    for _, config in models:
+        check_memory(config, device.type)
+    on_start("matrix product")
+    ceiling = matrix_flops(device, dtype)
+    for name, config in models:
+        for work in works:
+            height, width = config.image_size
+            on_start(f"{name} at {height} x {width}, {work}")
+            yield _measure(name, config, device, dtype, work, batch_size, max_batch, ceiling)
+
+
+def matrix_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOPs per second of the product of two large matrices, at best."""
+    size = PRODUCT[device.type]
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
+    return 2 * size**3 / min(_times(lambda: a @ b, device))
+
+
+def _measure(
+    name: str,
+    config: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    work: Work,
+    batch_size: int | None,
+    max_batch: int,
+    ceiling: float,
+) -> Speed:
+    make = {"inference": _inference, "training": _training}[work]
+    compute, default = make(config.with_classes(config.num_classes or CLASSES), device, dtype)
+    kind = dtype if work == "inference" else torch.float32
+
+    def run(count: int) -> None:
+        compute(torch.randn((count, 3, *config.image_size), device=device).to(kind))
+        _wait(device)
+
+    find = _largest_by_estimate if device.type == "cpu" else _largest_by_trial
+    largest = find(run, device, max_batch)
+    count = batch_size or min(default, largest)
+    if count > largest and (largest < max_batch or not _fits(run, count)):
+        height, width = config.image_size
+        raise RunError(
+            f"{name}: a batch of {count:,} images of {height} x {width} pixels does not fit into "
+            f"memory in {work}",
+            hint=f"use a --batch-size of {largest:,} or less" if largest else None,
+        )
+    _reset_peak(device)
+    images = torch.randn((count, 3, *config.image_size), device=device).to(kind)
+    rate = count / statistics.median(_times(partial(compute, images), device))
+    passes = 3 if work == "training" else 1
+    return Speed(
+        model=name,
+        resolution=config.image_size,
+        work=work,
+        device=str(device),
+        precision=str(dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        parameters=config.num_params(),
+        tokens=None if isinstance(config, BiTConfig) else config.num_tokens,
+        flops=2 * config.macs(),
+        batch_size=count,
+        images_per_second=rate,
+        mfu=rate * passes * 2 * config.macs() / ceiling,
+        memory=_peak(device),
+        largest_batch=largest,
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# The work
+
+
+def _build(config: Architecture) -> ViT | BiT:
+    model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
+    model.init_weights(0)
+    for weight in model.head.parameters():
+        nn.init.normal_(weight, std=0.02)  # with zeros, all gradients would be zeros
+    return model
+
+
+def _inference(
+    config: Architecture, device: torch.device, dtype: torch.dtype
+) -> tuple[Compute, int]:
+    """As `vit predict` computes, and its batch size."""
+    info = CheckpointInfo(config, Preprocess(size=config.image_size))
+    inference, cores = Inference(info, _build(config).state_dict(), device, dtype), Cores(device)
+
+    def logits(images: Any) -> Any:
+        with torch.inference_mode():
+            return inference.model(images)
+
+    def compute(images: Any) -> Tensor:
+        return cores.start(logits, images)()
+
+    return compute, inference.batch_size
+
+
+def _training(
+    config: Architecture, device: torch.device, dtype: torch.dtype
+) -> tuple[Compute, int]:
+    """A step as the training loop takes it."""
+    model = _build(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step(images: Tensor) -> None:
+        labels = torch.arange(len(images), device=device) % config.num_classes
+        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+            logits = model(images)
+        F.cross_entropy(logits.float(), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step, TRAINING_BATCH[device.type]
+
+
+# ---------------------------------------------------------------------------------------------
+# Time and memory
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
+
+
+def _times(compute: Callable[[], object], device: torch.device) -> list[float]:
+    """Seconds of each of several runs, after one that warms up."""
+    compute()
+    _wait(device)
+    times: list[float] = []
+    while len(times) < TIMED_RUNS or sum(times) < TIMED_SECONDS:
+        begin = time.perf_counter()
+        compute()
+        _wait(device)
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        machine.reset_peak_memory()
+
+
+def _peak(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return torch.mps.driver_allocated_memory() if device.type == "mps" else machine.peak_memory()
+
+
+def _fits(run: Callable[[int], None], count: int) -> bool:
+    try:
+        run(count)
+        return True
+    except RuntimeError as error:
+        if not ran_out_of_memory(error):
+            raise
+    if torch.cuda.is_available():  # outside the except clause: the traceback holds tensors
+        torch.cuda.empty_cache()
+    return False
+
+
+def _largest_by_trial(run: Callable[[int], None], device: torch.device, limit: int) -> int:
+    """The largest batch up to the limit that runs, by doubling and bisection; 0: none."""
+    fits, fails = 0, limit + 1
+    while fails - fits > 1:
+        count = min(max(1, 2 * fits), limit) if fails > limit else (fits + fails) // 2
+        fits, fails = (count, fails) if _fits(run, count) else (fits, count)
+    return fits
+
+
+def _largest_by_estimate(run: Callable[[int], None], device: torch.device, limit: int) -> int:
+    """The same on a CPU from the growth of this process; the limit where nothing shows it."""
+    run(1)  # loads what every batch needs
+    one = _peak_of(run, 1)
+    count, growth = 1, 0
+    while growth < SEEN and count < min(64, limit):
+        count *= 4
+        growth = _peak_of(run, count) - one
+    per_image = growth / max(1, count - 1)
+    machine.reset_peak_memory()  # gives back what the batches took
+    if per_image <= 0:
+        return limit
+    fixed = one - per_image
+    room = free_memory(device) + (machine.peak_memory() or 0) - fixed
+    return max(0, min(limit, int(room / per_image)))
+
+
+def _peak_of(run: Callable[[int], None], count: int) -> int:
+    machine.reset_peak_memory()
+    run(count)
+    return machine.peak_memory() or 0
