@@ -5,43 +5,80 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.checkpoints import tensor_file
-from vitcli.checkpoints.adapt import adapt_tensor
 from vitcli.checkpoints.info import CheckpointInfo, assumptions
 from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.tensor_file import LazyTensor
-from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, architecture
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ClassLabel,
+    ModelConfig,
+    Preprocess,
+    architecture,
+)
 from vitcli.errors import ConfigError
+from vitcli.fields import key_value, option
 from vitcli.layouts import timm
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+def _read_labels(path: str) -> tuple[ClassLabel, ...]:
+    from vitcli.data.classes import read_classes
+
+    return read_classes(Path(path))
+
+
 @dataclass(frozen=True)
 class Changes:
-    """What a conversion changes."""
+    """What a conversion changes: options of `vit convert`."""
 
-    dtype: SaveDtype | None = None
-    """Of the stored floating-point tensors; None keeps each one's own."""
-    drop_head: bool = False
-    """Leave out the head, and `pre_logits` before it."""
-    num_classes: int | None = None
-    """A new head of zeros."""
-    labels: tuple[ClassLabel, ...] = ()
-    """The names of the classes."""
-    preprocess: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of Preprocess."""
-    arch: str | None = None
-    """A variant ("B/16") or a name of timm's, for what the file does not state: heads, and with a
-    name of timm's the GELU and the epsilons too."""
-    num_heads: int | None = None
-    """Attention heads, for sizes that no variant has."""
-    patch_size: int | None = None
-    """Resample the patch embedding; the grid stays, so images are larger or smaller."""
+    dtype: SaveDtype | None = option(
+        None,
+        "--dtype float32|float16|bfloat16",
+        "Data type of the stored weights.  [default: the source's]",
+    )
+    drop_head: bool = option(
+        False, "--drop-head", "Leave out the head and the pre_logits layer before it."
+    )
+    num_classes: int | None = option(
+        None, "--num-classes N", "Replace the head with one of zeros for N classes.", min=1
+    )
+    labels: tuple[ClassLabel, ...] = option(
+        (),
+        "--classes --labels FILE",
+        "File with the names of the classes, one per line, in index order: a name, or an id, a tab "
+        "and a name.",
+        parse=_read_labels,
+    )
+    preprocess: dict[str, Any] = option(
+        {},
+        "--preprocess KEY=VALUE",
+        "Change a field of the preprocessing, for example mean=0.5,0.5,0.5 or crop_mode=squash; "
+        "repeatable.",
+        parse=key_value(Preprocess),
+    )
+    arch: str | None = option(
+        None,
+        "--arch NAME",
+        "Architecture, if the file does not specify it: a name such as B/16, or a name of timm's.",
+    )
+    num_heads: int | None = option(
+        None, "--num-heads N", "Number of attention heads, if the file does not specify it.", min=1
+    )
+    patch_size: int | None = option(
+        None, "--patch-size N", "Resample the patch embedding to N x N pixels.", min=1, max=512
+    )
+
+    def __post_init__(self) -> None:
+        if self.drop_head and self.num_classes:
+            raise ConfigError("--drop-head and --num-classes cannot be combined")
 
 
 def change(
@@ -140,7 +177,7 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
     """The description of the changed model: how images are prepared, the names of its classes."""
     size = {"size": model.image_size} if changes.patch_size else {}
-    prepared = dataclasses.replace(info, model=model).prepared(size | dict(changes.preprocess))
+    prepared = dataclasses.replace(info, model=model).prepared(size | changes.preprocess)
     model = prepared.model
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())
@@ -166,6 +203,8 @@ def zeros(dtype: str, shape: tuple[int, ...]) -> LazyTensor:
 
 
 def _adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:
+    from vitcli.checkpoints.adapt import adapt_tensor
+
     array: np.ndarray = adapt_tensor(name, tensor.read(), old, new, "bilinear")
     return array
 

@@ -6,16 +6,13 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from vitcli.checkpoints.changes import Changes
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, Writing
 from vitcli.cli.parameters import command
-from vitcli.config import Preprocess
-from vitcli.fields import key_value, option
+from vitcli.fields import option
 from vitcli.layouts.catalogue import formats
 
 if TYPE_CHECKING:
@@ -43,48 +40,7 @@ class Convert(Writing):
         "vit]",
         parse=_parse_layout,
     )
-    dtype: Literal["float32", "float16", "bfloat16"] | None = option(
-        None,
-        "--dtype float32|float16|bfloat16",
-        "Data type of the stored weights.  [default: the source's]",
-    )
-    drop_head: bool = option(
-        False, "--drop-head", "Leave out the head and the pre_logits layer before it."
-    )
-    num_classes: int | None = option(
-        None, "--num-classes N", "Replace the head with one of zeros for N classes.", min=1
-    )
-    classes: str | None = option(
-        None,
-        "--classes --labels FILE",
-        "File with the names of the classes, one per line, in index order: a name, or an id, a tab "
-        "and a name.",
-    )
-    preprocess: dict[str, Any] = option(
-        {},
-        "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing, for example mean=0.5,0.5,0.5 or crop_mode=squash; "
-        "repeatable.",
-        parse=key_value(Preprocess),
-    )
-    arch: str | None = option(
-        None,
-        "--arch NAME",
-        "Architecture, if the file does not specify it: a name such as B/16, or a name of timm's.",
-    )
-    num_heads: int | None = option(
-        None,
-        "--num-heads N",
-        "Number of attention heads, if the file does not specify it.",
-        min=1,
-    )
-    patch_size: int | None = option(
-        None,
-        "--patch-size N",
-        "Resample the patch embedding to N x N pixels.",
-        min=1,
-        max=512,
-    )
+    changes: Changes = Changes()
     verify: bool = option(
         False,
         "--verify",
@@ -104,28 +60,14 @@ def convert(args: Convert) -> None:
       vit convert ViT-B_16.npz vit-b16 --verify
       vit convert runs/pets pets-hf --to transformers --dtype float16
     """
-    if args.drop_head and args.num_classes:
-        raise typer.BadParameter("--drop-head and --num-classes cannot be combined")
     from vitcli.checkpoints import convert as converting
-    from vitcli.checkpoints.changes import Changes
-    from vitcli.data.classes import read_classes
 
-    changes = Changes(
-        dtype=args.dtype,
-        drop_head=args.drop_head,
-        num_classes=args.num_classes,
-        labels=read_classes(Path(args.classes)) if args.classes else (),
-        preprocess=args.preprocess,
-        arch=args.arch,
-        num_heads=args.num_heads,
-        patch_size=args.patch_size,
-    )
     with output.FetchDisplay(args.quiet) as fetching:
         job = converting.plan_convert(
             args.source,
             args.target,
             args.to,
-            changes,
+            args.changes,
             old_grid=args.old_grid,
             offline=args.offline,
             on_progress=fetching,

@@ -49,10 +49,7 @@ class Info(Fetching):
         parse=parse_size,
     )
     images: float | None = option(
-        None,
-        "--images N",
-        "Compute the cost of training on N images, for example 303e6.",
-        min=0,
+        None, "--images N", "Compute the cost of training on N images, for example 303e6.", min=0
     )
     epochs: float | None = option(
         None, "--epochs N", "Number of passes over the images.  [default: 1]", min=0

@@ -76,10 +76,7 @@ class Running(Computing):
         None, "--batch-size -b N", "Images per batch.  [default: depends on the device]", min=1
     )
     workers: int | None = option(
-        None,
-        "--workers N",
-        "Number of threads that decode images.  [default: one per core]",
-        min=1,
+        None, "--workers N", "Number of threads that decode images.  [default: one per core]", min=1
     )
 
 
@@ -107,6 +104,7 @@ class Writing(Fetching):
         None,
         "--old-grid RxC",
         "Rows and columns of the stored position embeddings, if the file does not specify them.",
+        OTHERS,
         parse=parse_size,
     )
     dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.")

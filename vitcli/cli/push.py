@@ -43,9 +43,7 @@ class Push(Transferring):
         "that of the model it was trained from]",
     )
     overwrite_card: bool = option(
-        False,
-        "--overwrite-card",
-        "Replace the model card on the Hub, including edits made there.",
+        False, "--overwrite-card", "Replace the model card on the Hub, including edits made there."
     )
     token: str | None = option(
         None,

@@ -7,7 +7,7 @@ The model keeps its fused attention: the queries and keys that go into it are se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
 
 Method = Literal["rollout", "last", "gradient"]
-METHODS: tuple[Method, ...] = get_args(Method)
 Floats = npt.NDArray[np.float32]
 
 
