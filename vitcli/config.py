@@ -121,12 +121,15 @@ FEWSHOT = "Protocol"
 
 DATA_KINDS = (
     "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or "
-    "directory, tar shards, such as train-{00000..00009}.tar, or a dataset on the Hub, org/name"
+    "directory, tar shards by path or URL, such as train-{00000..00009}.tar, or a dataset on the "
+    "Hub, org/name"
 )
 """What `--data` takes; `data/dataset.py` opens it."""
 
 
 HUB = "hf://datasets/"
+"""How the path of a dataset on the Hub begins."""
+
 _FILE = r"csv|tsv|parquet|tar|tgz|gz|bz2|xz|zip|txt"
 _REPO = re.compile(rf"\w[\w.-]*/\w(?![\w.-]*\.(?:{_FILE})$)[\w.-]*", re.ASCII)
 
@@ -136,11 +139,15 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def hub_or_path(path: str) -> str:
+    """hf://datasets/org/name for what is no path here but can be a dataset on the Hub."""
+    is_path = not _REPO.fullmatch(path) or os.path.exists(os.path.expanduser(path))
+    return path if is_path else HUB + path
+
+
 def _data_path(path: str) -> str:
-    """Paths made absolute; of several with :: between them, each. What is no path here but can be a
-    dataset on the Hub (org/name) is one."""
-    if _REPO.fullmatch(path) and not os.path.exists(os.path.expanduser(path)):
-        return HUB + path
+    """Paths made absolute; of several with :: between them, each."""
+    path = hub_or_path(path)
     return "::".join(part if "://" in part else _absolute(part) for part in path.split("::"))
 
 
@@ -186,6 +193,13 @@ class DataConfig:
     def is_remote(self) -> bool:
         """Whether it is on another machine."""
         return "://" in self.path
+
+    def reachable(self, offline: bool) -> DataConfig:
+        """Itself. Raises ConfigError if it is on another machine, and that must not be asked."""
+        if offline and self.is_remote:
+            hint = "leave out --offline, or download the dataset first"
+            raise ConfigError(f"{self.path}: not on this machine, and --offline is set", hint=hint)
+        return self
 
 
 @dataclass(frozen=True)

@@ -236,6 +236,14 @@ def test_without_sizes_the_number_of_images_is_given(web: Web) -> None:
     assert same(batches(splits.train, 3, 2, last=5), batches(splits.train, last=5))
 
 
+def test_shards_that_the_sizes_do_not_have_are_named(web: Web) -> None:
+    with pytest.raises(DataError, match="'train-7.tar' and 'train-8.tar'"):
+        open_data(DataConfig(f"{web.url}/data/train-{{0..8}}.tar"))
+    web.files["data/sizes.json"] = b"x"
+    with pytest.raises(DataError, match=r"sizes\.json"):
+        opened(web)
+
+
 def test_wrong_sizes_end_a_run_with_the_shard(web: Web) -> None:
     for wrong, words in ((8, "more samples"), (11, "9 samples")):
         table = json.loads(web.files["data/sizes.json"])

@@ -16,7 +16,7 @@ from vitcli.cli import evaluation, output
 from vitcli.cli.options import CLASSES, INPUT, Adapting, open_predictor, parse_figure, spare
 from vitcli.cli.parameters import command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
-from vitcli.config import DATA_KINDS, DataConfig, Size
+from vitcli.config import DATA_KINDS, DataConfig, Size, hub_or_path
 from vitcli.fields import option, parse_size
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def evaluate(args: Evaluate) -> None:
       vit evaluate --data imagenet/val --model vit-b16-i21k --real-labels
       vit evaluate --data photos --resolution 192,224,256 --plot accuracy.png
     """
-    data, sizes = args.data, args.resolution or (None,)
+    data, sizes = [hub_or_path(path) for path in args.data], args.resolution or (None,)
     one = len(data) * len(sizes) == 1
     if args.plot and not one and len(sizes) == 1:
         raise typer.BadParameter("a confusion matrix needs one --data", param_hint="--plot")
@@ -151,7 +151,7 @@ def evaluate(args: Evaluate) -> None:
                 with output.Meter(f"images{size}", quiet=args.quiet) as meter:
                     report = measure(
                         predictor,
-                        DataConfig(path, classes=args.classes),
+                        DataConfig(path, classes=args.classes).reachable(args.offline),
                         on_answer=partial(write, path),
                         on_progress=meter.reach,
                     )

@@ -9,10 +9,9 @@ import io
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from vitcli.atomic import whole_file
 from vitcli.data.listing import cache_directory
@@ -37,10 +36,8 @@ class Missing(DataError):
 class RemoteFile(io.RawIOBase):
     """A file that is read and searched forwards. Reading raises DataError."""
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str] | None = None, timeout: float | None = None
-    ) -> None:
-        self.url, self.headers, self.timeout = url, dict(headers or {}), timeout
+    def __init__(self, url: str, timeout: float | None = None, misses: int = MISSED) -> None:
+        self.url, self.timeout, self.misses = url, timeout, misses
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
@@ -107,10 +104,11 @@ class RemoteFile(io.RawIOBase):
     def _connect(self, silence: float) -> None:
         if self._answer is not None:
             return
-        headers = {"User-Agent": "vitcli", "Accept-Encoding": "identity", **self.headers}
+        headers = {"User-Agent": "vitcli", "Accept-Encoding": "identity"}
         if self.position:
             headers["Range"] = f"bytes={self.position}-"
-        request = urllib.request.Request(self.url, headers=headers)
+        escaped = quote(self.url, safe="%/:=&?~#+!$,;'@()*[]")
+        request = urllib.request.Request(escaped, headers=headers)
         answer = urllib.request.urlopen(request, timeout=silence)
         start, size = 0, answer.headers.get("Content-Length")
         if answer.status == 206:
@@ -145,8 +143,8 @@ class RemoteFile(io.RawIOBase):
             what = f"the server answered {error.code} ({error.reason})"
             if error.code in (404, 410):
                 self._missed += 1
-                again = self._missed <= MISSED and self.timeout != 0
-                return Failure(Missing(what, where=where, hint="check the address"), again)
+                missing = Missing(what, where=where, hint="check the address")
+                return Failure(missing, self._missed <= self.misses)
             said = (error.headers.get("Retry-After") or "").strip()
             wait = float(said) if said.isdecimal() else 0.0
             passes = error.code in (408, 429) or error.code >= 500
@@ -155,7 +153,8 @@ class RemoteFile(io.RawIOBase):
         if isinstance(reason, TimeoutError):
             what = "the server stopped responding"
             return Failure(DataError(what, where=where, hint=hint), True, silent=True)
-        if isinstance(reason, OSError | http.client.HTTPException):
+        passes = not isinstance(reason, http.client.InvalidURL)
+        if passes and isinstance(reason, OSError | http.client.HTTPException):
             text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             return Failure(DataError(f"cannot be read: {text}", where=where, hint=hint), True)
         what = f"not the address of a file: {reason}"
@@ -167,18 +166,18 @@ def is_url(path: str) -> bool:
     return path.lower().startswith(("http://", "https://"))
 
 
-def download(url: str, headers: Mapping[str, str] | None = None, patient: bool = True) -> Path:
+def download(url: str, misses: int = MISSED) -> Path:
     """The file at a URL, from the cache directory if it was there before and has not changed.
 
     Args:
-        patient: whether what the server does not have is asked for again.
+        misses: how often a file that the server does not have is asked for again.
 
     Raises:
         Missing: the server does not have it.
         DataError: it cannot be read.
         OutputError: it cannot be stored.
     """
-    with RemoteFile(url, headers, AT_OPENING if patient else 0) as remote:
+    with RemoteFile(url, AT_OPENING, misses) as remote:
         remote.open()
         remote.timeout = None
         state = f"{url}\0{remote.size}\0{remote.tag}"

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from vitcli.data.classes import NAME_THEM, Classes, read_classes
+from vitcli.data.classes import NAME_THEM, Classes, listed, read_classes
 from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES
 from vitcli.data.remote import AT_OPENING, Missing, RemoteFile, download, is_url
 from vitcli.data.shards import index_shards
@@ -44,7 +44,6 @@ class TarShard:
     """A tar shard, at a URL or a path, compressed or not."""
 
     name: str
-    headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float | None = None
 
     def samples(self, start: int) -> Iterator[Sample]:
@@ -65,7 +64,7 @@ class TarShard:
         try:
             with contextlib.ExitStack() as stack:
                 if is_url(self.name):
-                    raw: Any = RemoteFile(self.name, self.headers, self.timeout)
+                    raw: Any = RemoteFile(self.name, self.timeout)
                 else:
                     raw = stack.enter_context(open(self.name, "rb", buffering=0))
                 file = stack.enter_context(io.BufferedReader(raw, 1 << 18))
@@ -108,10 +107,8 @@ def open_remote_shards(
     known = known or _classes([*urls, *(url for group in groups.values() for url in group)])
     others = Dataset()
     if groups:
-        count = sum(map(len, groups.values()))
-        report(
-            f"downloading {count:,} shards of {' and '.join(groups)}, or using those in the cache"
-        )
+        count, words = sum(map(len, groups.values())), " and ".join(groups)
+        report(f"{words}: {count:,} shard{'s' * (count != 1)}, downloaded if not in the cache")
         local = {split: [_local(url) for url in group] for split, group in groups.items()}
         others = index_shards(local, path, known, report)
     if not urls:
@@ -121,6 +118,8 @@ def open_remote_shards(
     sizes, exact = _sizes(urls, path, streaming.images)
     shards = tuple(TarShard(url) for url in urls)
     stream = Stream(known, shards, sizes, streaming.lanes_of(len(shards)), path, exact)
+    if not len(stream):
+        raise DataError("there are no images to train on", where=path)
     first = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
     if first is None:
         raise DataError("the shard has no samples", where=urls[0])
@@ -149,8 +148,12 @@ def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
     is divided among them."""
     tables = {parent: _table(url) for url in urls for parent, _, _ in [_parts(url)]}
     found = [tables[parent].get(name) for parent, name, _ in map(_parts, urls)]
-    if all(isinstance(size, int) and size >= 0 for size in found) and any(found):
-        return np.array(found, np.int64), True
+    missing = [url for url, size in zip(urls, found, strict=True) if not isinstance(size, int)]
+    if not missing:
+        return np.array(found, np.int64).clip(0), True
+    if any(tables.values()):
+        names = listed(_parts(url)[1] for url in missing)
+        raise DataError(f"not in the sizes.json beside the shards: {names}", where=path)
     if images:
         each, more = divmod(images, len(urls))
         return each + (np.arange(len(urls)) < more), False
@@ -178,7 +181,7 @@ def _beside(url: str, name: str) -> Path:
     parent, _, query = _parts(url)
     if not is_url(url):
         return Path(parent, name)
-    return download(f"{parent}/{name}{query}", patient=False)
+    return download(f"{parent}/{name}{query}", misses=0)
 
 
 def _parts(url: str) -> tuple[str, str, str]:

@@ -45,6 +45,7 @@ def prepare(
     builds the run; the data comes first, as weights may have to be downloaded."""
     if config.tensorboard:
         require_tensorboard()
+    config.data.reachable(offline)
     device = choose_device(config.device)
     dtype = choose_precision(config.precision, device)
     splits = _open_data(config, directory.read_split() if resume else None, on_event)
@@ -191,6 +192,15 @@ def _provenance(
 
 def _warn(config: TrainConfig, model: Architecture, on_event: OnEvent) -> None:
     """Warns of what makes a run slow, or an average useless."""
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    readers = ranks * (config.workers or 1)
+    if config.streams and config.streams < min(readers, config.batch_size or readers):
+        on_event(
+            Caution(
+                f"{config.streams} streams for {readers} workers: several read the same shards; "
+                f"--streams {readers} reads each once"
+            )
+        )
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
         on_event(
             Caution(
