@@ -1,13 +1,18 @@
-"""The paper's fine-tuning recipes (`--preset`): where they depart from the defaults of TrainConfig,
-which are the paper's too (SGD with momentum 0.9, no weight decay, gradients clipped at norm 1,
-cosine decay, softmax cross-entropy, inception crops and flips, evaluation on squashed images).
+"""Published recipes (`--preset`), of fine-tuning and of pre-training: where they depart from the
+defaults of TrainConfig, which are the paper's for fine-tuning (SGD with momentum 0.9, no weight
+decay, gradients clipped at norm 1, cosine decay, softmax cross-entropy, inception crops and flips,
+evaluation on squashed images).
 
 Standard library only.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, NamedTuple
+
+from vitcli.architectures import ModelConfig, architecture, variant_name
+from vitcli.errors import ConfigError
 
 PresetName = Literal["imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab"]
 
@@ -52,3 +57,126 @@ PRESETS: dict[PresetName, Preset] = {
     "vtab": Preset(2_500, (0.01,), val_fraction=0.2),
 }
 """By dataset [paper, Table 4 and section B.1.1]."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Pre-training
+
+PretrainName = Literal["imagenet", "imagenet21k", "jft", "s16-i1k"]
+
+
+class Rates(NamedTuple):
+    """What the paper's Table 3 gives for some variants."""
+
+    variants: str
+    """A regular expression of their names."""
+    epochs: int
+    lr: float
+
+
+class Pretraining(NamedTuple):
+    """Rows of the paper's Table 3 for one dataset: AdamW (Adam with decoupled decay) with betas 0.9
+    and 0.999, batches of 4,096 images of 224 px, linear warm-up."""
+
+    rates: tuple[Rates, ...]
+    weight_decay: float
+    dropout: float
+    schedule: Literal["cosine", "linear"] = "linear"
+    clip_norm: float | None = None
+    variant: str = "B/16"
+    """If none is asked for."""
+    batch_size: int = 4096
+    others: dict[str, Any] = {}
+    """Further fields of TrainConfig."""
+
+    def fields(self, name: str, variant: str | None) -> dict[str, Any]:
+        """Fields of TrainConfig for a variant, those of its dataclasses below their names.
+
+        Raises:
+            ConfigError: the recipe has no rates for the variant, or there is no such variant.
+        """
+        config = architecture(variant or self.variant)
+        known = variant_name(config)
+        found = next((row for row in self.rates if re.fullmatch(row.variants, known)), None)
+        if found is None:
+            raise ConfigError(
+                f"the preset '{name}' has no learning rate for {known}",
+                hint="leave out --preset, or choose another --variant",
+            )
+        fields = {
+            "variant": variant or self.variant,
+            "epochs": found.epochs,
+            "batch_size": self.batch_size,
+            "resolution": (224, 224),
+            "lr": found.lr,
+            "warmup": 10_000,
+            "schedule": self.schedule,
+            "optimizer": "adamw",
+            "weight_decay": self.weight_decay,
+            "clip_norm": self.clip_norm,
+            "dropout": self.dropout,
+            **self.others,
+        }
+        if "overrides" in fields and isinstance(config, ModelConfig):  # rep_size=True
+            fields["overrides"] = {**fields["overrides"], "pre_logits": config.width}
+        return fields
+
+
+_ANY_VIT = r"(R\d*\+)?\w+/\d+"
+PRETRAINING: dict[PretrainName, Pretraining] = {
+    "imagenet": Pretraining((Rates(_ANY_VIT, 300, 3e-3),), 0.3, 0.1, "cosine", clip_norm=1.0),
+    # L was trained for 30 epochs too.
+    "imagenet21k": Pretraining((Rates(r"[BL]/\d+", 90, 1e-3),), 0.03, 0.1),
+    # L/16 and R50+L/16 were trained for 14 epochs too.
+    "jft": Pretraining(
+        (
+            Rates(r"B/(16|32)", 7, 8e-4),
+            Rates(r"L/32", 7, 6e-4),
+            Rates(r"L/16", 7, 4e-4),
+            Rates(r"H/14", 14, 3e-4),
+            Rates(r"R50x[12]", 7, 1e-3),
+            Rates(r"R101x1", 7, 8e-4),
+            Rates(r"R152x[12]", 7, 6e-4),
+            Rates(r"R50\+B/(16|32)", 7, 8e-4),
+            Rates(r"R50\+L/32", 7, 2e-4),
+            Rates(r"R50\+L/16", 7, 4e-4),
+        ),
+        weight_decay=0.1,
+        dropout=0.0,
+    ),
+    # big_vision/configs/vit_s16_i1k.py (arXiv 2205.01580). Its weight decay follows the schedule,
+    # not the rate: read as the paper's, 1e-4 would be a thousandth of it.
+    "s16-i1k": Pretraining(
+        (Rates(_ANY_VIT, 90, 1e-3),),
+        weight_decay=1e-4,
+        dropout=0.0,
+        schedule="cosine",
+        clip_norm=1.0,
+        variant="S/16",
+        batch_size=1024,
+        others={
+            "decay_by": "schedule",
+            "overrides": {
+                "pool": "gap",
+                "class_token": False,
+                "posemb": "sincos2d",
+                "posemb_tokens": "patches",
+            },
+            "augment": {"randaugment": (2, 10), "mixup": 0.2},
+            "preprocess": {"crop_pct": 0.875, "interpolation": "bilinear"},
+            "data": {"val_fraction": 0.01},
+        },
+    ),
+}
+"""By dataset [paper, Table 3 and section 4.1]."""
+
+
+def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
+    """The fields of TrainConfig that a preset sets.
+
+    Raises:
+        ConfigError: a pre-training preset is not for this variant.
+    """
+    if task == "finetune":
+        return PRESETS[name].fields()  # type: ignore[index]
+    return PRETRAINING[name].fields(name, variant)  # type: ignore[index]

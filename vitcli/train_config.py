@@ -143,6 +143,12 @@ class TrainConfig:
         "Weight decay, applied to weight matrices only; decoupled for AdamW.",
         min=0,
     )
+    decay_by: Literal["lr", "schedule"] = option(
+        "lr",
+        "--decay-by",
+        "What scales decoupled weight decay at each step: the learning rate (PyTorch, the paper), "
+        "or its schedule alone, from 0 to 1 (big_vision).",
+    )
     clip_norm: float | None = option(
         1.0, "--clip-norm X", "Clip the global norm of the gradients to X.", above=0
     )

@@ -50,6 +50,8 @@ def test_a_run_learns_and_writes_its_directory(tiny_run):
     }  # fmt: skip
     (plan,) = of_kind(events, "plan")
     assert plan.tokens == 5 and plan.steps == 60 and plan.estimated_seconds > 0
+    # a run costs three forward passes for each image that it trains on
+    assert plan.exaflops == pytest.approx(3 * plan.flops * 60 * plan.batch_size / 1e18)
     losses = [event.loss for event in of_kind(events, "train")]
     assert losses[-1] < 0.2 < losses[0]
     model = load(directory)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import typer
 
+from vitcli.cli.training import build_config
 from vitcli.config import AugmentConfig, DataConfig, model_config
 from vitcli.presets import PRESETS
 from vitcli.train import plan
@@ -91,3 +93,72 @@ def test_a_preset_is_its_row_of_table_4(name):
     assert config.retrain and config.task == "finetune"
     # So a preset of another length has a warm-up that suits it:
     assert planned(1_000, CPU, steps=steps).warmup == warmup
+
+
+# FACTS of the paper's Table 3: (epochs, base lr, schedule, weight decay, dropout, clip).
+JFT = {
+    **dict.fromkeys(("B/16", "B/32", "R101x1", "R50+B/16", "R50+B/32"), (7, 0.0008)),
+    **dict.fromkeys(("R50x1", "R50x2"), (7, 0.001)),
+    **dict.fromkeys(("L/32", "R152x1", "R152x2"), (7, 0.0006)),
+    **dict.fromkeys(("L/16", "R50+L/16"), (7, 0.0004)),
+    "H/14": (14, 3e-4),
+    "R50+L/32": (7, 2e-4),
+}
+TABLE_3 = {
+    **{("jft", v): (*row, "linear", 0.1, 0.0, None) for v, row in JFT.items()},
+    **{
+        ("imagenet21k", v): (90, 1e-3, "linear", 0.03, 0.1, None)
+        for v in ("B/16", "B/32", "L/16", "L/32")
+    },
+    **{
+        ("imagenet", v): (300, 3e-3, "cosine", 0.3, 0.1, 1.0)
+        for v in ("B/16", "B/32", "L/16", "L/32", "R50+B/16")
+    },
+}
+
+
+def pretraining(name: str, variant: str | None = None) -> TrainConfig:
+    return build_config("pretrain", {"data": {"path": "x"}, **_given(variant)}, name)
+
+
+def _given(variant: str | None) -> dict:
+    return {"variant": variant} if variant else {}
+
+
+@pytest.mark.parametrize(("name", "variant"), TABLE_3, ids=str)
+def test_a_pretraining_preset_is_its_row_of_table_3(name, variant):
+    run = pretraining(name, variant)
+    row = (run.epochs, run.lr, run.schedule, run.weight_decay, run.dropout, run.clip_norm)
+    assert row == TABLE_3[name, variant] and run.variant == variant and run.steps is None
+    assert (run.optimizer, run.betas, run.decay_by) == ("adamw", (0.9, 0.999), "lr")
+    assert (run.batch_size, run.warmup, run.resolution) == (4096, 10_000, (224, 224))
+    assert run.augment == AugmentConfig() and run.overrides == {}
+
+
+def test_big_visions_preset():
+    """configs/vit_s16_i1k.py"""
+    run = pretraining("s16-i1k")
+    assert (run.variant, run.epochs, run.batch_size, run.lr) == ("S/16", 90, 1024, 1e-3)
+    assert (run.weight_decay, run.decay_by, run.clip_norm) == (1e-4, "schedule", 1.0)
+    assert (run.schedule, run.warmup, run.loss, run.dropout) == ("cosine", 10_000, "softmax", 0)
+    assert (run.augment.randaugment, run.augment.mixup) == ((2, 10), 0.2)
+    assert run.augment.crop_area == (0.05, 1.0)
+    model = model_config(run.variant, num_classes=1000, **run.overrides)
+    assert (model.pool, model.posemb, model.class_token) == ("gap", "sincos2d", False)
+    assert model.pre_logits == 384  # rep_size=True
+    more = build_config(
+        "pretrain",
+        {"data": {"path": "x"}, "overrides": {"depth": 6}, "augment": {"mixup": 0.5}, "steps": 9},
+        "s16-i1k",
+    )
+    assert more.overrides == {**run.overrides, "depth": 6} and more.augment.mixup == 0.5
+    assert more.augment.randaugment == (2, 10) and more.data.val_fraction == 0.01
+    assert (more.steps, more.epochs, more.warmup) == (9, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [("jft", "S/16"), ("jft", "H/16"), ("imagenet21k", "H/14")]
+)
+def test_a_preset_refuses_a_variant_that_its_table_lacks(name, variant):
+    with pytest.raises(typer.BadParameter, match=f"no learning rate for {variant}"):
+        pretraining(name, variant)

@@ -18,8 +18,9 @@ from vitcli.cli.options import Fetching
 from vitcli.cli.parameters import command, given_options, replaced
 from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
 from vitcli.config import TASK_DEFAULTS
+from vitcli.errors import ConfigError
 from vitcli.fields import option
-from vitcli.presets import PRESETS, PresetName
+from vitcli.presets import PRESETS, PRETRAINING, PresetName, PretrainName, recipe
 from vitcli.train_config import RECIPE, RUN, TrainConfig
 
 Task = Literal["pretrain", "finetune"]
@@ -46,6 +47,14 @@ class Start(Fetching):
         RECIPE,
         task="finetune",
     )
+    pretraining: PretrainName | None = option(
+        None,
+        f"--preset {'|'.join(PRETRAINING)}",
+        "Use the paper's pre-training recipe for this dataset and variant, or big_vision's for "
+        "S/16 on ImageNet-1k; other options override it.",
+        RECIPE,
+        task="pretrain",
+    )
 
 
 def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfig) -> Any:
@@ -57,10 +66,10 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
     """
 
     def run(args: Start, given: dict[str, Any]) -> None:
-        preset = args.preset
+        preset = args.preset or args.pretraining
         if args.resume:
-            others = [name for name in ("config", "preset") if getattr(args, name)]
-            built = _resumed(args.resume, given, [f"--{name}" for name in others], kind)
+            others = [k for k, v in (("--config", args.config), ("--preset", preset)) if v]
+            built = _resumed(args.resume, given, others, kind)
         else:
             built = build_config(task, given, preset, args.config, kind)
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
@@ -76,7 +85,7 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
 def build_config(
     task: Task,
     given: Mapping[str, Any],
-    preset: PresetName | None = None,
+    preset: PresetName | PretrainName | None = None,
     config: str | None = None,
     kind: type[TrainConfig] = TrainConfig,
 ) -> TrainConfig:
@@ -118,18 +127,34 @@ def build_config(
         data = given.get("data", {})
         if "path" not in data:
             raise typer.BadParameter("missing; pass a dataset to train on", param_hint="--data")
-        recipe: dict[str, Any] = PRESETS[preset].fields() if preset else {}
-        if "steps" in given or "epochs" in given:  # another length, another warm-up
-            recipe = {k: v for k, v in recipe.items() if k not in ("steps", "warmup")}
+        start_from = _preset_fields(task, preset, given) if preset else {}
         output = f"runs/{_name_of(data['path'])}"
-        defaults = {"task": task, "output": output, **TASK_DEFAULTS[task], **recipe}
-        fields = {**defaults, **fields, "data": {**recipe.get("data", {}), **data}}
+        defaults = {"task": task, "output": output, **TASK_DEFAULTS[task], **start_from}
+        both = {
+            k: v | fields[k] for k, v in start_from.items() if isinstance(v, dict) and k in fields
+        }
+        fields = {**defaults, **fields, **both}
     built: TrainConfig = replaced(start, fields)
     if "retrain" in given and not built.sweep:
         raise typer.BadParameter(
             "--retrain and --no-retrain require several learning rates", param_hint="--lr"
         )
     return built
+
+
+def _preset_fields(
+    task: Task, preset: PresetName | PretrainName, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a preset sets; with another length, without its own and its warm-up."""
+    if task == "pretrain" and "model" in given:
+        raise typer.BadParameter("--preset chooses the architecture: leave out --model")
+    try:
+        fields = recipe(task, preset, given.get("variant"))
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    if "steps" in given or "epochs" in given:
+        fields = {k: v for k, v in fields.items() if k not in ("steps", "epochs", "warmup")}
+    return fields
 
 
 def _resumed(

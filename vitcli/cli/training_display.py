@@ -84,6 +84,7 @@ def plan_text(plan: Plan) -> str:
         f"{plan.classes:,} classes",
         "plan": f"{plan.steps:,} steps of {plan.batch_size}{parts} ({plan.epochs:.3g} epochs), "
         f"{plan.optimizer}, {rate}, warm-up {plan.warmup} steps",
+        "cost": f"{plan.flops / 1e9:,.3g} GFLOPs per image, {plan.exaflops:,.3g} exaFLOPs in all",
         "machine": f"{plan.device}, {plan.precision}; about "
         f"{output.duration(plan.estimated_seconds)}{runs}",
     }
@@ -106,8 +107,8 @@ def stored_text(outcome: Outcome) -> str:
 
 
 _PRESET_FIELDS = (
-    *("steps", "batch_size", "resolution", "warmup", "schedule", "optimizer", "momentum"),
-    *("weight_decay", "clip_norm"),
+    *("steps", "epochs", "batch_size", "resolution", "warmup", "schedule", "optimizer"),
+    *("momentum", "weight_decay", "decay_by", "clip_norm", "dropout"),
 )
 
 
@@ -116,7 +117,7 @@ def preset_event(name: str, given: Mapping[str, Any], config: TrainConfig) -> di
     values: dict[str, Any] = {field: getattr(config, field) for field in _PRESET_FIELDS}
     values["lr"] = config.sweep or (config.lr,)
     values["val_fraction"] = config.data.val_fraction
-    overridden = [k for k in {**given, **given.get("data", {})} if k in values or k == "epochs"]
+    overridden = [k for k in {**given, **given.get("data", {})} if k in values]
     return {"event": "preset", "preset": name, **values, "overridden": sorted(overridden)}
 
 
@@ -125,7 +126,10 @@ def preset_text(event: Mapping[str, Any]) -> str:
     values = {key: event[key] for key in ("lr", *_PRESET_FIELDS, "val_fraction")}
     values["lr"] = numbers(event["lr"])
     values["resolution"] = "{} x {}".format(*event["resolution"])
-    parts = [f"{key.replace('_', ' ')} {'auto' if v is None else v}" for key, v in values.items()]
+    length = "steps" if values["epochs"] is None else "epochs"
+    del values["epochs" if length == "steps" else "steps"]
+    unset = dict.fromkeys(values, "auto") | {"clip_norm": "off"}
+    parts = [f"{k.replace('_', ' ')} {unset[k] if v is None else v}" for k, v in values.items()]
     lines = [_line("preset", f"{event['preset']}: {', '.join(parts)}")]
     if event["overridden"]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in event["overridden"])

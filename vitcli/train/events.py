@@ -59,12 +59,16 @@ class Plan(Event):
     resolution: tuple[int, int]
     patch_size: tuple[int, int]
     tokens: int
+    flops: int
+    """Of the forward pass of one image."""
     train_images: int
     val_images: int
     classes: int
     steps: int
     from_step: int
     epochs: float
+    exaflops: float
+    """Of the whole run: three forward passes for each image; one, if only the head is trained."""
     batch_size: int
     accumulate: int
     optimizer: str

@@ -111,13 +111,20 @@ def set_training(model: nn.Module, what: int | str | None) -> None:
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of the trained parameters. Weight decay applies to matrices and kernels only,
     not to biases, norms, tokens and position embeddings (as big_vision's `.*/kernel` masks). Each
-    group has an "lr_scale", below 1 in lower layers if `layer_decay` is set."""
+    group has an "lr_scale", below 1 in lower layers if `layer_decay` is set.
+
+    AdamW takes lr(t) * decay * w from w. With `decay_by="schedule"` it is lr(t) / lr * decay * w,
+    as in big_vision (optax.py), so the decay that AdamW gets is divided by the peak rate.
+    """
     layers, decay = Layers(model), config.layer_decay
+    per_step = config.weight_decay
+    if config.decay_by == "schedule":
+        per_step /= config.lr or 1.0
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and name.endswith("weight")
-            weight_decay = config.weight_decay if is_matrix else 0.0
+            weight_decay = per_step if is_matrix else 0.0
             scale = layers.scale(name, decay) if decay is not None else 1.0
             groups.setdefault((weight_decay, scale), []).append(parameter)
     built = [

@@ -91,7 +91,9 @@ def plan_of(run: Run) -> Plan:
     frozen = sum(p.numel() for p in run.model.parameters() if not p.requires_grad)
     val_images = len(splits.val) if splits.val is not None else 0
     images, micro_batches = (run.steps - run.progress.step) * run.batch_size, run.micro_batches
+    forwards = 3 * run.steps * run.batch_size  # the backward pass costs two
     if has_fixed_features(run):
+        forwards = len(splits.train) + val_images
         images, micro_batches = len(splits.train) + val_images, 1
     return Plan(
         model=str(run.info.provenance.get("parent") or config.variant),
@@ -100,12 +102,14 @@ def plan_of(run: Run) -> Plan:
         resolution=model.image_size,
         patch_size=model.patch_size,
         tokens=model.num_tokens,
+        flops=2 * model.macs(),
         train_images=len(splits.train),
         val_images=val_images,
         classes=model.num_classes,
         steps=run.steps,
         from_step=run.progress.step,
         epochs=run.steps * run.batch_size / len(splits.train),
+        exaflops=forwards * 2 * model.macs() / 1e18,
         batch_size=run.batch_size,
         accumulate=micro_batches,
         optimizer=config.optimizer,
