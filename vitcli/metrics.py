@@ -205,11 +205,8 @@ class Tally:
             losses = total[:, 0] - own
             scores = (best.values - total).exp()
         self.pairs.update((labels * self.num_classes + answers[:, 0]).tolist())
-        self.count += len(labels)
+        self.add_losses(losses)
         self.among_five += int((answers == labels[:, None]).sum())
-        finite = [loss for loss in losses.tolist() if math.isfinite(loss)]
-        self.not_finite += len(labels) - len(finite)
-        self.loss += sum(round(loss * UNIT) for loss in finite)
         confidence = np.nan_to_num(scores[:, 0].double().numpy())
         place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
         for row, values in enumerate((1, np.rint(confidence * UNIT), answers[:, 0] == labels)):
@@ -218,6 +215,13 @@ class Tally:
             list(zip(*row, strict=True))
             for row in zip(answers.tolist(), scores.tolist(), strict=True)
         ]
+
+    def add_losses(self, losses: Tensor) -> None:
+        """Counts images (B,) of which the loss is all that there is."""
+        finite = [loss for loss in losses.tolist() if math.isfinite(loss)]
+        self.count += len(losses)
+        self.not_finite += len(losses) - len(finite)
+        self.loss += sum(round(loss * UNIT) for loss in finite)
 
     def merge(self, other: Tally) -> None:
         """Adds what another tally of the same classes has counted."""

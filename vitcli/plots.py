@@ -193,17 +193,31 @@ def reliability(
 def training_curves(
     metrics: Iterable[Mapping[str, Any]], path: str | Path, stored: int | None = None
 ) -> None:
-    """Draws a run: loss, accuracy and learning rate against the step.
+    """Draws a run: loss, accuracy (where there is one) and learning rate against the step.
 
     Args:
         metrics: lines of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
-            {"step", "val_loss", "val_top1"} of evaluations; accuracies in [0, 1].
+            {"step", "val_loss", "val_top1"} of evaluations, {"step", "probe_5shot", ...} of
+            probes; accuracies in [0, 1].
         stored: the step of the stored weights, which is marked.
     """
     lines = list(metrics)
-    with figure_file(path, 6.4, 6.0) as figure:
-        loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 1.6])
-        for axes, train, val in ((loss, "loss", "val_loss"), (accuracy, "accuracy", "val_top1")):
+    probes = sorted({key for line in lines for key in line if key.startswith("probe_")}, key=_shots)
+    heights = {"loss": 3.0, "accuracy": 3.0, "few-shot accuracy": 2.4, "learning rate": 1.6}
+    if lines and all(line.get("accuracy") is None for line in lines):
+        del heights["accuracy"]
+    if not probes:
+        del heights["few-shot accuracy"]
+    with figure_file(path, 6.4, 0.4 + 0.74 * sum(heights.values())) as figure:
+        layout: dict[str, Any] = {"sharex": True, "height_ratios": list(heights.values())}
+        panels = dict(zip(heights, figure.subplots(len(heights), 1, **layout), strict=True))
+        for name, train, val in (
+            ("loss", "loss", "val_loss"),
+            ("accuracy", "accuracy", "val_top1"),
+        ):
+            if name not in panels:
+                continue
+            axes = panels[name]
             steps, values = _series(lines, train)
             if (window := len(steps) // 30) >= 2:  # a noisy curve, pale, and its running mean
                 axes.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
@@ -213,23 +227,32 @@ def training_curves(
             if len(steps):
                 style = {"marker": "o" if len(steps) <= 30 else "", "ms": 3}
                 axes.plot(steps, values, color=ORANGE, label="validation", **style)
+        for key, colour in zip(probes, COLOURS, strict=False):
+            points = _series(lines, key)
+            label = f"{_shots(key)} images per class"
+            panels["few-shot accuracy"].plot(*points, "-o", ms=3, color=colour, label=label)
+        rate = panels["learning rate"]
         rate.plot(*_series(lines, "lr"), color=GREY)
-        for axes in (loss, accuracy, rate):
+        for name, axes in panels.items():
             axes.margins(x=0.01)
+            axes.set_ylabel(name)
             if stored is not None:
                 label = f"stored weights: step {stored:,}"
                 axes.axvline(stored, color=GREY, linewidth=0.8, linestyle=":", label=label)
-        for axes in (loss, accuracy):
-            if len(axes.get_legend_handles_labels()[0]) > 1:
+            if axes is not rate and len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="best")
-        loss.set_ylabel("loss")
-        accuracy.set_ylabel("accuracy")
-        accuracy.yaxis.set_major_formatter(PercentFormatter(1))
-        rate.set(ylabel="learning rate", xlabel="step")
+            if "accuracy" in name:
+                axes.yaxis.set_major_formatter(PercentFormatter(1))
+        rate.set_xlabel("step")
         rate.set_ylim(bottom=0)
         rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         rate.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.align_ylabels()
+
+
+def _shots(key: str) -> int:
+    """10 of "probe_10shot"."""
+    return int(key.removeprefix("probe_").removesuffix("shot"))
 
 
 def _series(lines: Iterable[Mapping[str, Any]], key: str) -> tuple[Floats, Floats]:

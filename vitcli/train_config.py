@@ -6,6 +6,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from vitcli.config import (
 )
 from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, from_text, key_value, option, parse_device, parse_size
+from vitcli.objective_config import CLASSIFY_ONLY, OBJECTIVE, MaskingConfig, Objective
 
 # Headings of `--help`.
 RECIPE = "Recipe"
@@ -95,6 +97,16 @@ class TrainConfig:
         "Input size in pixels; position embeddings are resized to match.  [default: the model's]",
         parse=parse_size,
     )
+
+    objective: Objective = option(
+        "classify",
+        "--objective",
+        "What to learn: the images' classes; or without labels, the colors of corrupted patches "
+        "(masked-patch) or the pixels of hidden ones (mae).",
+        OBJECTIVE,
+        task="pretrain",
+    )
+    masking: MaskingConfig = MaskingConfig()
 
     steps: int | None = option(
         None, "--steps N", "Number of optimizer steps.  [default: auto]", RECIPE, min=1
@@ -264,6 +276,14 @@ class TrainConfig:
     eval_every: int | None = option(
         None, "--eval-every N", "Steps between evaluations.  [default: auto]", min=1
     )
+    probe_every: int | None = option(
+        None,
+        "--probe-every N",
+        "Steps between measurements of few-shot accuracy, by least squares on the features of 5 "
+        "and 10 images per class.  [default: off]",
+        task="pretrain",
+        min=1,
+    )
     strict: bool = option(
         False,
         "--strict",
@@ -341,6 +361,10 @@ class TrainConfig:
                 "balanced class weights and balanced sampling cannot be combined",
                 hint="leave out --class-weights or --balanced-sampling",
             )
+        if self.objective != "classify":
+            self._check_unlabelled()
+        elif self.masking != MaskingConfig():
+            raise ConfigError("--mask-ratio, --target and --decoder-* require another --objective")
         if self.batch_size and self.batch_size % (self.accumulate or 1):
             raise ConfigError(
                 f"a batch of {self.batch_size} images cannot be split into {self.accumulate} "
@@ -350,3 +374,16 @@ class TrainConfig:
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})
         if self.task == "pretrain" and self.model is None:
             self.new_architecture()
+
+    def _check_unlabelled(self) -> None:
+        """Raises ConfigError for what does not go with an objective that has no classes."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        wrong = [name for name in CLASSIFY_ONLY if getattr(self, name) != defaults[name]]
+        wrong += [name for name in ("mixup", "cutmix") if getattr(self.augment, name)]
+        if wrong:
+            name = "several learning rates" if wrong[0] == "sweep" else wrong[0].replace("_", " ")
+            raise ConfigError(f"{name}: requires --objective classify, not {self.objective}")
+        if self.objective == "mae" and self.masking.target != "mean-3bit":
+            raise ConfigError(f"--target {self.masking.target} requires --objective masked-patch")
+        if self.objective != "mae" and (self.masking.decoder_width or self.masking.decoder_depth):
+            raise ConfigError("--decoder-width and --decoder-depth require --objective mae")

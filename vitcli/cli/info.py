@@ -189,7 +189,10 @@ def _provenance(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in stated.items():
         if name == "metrics":
             known = {key: number for key, number in value.items() if number is not None}
-            value = ", ".join(f"{key.replace('_', ' ')} {x:.2%}" for key, x in known.items())
+            value = ", ".join(
+                f"{key.replace('_', ' ')} {f'{x:.4f}' if key.endswith('loss') else f'{x:.2%}'}"
+                for key, x in known.items()
+            )
         elif name == "posemb_resize":
             name, value = "position embeddings", f"resized, {value['method']}"
         elif name in ("assumed", "left_out", "took"):

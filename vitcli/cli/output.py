@@ -174,7 +174,9 @@ def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
     from vitcli.config import METRICS
 
     known = {name: values.get(prefix + key) for key, (_, name) in METRICS.items()}
-    return [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
+    words = [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
+    loss = values.get(f"{prefix}loss")  # of a model without classes
+    return words if words or loss is None else [f"loss {loss:.4f}"]
 
 
 def size(count: int) -> str:

@@ -4,7 +4,7 @@ from vitcli.cli.training import training_command
 
 pretrain = training_command(
     "pretrain",
-    """Train a Vision Transformer from scratch on labelled images.
+    """Train a Vision Transformer from scratch, with or without labels.
 
     This is the training loop of `vit finetune` with other defaults: random initial weights and
     AdamW. Everything is written to one directory, runs/DATASET.
@@ -13,6 +13,6 @@ pretrain = training_command(
     Examples:
       vit pretrain --data imagenet --variant S/16 --epochs 90
       vit pretrain --data shards/train-{0000..0099}.tar --variant Ti/16 --set depth=6
-      vit pretrain --resume runs/imagenet
+      vit pretrain --data photos --objective mae --variant S/16 --epochs 400
     """,
 )

@@ -20,6 +20,7 @@ from vitcli.cli.training_display import Screen, preset_event, preset_text, store
 from vitcli.config import TASK_DEFAULTS
 from vitcli.errors import ConfigError
 from vitcli.fields import option
+from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import PRESETS, PRETRAINING, PresetName, PretrainName, recipe
 from vitcli.train_config import RECIPE, RUN, TrainConfig
 
@@ -129,9 +130,10 @@ def build_config(
             raise typer.BadParameter("missing; pass a dataset to train on", param_hint="--data")
         start_from = _preset_fields(task, preset, given) if preset else {}
         output = f"runs/{_name_of(data['path'])}"
-        defaults = {"task": task, "output": output, **TASK_DEFAULTS[task], **start_from}
+        defaults = {"task": task, "output": output, **TASK_DEFAULTS[task]}
+        defaults |= OBJECTIVE_DEFAULTS[given.get("objective", "classify")] | start_from
         both = {
-            k: v | fields[k] for k, v in start_from.items() if isinstance(v, dict) and k in fields
+            k: v | fields[k] for k, v in defaults.items() if isinstance(v, dict) and k in fields
         }
         fields = {**defaults, **fields, **both}
     built: TrainConfig = replaced(start, fields)
@@ -206,7 +208,8 @@ def _run(config: TrainConfig, args: Start) -> None:
     if outcome.skipped:
         output.warning(f"skipped {outcome.skipped:,} images that cannot be read")
     output.note(stored_text(outcome))
-    output.note(f"next: vit predict IMAGE --model {where}")
+    then = "predict IMAGE" if config.objective == "classify" else "finetune --data DATA"
+    output.note(f"next: vit {then} --model {where}")
 
 
 def _resume_command(config: TrainConfig) -> str:

@@ -10,7 +10,7 @@ from vitcli.cli import output
 from vitcli.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from vitcli.train.events import Choice, Event, Plan, Trial, Validation
+    from vitcli.train.events import Choice, Event, Plan, Probe, Trial, Validation
     from vitcli.train.loop import Outcome
 
 
@@ -43,6 +43,8 @@ class Screen:
                 display.note(plan_text(event))
             case events.Validation():
                 display.note(validation_text(event))
+            case events.Probe():
+                display.note(probe_text(event))
             case events.TrialStart():
                 self.trial = {"trial": event.lr}
                 display.close()  # the bar of the run before is full
@@ -61,9 +63,19 @@ def _trial_text(trial: Trial) -> str:
 def validation_text(event: Validation) -> str:
     """An evaluation in one line."""
     when = f"step {event.step:,}" if event.step else "before step 1"
-    text = f"{when}: validation accuracy {event.metrics['val_top1']:.2%}"
-    average = event.metrics.get("ema_val_top1")
-    return text if average is None else f"{text}, of the average {average:.2%}"
+    key, form = (
+        ("top1", "accuracy {:.2%}") if "val_top1" in event.metrics else ("loss", "loss {:.4f}")
+    )
+    text = f"{when}: validation {form.format(event.metrics[f'val_{key}'])}"
+    average = event.metrics.get(f"ema_val_{key}")
+    return text if average is None else f"{text}, of the average {form.split()[1].format(average)}"
+
+
+def probe_text(event: Probe) -> str:
+    """Few-shot accuracies in one line."""
+    found = {key.removeprefix("probe_").removesuffix("shot"): v for key, v in event.metrics.items()}
+    parts = ", ".join(f"{value:.2%} of {shots} shots" for shots, value in found.items())
+    return f"step {event.step:,}: few-shot accuracy {parts}"
 
 
 def plan_text(plan: Plan) -> str:
@@ -81,7 +93,7 @@ def plan_text(plan: Plan) -> str:
         f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: {plan.tokens:,} tokens per "
         "image",
         "data": f"{plan.train_images:,} training images, {plan.val_images:,} validation images, "
-        f"{plan.classes:,} classes",
+        + (f"{plan.classes:,} classes" if plan.classes else "no labels used"),
         "plan": f"{plan.steps:,} steps of {plan.batch_size}{parts} ({plan.epochs:.3g} epochs), "
         f"{plan.optimizer}, {rate}, warm-up {plan.warmup} steps",
         "cost": f"{plan.flops / 1e9:,.3g} GFLOPs per image, {plan.exaflops:,.3g} exaFLOPs in all",
@@ -99,7 +111,7 @@ def stored_text(outcome: Outcome) -> str:
     """Which weights a run stored."""
     what = "the averaged weights" if outcome.stored_averaged else "the weights"
     text = f"stored: {what} of step {outcome.stored_step:,}"
-    if "val_top1" in outcome.metrics:
+    if {"val_top1", "val_loss"} & outcome.metrics.keys():
         text += ", the best on validation"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
         text += f"; stopped after {outcome.config.patience} evaluations without a better one"

@@ -70,6 +70,7 @@ def open_data(
     report: Callable[[str], None] = lambda text: None,
     select: bool = True,
     streaming: Streaming | None = None,
+    labelled: bool = True,
 ) -> Splits:
     """Opens a dataset for training.
 
@@ -81,12 +82,14 @@ def open_data(
         select: whether something is selected on a validation split; if not, none is held out of
             data that has a test split.
         streaming: for data on another machine.
+        labelled: whether labels are needed; if not, images may be of one class, or files in a
+            directory without class directories.
 
     Raises:
         DataError: it cannot be read, is empty, has a single class, or one without training images.
         MissingExtraError: the library that reads it is not installed.
     """
-    dataset = open_dataset(config, report, streaming)
+    dataset = open_dataset(config, report, streaming, labelled)
     if dataset.train is None:
         raise DataError(
             "there is no training split, only validation or test images",
@@ -97,7 +100,7 @@ def open_data(
         return _streamed(dataset, dataset.train, config, record)
     train, val = dataset.train, dataset.val
     counts = train.counts()
-    if np.count_nonzero(counts) < 2:
+    if labelled and np.count_nonzero(counts) < 2:
         name, _, inner = train.names[0].partition("/")
         nested = "/" in inner and os.path.isdir(os.path.join(config.path, name))
         raise DataError(
@@ -226,9 +229,11 @@ def open_dataset(
     config: DataConfig,
     report: Callable[[str], None] = lambda text: None,
     streaming: Streaming | None = None,
+    labelled: bool = True,
 ) -> Dataset:
     """A dataset of any kind with the splits that it names itself. A list of classes is that of the
-    configuration, else a `classes.txt` beside the data."""
+    configuration, else a `classes.txt` beside the data. Only if it need not be `labelled`, it may
+    be a directory of images without class directories."""
     if config.is_remote:
         listing = Path(config.classes).expanduser() if config.classes else None
         known = read_classes(listing) if listing else None
@@ -252,7 +257,8 @@ def open_dataset(
                 return shards.open_shards(path, known, report)
             if _holds(path, parquet.is_parquet, 0, 1):
                 return parquet.open_parquet(path, known)
-        return directory.open_directory(path, known)
+        images = None if labelled else directory.open_images(path)
+        return images or directory.open_directory(path, known)
     if not exists or shards.is_shard(path.name):
         return shards.open_shards(path, known, report)
     if parquet.is_parquet(path.name):
@@ -331,9 +337,10 @@ def _hold_out(
         )
     if not len(held):
         return held, "validation: none, because no class has two images"
+    each = " of each class" if len(train.classes) > 1 else ""
     note = (
         f"validation: {len(held):,} of {len(train):,} images held out, "
-        f"{config.val_fraction:.0%} of each class (split seed {config.split_seed})"
+        f"{config.val_fraction:.0%}{each} (split seed {config.split_seed})"
     )
     return held, note
 

@@ -91,6 +91,18 @@ def open_unlabelled(root: Path, classes: Classes) -> Source | None:
     return Source(classes, labels, names, FileReader(root, names), root) if files else None
 
 
+def open_images(root: Path) -> Dataset | None:
+    """The images directly in a directory, or in its train/, val/ and test/, without labels; None if
+    there are none, or class directories beside them."""
+    warnings: list[str] = []
+    one_class = (ClassLabel("image", "image"),)
+    places = _split_directories(root, warnings)
+    sources = {split: open_unlabelled(place, one_class) for split, place in places.items()}
+    if sources.get("train") is None:
+        return None
+    return Dataset(**sources, warnings=tuple(warnings))
+
+
 def _split_directories(root: Path, warnings: list[str]) -> dict[str, Path]:
     """{split: its directory}; a directory without splits is the training split."""
     names = subdirectories(root)

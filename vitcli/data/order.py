@@ -22,6 +22,16 @@ def batch_rng(seed: int, step: int) -> np.random.Generator:
     return np.random.default_rng((seed, 1, step))
 
 
+def image_rng(seed: int, step: int, place: int) -> np.random.Generator:
+    """Decides which patches of the image at `place` in a step's global batch are masked."""
+    return np.random.default_rng((seed, 3, step, place))
+
+
+def validation_rng(index: int) -> np.random.Generator:
+    """Decides which patches of a validation image are masked, the same in every run."""
+    return np.random.default_rng((0, 4, index))
+
+
 def order_rng(seed: int, epoch: int) -> np.random.Generator:
     """Decides the order of an epoch."""
     return np.random.default_rng((seed, 2, epoch))

@@ -36,10 +36,12 @@ METRICS = {
 """What may stand under `provenance["metrics"]`: the kind of metric, and what a reader calls it."""
 
 CURVES, CONFUSION, RELIABILITY = "curves.png", "confusion.png", "reliability.png"
+RECONSTRUCTION = "reconstruction.png"
 FIGURES = {
     CURVES: "Loss, accuracy and learning rate",
     CONFUSION: "Confusion matrix",
     RELIABILITY: "Reliability",
+    RECONSTRUCTION: "Validation images: original, masked, reconstructed",
 }
 """What a run draws (`train/report.py`), with its caption in the card."""
 
@@ -157,11 +159,11 @@ def _introduction(info: CheckpointInfo) -> list[str]:
         "",
         f"A {kind} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
         f"{2 * model.macs() / 1e9:.2f} GFLOPs per image) for images of {height} x {width} pixels, "
-        f"with {model.num_classes} classes.{named}",
+        + (f"with {model.num_classes} classes.{named}" if model.num_classes else "without a head."),
         "",
         f"Images are resized ({filtered}, {preprocess.crop_mode}, crop {preprocess.crop_pct:g}), "
-        f"scaled to [0, 1] and normalized with mean {mean} and std {std}. Scores are the "
-        f"{info.score} of the logits.",
+        f"scaled to [0, 1] and normalized with mean {mean} and std {std}."
+        + (f" Scores are the {info.score} of the logits." if model.num_classes else ""),
     ]
 
 
@@ -174,11 +176,14 @@ def _metrics(
     info: CheckpointInfo, shown: Evaluation | None, images: Mapping[str, str]
 ) -> list[str]:
     numbers = _numbers(info)
-    if not numbers and shown is None:
+    loss = None if numbers else (info.provenance.get("metrics") or {}).get("val_loss")
+    if not numbers and shown is None and loss is None:
         return []
     lines = ["## Metrics", "", "Of the stored weights, on images that were not trained on.", ""]
-    if "val_top1" in numbers:
+    if "val_top1" in numbers or loss is not None:
         lines[2] += " The stored step is the best on the validation split."
+    if loss is not None:  # of an objective without classes
+        lines += ["| metric | |", "|---|---|", f"| loss, validation split | {loss:.4f} |"]
     if numbers:
         lines += ["| metric | |", "|---|---|"]
         lines += [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
@@ -246,11 +251,13 @@ def _resized(said: Any) -> str | None:
 
 def _use(info: CheckpointInfo, name: str | None) -> list[str]:
     where = name if name and "/" in name else None
-    lines = ["## Use", "", "```sh", f"vit predict cat.jpg --model {where or '.'}", "```"]
+    command = "predict cat.jpg" if info.model.num_classes else "finetune --data photos"
+    lines = ["## Use", "", "```sh", f"vit {command} --model {where or '.'}", "```"]
     if not_in_timm(info.model):
         reasons = ", ".join(not_in_timm(info.model))
         return [*lines, "", f"timm cannot express this model ({reasons})."]
     timm_name = f"hf-hub:{where}" if where else "local-dir:."
+    task = "image-classification" if info.model.num_classes else "image-feature-extraction"
     return [
         *lines,
         "",
@@ -263,7 +270,7 @@ def _use(info: CheckpointInfo, name: str | None) -> list[str]:
         "```python",
         "from transformers import pipeline  # with timm installed",
         "",
-        f'pipeline("image-classification", "{where or "."}")("cat.jpg")',
+        f'pipeline("{task}", "{where or "."}")("cat.jpg")',
         "```",
     ]
 

@@ -245,14 +245,21 @@ class ViT(nn.Module):
         expected = (3, *self.config.image_size)
         if tuple(images.shape[1:]) != expected:
             raise ConfigError(f"the model expects images of {expected}, not {(*images.shape[1:],)}")
-        x = self.norm_pre(self.pos_drop(self.embed(images)))
+        return self.encode_tokens(self.embed(images), read)
+
+    def encode_tokens(self, tokens: Tensor, read: int | None = None) -> Tensor:
+        """What `encode` gives, of the tokens of `embed` or some of them."""
+        x = self.norm_pre(self.pos_drop(tokens))
         if read is None:
             return self.norm(self.blocks(x))
         return self.norm(self.blocks[-1](self.blocks[:-1](x), read))
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: prefix tokens, patches and position embeddings, (B, N, D)."""
-        x = self.patch_embed(images)
+        return self.place(self.patch_embed(images))
+
+    def place(self, x: Tensor) -> Tensor:
+        """Embedded patches (B, P, D) with their position embeddings, behind the prefix tokens."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(x.shape[0], -1, -1) for token in tokens if token is not None]
         table = self.position_embeddings()

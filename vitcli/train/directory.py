@@ -2,6 +2,8 @@
 
 model.safetensors   the best weights on validation, or the last without a validation split
 config.json         timm's layout, our description, and the run's whole configuration
+decoder.safetensors beside it, what was trained with it and is no part of it: the decoder of
+                    --objective mae, the prediction layer of masked-patch
 state.safetensors   what --resume needs, from step 0 on; gone when the run is finished
 split.json          which images are held out, if the data does not say
 metrics.jsonl       one line per event: training, evaluation
@@ -39,6 +41,7 @@ class RunDirectory:
         self.path = Path(path)
         self.model = self.path / "model.safetensors"
         self.config = self.path / "config.json"
+        self.decoder = self.path / "decoder.safetensors"
         self.state = self.path / "state.safetensors"
         self.split = self.path / "split.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -49,7 +52,7 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self.files = (
-            *(self.model, self.config, self.state, self.split, self.metrics),
+            *(self.model, self.decoder, self.config, self.state, self.split, self.metrics),
             self.skipped,
             *(self.card, self.sweep, self.sweep_plot),
             *(self.path / name for name in FIGURES),

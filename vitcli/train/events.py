@@ -95,7 +95,8 @@ class Step(Event):
     step: int
     steps: int
     loss: float
-    accuracy: float
+    accuracy: float | None
+    """None where the objective has no classes."""
     lr: float
     images_per_second: float
     eta: float
@@ -103,10 +104,22 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class Validation(Event):
-    """An evaluation on the validation split: val_top1, val_loss, ...; ema_val_top1, ... of the
-    averaged weights."""
+    """An evaluation on the validation split: val_top1 (where the objective has classes), val_loss,
+    ...; ema_val_top1, ... of the averaged weights."""
 
     kind = "evaluation"
+    step: int
+    metrics: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"event": self.kind, "step": self.step, **self.metrics}
+
+
+@dataclass(frozen=True)
+class Probe(Event):
+    """Few-shot accuracy of the features: probe_5shot, ..."""
+
+    kind = "probe"
     step: int
     metrics: dict[str, float]
 

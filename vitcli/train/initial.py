@@ -3,8 +3,12 @@ keeps the rows of known classes. Nothing is initialised that a checkpoint then o
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vitcli.checkpoints.adapt import adapt
@@ -19,6 +23,7 @@ from vitcli.hub import registry
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.events import Caution, OnEvent
+from vitcli.train.objectives import Objective
 from vitcli.train_config import TrainConfig
 
 BEST_MODEL = "vit-b16-i21k"
@@ -116,6 +121,27 @@ def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainC
             f"the initial weights do not match the model: {error}", where=config.model
         ) from error
     return model
+
+
+def load_beside(objective: Objective, config: TrainConfig) -> str | None:
+    """Fills what is trained beside the model from the decoder.safetensors of the run that `model`
+    is, if there is one; gives a line that says so.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    wanted = objective.beside()
+    file = Path(config.model or "").expanduser() / "decoder.safetensors"
+    if not wanted or config.model is None or not file.is_file():
+        return None
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot be read: {error}", where=file) from error
+    if {k: v.shape for k, v in found.items()} != {k: v.shape for k, v in wanted.items()}:
+        return f"decoder: new weights; {file} is of another objective or size"
+    objective.load_state_dict(found, strict=False)
+    return f"decoder: weights from {file}"
 
 
 def build_empty(model: Architecture, config: TrainConfig) -> ViT | BiT:

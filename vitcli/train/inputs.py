@@ -8,13 +8,17 @@ same function of the weights at a fraction of the cost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vitcli.config import AugmentConfig
+from vitcli.data.decoder import Decoder
+from vitcli.data.inputs import ImageInput
 from vitcli.data.loader import train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
@@ -23,9 +27,10 @@ from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, DataError, ImageError
 from vitcli.evaluate import evaluate_source
-from vitcli.inference import features_of
+from vitcli.inference import Slot, features_of, report_unreadable
 from vitcli.metrics import Tally
 from vitcli.train.events import Advance, Caution, Note, OnEvent
+from vitcli.train.masking import Masking
 from vitcli.train.objectives import Objective
 from vitcli.train.run import Run
 
@@ -39,6 +44,9 @@ EVALUATED_AT_ONCE = 8192
 LEAST_BAD = 100
 """Unreadable images that a run of any size puts up with. A broken copy of the data has more than a
 tenth; a few of a million must not end a run of days."""
+
+EVALUATED_MASKED = 64
+"""Images whose masked patches are predicted."""
 
 NAMED_SKIPS = 20
 """Unreadable images that are named; the others are only counted."""
@@ -152,6 +160,8 @@ class Images:
         """The metrics of a model, or of its average, on the validation split: top1, loss, ..."""
         run, val = self.run, self.run.splits.val
         assert val is not None
+        if isinstance(objective, Masking):
+            return {"loss": self._masked_loss(objective, val)}
         found = evaluate_source(
             run.inference(objective.model),
             val,
@@ -160,6 +170,37 @@ class Images:
             on_unreadable=self.skip,
         )
         return {**found.metrics(), "loss": found.loss}
+
+    def _masked_loss(self, objective: Masking, val: Source) -> float:
+        """The mean loss of the validation images, each with its own fixed mask."""
+        run, tally = self.run, Tally(0)
+        advance = counting("validation", len(val), self.on_event)
+        objective.eval()
+        for images, indices in self.validation_images(range(len(val))):
+            with torch.inference_mode(), run.autocast():
+                losses, _ = objective(images, objective.for_validation(images, indices))
+            tally.add_losses(losses.cpu())
+            advance(len(indices))
+        return tally.result().loss
+
+    def validation_images(self, indices: Sequence[int]) -> Iterator[tuple[Tensor, list[int]]]:
+        """Batches of validation images at these indices: (images (b, 3, H, W) on the device, their
+        indices). Those that cannot be read are left out."""
+        run, val, waiting = self.run, self.run.splits.val, iter(indices)
+        assert val is not None
+        images = (ImageInput(val.where(i), partial(val.read, i)) for i in indices)
+        with Decoder(images, run.preprocess, EVALUATED_MASKED, run.workers, pause=None) as decoder:
+            while decoded := decoder.take(EVALUATED_MASKED):
+                pixels, read = list[npt.NDArray[np.uint8]](), list[int]()
+                for (name, found), index in zip(decoded, waiting, strict=False):
+                    if isinstance(found, DataError):
+                        report_unreadable([Slot(name, found)], self.skip)
+                    else:
+                        pixels.append(found)
+                        read.append(index)
+                if read:
+                    stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+                    yield to_float(to_device(stacked, run.device), run.preprocess), read
 
 
 class Features:

@@ -22,10 +22,11 @@ from vitcli.devices import ran_out_of_memory
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError
 from vitcli.train import report, setup
 from vitcli.train.directory import RunDirectory
-from vitcli.train.events import Caution, Event, Note, OnEvent, Step, Validation
+from vitcli.train.events import Caution, Event, Note, OnEvent, Probe, Step, Validation
 from vitcli.train.inputs import Computed, Inputs, make_inputs
 from vitcli.train.optim import learning_rate, set_training
 from vitcli.train.plan import plan_of
+from vitcli.train.probe import FewshotProbe
 from vitcli.train.run import Run
 from vitcli.train.state import load_state, save_state
 from vitcli.train.tensorboard import scalar_log
@@ -144,6 +145,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
             _validate(run, inputs, tell)  # the starting point of what is kept
         set_training(objective, config.freeze)
         meter, saver = _Meter(run), _Saver(run)
+        probe = FewshotProbe(run, on_event) if config.probe_every else None
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
                 meter.leave_out(meter.since)  # the wait for the first batch
@@ -176,6 +178,10 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
                 begun = time.monotonic()
                 _validate(run, inputs, tell)
                 set_training(objective, config.freeze)
+                meter.leave_out(begun)
+            if probe is not None and (step % (config.probe_every or 1) == 0 or step == steps):
+                begun = time.monotonic()
+                tell(Probe(step, probe.measure()))
                 meter.leave_out(begun)
             ends = step == steps or progress.lost_patience(config)
             best = progress.best_step == step  # a GPU may not come to the same weights again
@@ -243,6 +249,7 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
         metrics |= {f"{name}_{key}": value for key, value in found.items()}
         scores[name] = run.objective.score(found)
     tell(Validation(progress.step, metrics))
+    report.draw(run, inputs)
     best = max(scores, key=lambda name: scores[name])  # of equals the model itself
     progress.stale += 1
     if progress.best_score is None or scores[best] > progress.best_score:
@@ -256,6 +263,7 @@ class _Meter:
 
     def __init__(self, run: Run) -> None:
         self.config, self.batch, self.steps = run.config, run.batch_size, run.steps
+        self.classifies = run.objective.classifies
         self.start, self.since = run.progress.step, time.monotonic()
         self.losses: list[Tensor] = []
         self.correct: list[Tensor] = []
@@ -276,7 +284,8 @@ class _Meter:
         """Waits for the device: not to be called after every step of a small model."""
         count = len(self.losses)
         loss = torch.stack(self.losses).mean().item()
-        accuracy = torch.stack(self.correct).sum().item() / (count * self.batch)
+        correct = torch.stack(self.correct).sum().item()
+        accuracy = correct / (count * self.batch) if self.classifies else None
         now = time.monotonic()
         rate = count * self.batch / max(now - self.since, 1e-9)
         self.losses, self.correct, self.since = [], [], now

@@ -28,6 +28,9 @@ class Objective(nn.Module):
         model: the ViT or BiT that the run stores.
     """
 
+    classifies = True
+    """Whether the model answers with a class, so that there is an accuracy."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
@@ -49,6 +52,15 @@ class Objective(nn.Module):
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each image, float32 (B,), and whether its answer is right, bool (B,)."""
+
+    def beside(self) -> dict[str, Tensor]:
+        """The state of all that is trained beside the model, by name."""
+        return {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
+
+    @property
+    def note(self) -> str:
+        """What is good to know about it before a run; may be empty."""
+        return ""
 
     @abstractmethod
     def score(self, metrics: Mapping[str, float]) -> float:

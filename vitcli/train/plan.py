@@ -26,7 +26,8 @@ def fill_gaps(
     - steps, finetune: the paper's for data of such a size (Table 4, as BiT-HyperRule, arXiv
       1912.11370, generalises it): 500 below 20,000 images, 10,000 below 500,000, else 20,000;
       on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
-    - lr: by optimizer and task (`OPTIMIZERS`).
+    - lr: by optimizer and task (`OPTIMIZERS`), of other objectives than classes by these
+      (`default_rate`).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
     - evaluation: 20 times per run, at least 10 steps apart; metrics 100 times or more.
     - micro-batches: as large as half of the free memory holds, at most 128 images.
@@ -46,12 +47,25 @@ def fill_gaps(
         steps=steps,
         warmup=warmup if config.warmup is None else config.warmup,
         accumulate=config.accumulate or _micro_batches(batch, model, device),
-        lr=config.lr or OPTIMIZERS[config.optimizer].lr[config.task],
+        lr=config.lr or default_rate(config, batch),
         eval_every=config.eval_every or max(10, -(-steps // 20)),
         log_every=config.log_every or max(1, min(50, steps // 100)),
         resolution=model.image_size,
         workers=workers if config.workers is None else config.workers,
     )
+
+
+def default_rate(config: TrainConfig, batch: int) -> float:
+    """The peak learning rate of a run that names none: of MAE in proportion to the batch
+    (arXiv 2111.06377, section A.1), of masked patches the paper's (section B.1.2)."""
+    if config.objective == "mae":
+        return MAE_RATE * batch / 256
+    if config.objective == "masked-patch":
+        return MASKED_PATCH_RATE
+    return OPTIMIZERS[config.optimizer].lr[config.task]
+
+
+MAE_RATE, MASKED_PATCH_RATE = 1.5e-4, 2e-4
 
 
 def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> int:

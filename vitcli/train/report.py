@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from vitcli import plots
 from vitcli.atomic import write_text
 from vitcli.checkpoints.save import rewrite_info
@@ -9,10 +11,15 @@ from vitcli.evaluate import evaluate_source
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
+from vitcli.reconstruction_plots import reconstructions
 from vitcli.train.directory import config_to_json
 from vitcli.train.events import OnEvent
-from vitcli.train.inputs import counting, skipping
+from vitcli.train.inputs import Images, Inputs, counting, skipping
+from vitcli.train.masking import Masking
 from vitcli.train.run import Run
+
+DRAWN = 8
+"""Images of a picture."""
 
 
 def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
@@ -40,11 +47,33 @@ def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
     return metrics
 
 
+def draw(run: Run, inputs: Inputs) -> None:
+    """Draws what the objective makes of a few validation images, as it is now, if it hides any
+    patches of them; the picture of the evaluation before is replaced."""
+    objective, val = run.objective, run.splits.val
+    if not isinstance(objective, Masking) or not isinstance(inputs, Images) or val is None:
+        return
+    chosen = sorted({i * len(val) // DRAWN for i in range(DRAWN)})
+    objective.eval()
+    for images, indices in inputs.validation_images(chosen):
+        with torch.inference_mode(), run.autocast():
+            y = objective.for_validation(images, indices)
+            pictures = (images, *objective.picture(images, y))
+        original, hidden, filled = (
+            objective.colours(images).permute(0, 2, 3, 1).cpu().numpy() for images in pictures
+        )
+        path = run.directory.path / card.RECONSTRUCTION
+        reconstructions(original, hidden, filled, path)
+
+
 def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation | None]:
     """The metrics of every held-out split, and the evaluation of the last. The model is dropped
     here: its file is mapped into memory, and Windows would not replace it."""
     metrics: dict[str, float] = {}
     found: Evaluation | None = None
+    if not run.objective.classifies:  # what chose the stored model is all that there is to know
+        score = run.progress.best_score
+        return {} if score is None else {"val_loss": -score}, None
     predictor = Predictor(run.directory.path, str(run.device), run.config.precision)
     splits = run.splits
     for name, what, split in (("val", "validation", splits.val), ("test", "test", splits.test)):

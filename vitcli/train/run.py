@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
@@ -139,6 +140,9 @@ class Run:
         average = self.averaged if self.progress.best_averaged else None
         objective: Any = self.objective if average is None else average.module
         info = self.stored_info({})
+        if beside := objective.beside():
+            path = self.directory.decoder
+            tensor_file.write(path, {k: v.cpu().numpy() for k, v in beside.items()}, {})
         state = {name: value.detach().cpu() for name, value in objective.model.state_dict().items()}
         state = adapt(state, self.info.model, info.model, self.config.posemb_method)
         train = config_to_json(self.config)

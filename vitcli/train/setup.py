@@ -24,9 +24,12 @@ from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution, Note, OnEvent
 from vitcli.train.inputs import counting
+from vitcli.train.mae import MaskedAutoencoder
+from vitcli.train.masked_patch import MaskedPatches
 from vitcli.train.objectives import Classification, Objective
 from vitcli.train.optim import build_optimizer, freeze
-from vitcli.train.plan import fill_gaps
+from vitcli.train.plan import MAE_RATE, fill_gaps
+from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
 from vitcli.train.tensorboard import require_tensorboard
@@ -52,7 +55,7 @@ def prepare(
     torch.manual_seed(config.seed)
     if resume:
         info = read_state_info(directory.state)
-        if info.classes != splits.classes:
+        if info.classes != _classes(config, splits.train):
             raise RunError(
                 "the classes of the dataset have changed since the run was started",
                 where=config.data.path,
@@ -72,9 +75,15 @@ def prepare(
     freeze(model, config.freeze)
     if isinstance(splits.train, Stream):
         config = dataclasses.replace(config, streams=splits.train.lanes)
+    if config.objective == "mae" and config.lr is None:
+        on_event(Note(f"learning rate: {MAE_RATE:g} x batch size / 256"))
     config = fill_gaps(config, info.model, len(splits.train), device)
     _warn(config, info.model, on_event)
-    objective = _objective(config, model, splits.train).to(device)
+    objective = _objective(config, model, info.preprocess, splits.train).to(device)
+    loaded = None if resume else initial.load_beside(objective, config)
+    for text in (objective.note, loaded):
+        if text:
+            on_event(Note(text))
     return Run(
         config=config,
         directory=directory,
@@ -91,7 +100,13 @@ def prepare(
     )
 
 
-def _objective(config: TrainConfig, model: nn.Module, train: Source | Stream) -> Objective:
+def _objective(
+    config: TrainConfig, model: nn.Module, preprocess: Preprocess, train: Source | Stream
+) -> Objective:
+    if config.objective == "mae":
+        return MaskedAutoencoder(model, config, preprocess)
+    if config.objective == "masked-patch":
+        return MaskedPatches(model, config, preprocess)
     weights = None
     if config.class_weights:
         weights = torch.from_numpy(class_weights(config.class_weights, train))
@@ -99,10 +114,12 @@ def _objective(config: TrainConfig, model: nn.Module, train: Source | Stream) ->
 
 
 def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:
+    labelled = config.objective == "classify"
     splits = open_data(
         config.data,
         record=record,
         report=lambda text: on_event(Note(text)),
+        labelled=labelled,
         streaming=Streaming(config.train_images, config.streams),
     )
     if config.balanced_sampling:
@@ -110,7 +127,7 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
     for text in splits.warnings:
         on_event(Caution(text))
     on_event(Note(splits.split_note))
-    if len(splits.classes) < 2:
+    if labelled and len(splits.classes) < 2:
         raise RunError(
             f"the data has {len(splits.classes)} class; a classifier needs at least two",
             where=config.data.path,
@@ -121,6 +138,8 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
             where=config.data.path,
             hint="leave out --patience, or hold out images with --val-fraction",
         )
+    if config.probe_every:
+        shots_of(splits.images, splits.val)
     if config.strict and record is None:
         for source in (splits.train, splits.val, splits.test):
             if source is not None:
@@ -143,12 +162,19 @@ def _require_readable(source: Source, on_event: OnEvent) -> None:
 
 def _describe(config: TrainConfig, start: CheckpointInfo, train: Source | Stream) -> CheckpointInfo:
     """The model that the run trains: its checkpoint's, at the run's size and for its classes."""
-    target = _trained_shape(start.model, config).with_classes(len(train.classes))
-    if config.task == "finetune" and isinstance(target, ModelConfig) and not config.keep_head:
+    classes = _classes(config, train)
+    target = _trained_shape(start.model, config).with_classes(len(classes))
+    anew = config.task == "finetune" and not config.keep_head
+    if isinstance(target, ModelConfig) and (anew or not classes):
         target = dataclasses.replace(target, pre_logits=0)
     preprocess = _preprocess(start, config, target.image_size)
     provenance = _provenance(config, start, train)
-    return CheckpointInfo(target, preprocess, train.classes, config.loss, provenance)
+    return CheckpointInfo(target, preprocess, classes, config.loss, provenance)
+
+
+def _classes(config: TrainConfig, train: Source | Stream) -> tuple[ClassLabel, ...]:
+    """The classes of the model's head, which only a classifier has."""
+    return train.classes if config.objective == "classify" else ()
 
 
 def _trained_shape(model: Architecture, config: TrainConfig) -> Architecture:

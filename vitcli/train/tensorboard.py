@@ -41,6 +41,8 @@ def scalar_log(directory: Path, step: int, wanted: bool) -> Iterator[Callable[[E
             if name not in _NO_SCALARS and isinstance(value, int | float):
                 prefix, of_validation, metric = name.rpartition("val_")
                 tag = f"{prefix}val/{metric}" if of_validation else f"train/{name}"
+                if name.startswith("probe_"):
+                    tag = name.replace("_", "/", 1)
                 writer.add_scalar(tag, value, line["step"])
         writer.flush()
 

@@ -1,0 +1,147 @@
+"""MAE against a plain reference of its authors' method, and its decoder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vitcli.architectures import model_config
+from vitcli.config import DataConfig, Preprocess
+from vitcli.errors import ConfigError
+from vitcli.models.vit import ViT
+from vitcli.objective_config import MaskingConfig
+from vitcli.train.mae import MaskedAutoencoder, decoder_config
+from vitcli.train.plan import default_rate
+from vitcli.train_config import TrainConfig
+
+TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
+
+
+def objective(variant="Ti/8", size=(32, 48), fields=(), **masking) -> MaskedAutoencoder:
+    model = ViT(model_config(variant, image_size=size, **(TINY | dict(fields))))
+    model.init_weights(1)
+    config = TrainConfig(
+        DataConfig("x"), "y", task="pretrain", objective="mae", masking=MaskingConfig(**masking)
+    )
+    return MaskedAutoencoder(model, config, Preprocess(size=size))
+
+
+def reference_loss(made: MaskedAutoencoder, image: torch.Tensor, order: torch.Tensor, patch: int):
+    """models_mae.py for one image, written with loops: encoder on the visible patches, mask tokens,
+    back in place, decoder, loss on the hidden patches."""
+    model, decoder = made.model, made.decoder
+    columns = image.shape[2] // patch
+    squares = [
+        image[:, patch * (i // columns) :, patch * (i % columns) :][:, :patch, :patch]
+        for i in range(len(order))
+    ]
+    weight, bias = model.patch_embed.proj.weight, model.patch_embed.proj.bias
+    visible = order[: int(len(order) * 0.25)].tolist()
+    tokens = [model.cls_token[0, 0] + model.pos_embed[0, 0]]
+    for i in visible:
+        embedded = (weight * squares[i]).sum(dim=(1, 2, 3)) + bias
+        tokens.append(embedded + model.pos_embed[0, 1 + i])
+    x = decoder.embed(model.norm(model.blocks(torch.stack(tokens)[None])))[0]
+    full = [x[0]]
+    for i in range(len(order)):
+        token = x[1 + visible.index(i)] if i in visible else decoder.mask_token[0, 0]
+        full.append(token + decoder.pos_embed[0, i])
+    out = decoder.predict(decoder.norm(decoder.blocks(torch.stack(full)[None])))[0, 1:]
+    losses = []
+    for i in set(order.tolist()) - set(visible):
+        pixels = squares[i].permute(1, 2, 0).flatten()  # row, column, colour, as "nhwpqc"
+        target = (pixels - pixels.mean()) / (pixels.var(unbiased=True) + 1e-6) ** 0.5
+        losses.append(((out[i] - target) ** 2).mean())
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 64), (48, 32)])
+def test_the_loss_is_that_of_the_reference(size):
+    made, x = objective(size=size), torch.randn(3, 3, *size)
+    _, y = made.prepare(x, torch.zeros(3), 1)
+    losses, _ = made(x, y)
+    for image, order, loss in zip(x, y, losses, strict=True):
+        assert torch.allclose(loss, reference_loss(made, image, order, 8), rtol=1e-5)
+    losses.sum().backward()
+    grads = {name: p.grad for name, p in made.named_parameters()}
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in grads.values()), grads.keys()
+
+
+def test_masks_are_even_shuffles_of_each_image():
+    made, x = objective(size=(64, 64)), torch.zeros(50, 3, 64, 64)
+    _, y = made.prepare(x, torch.zeros(50), 4)
+    assert y.shape == (50, 64) and made.visible == 16
+    assert all(sorted(row) == list(range(64)) for row in y.tolist())
+    assert len({tuple(row) for row in y.tolist()}) == 50
+    seen = torch.cat([made.prepare(x, torch.zeros(50), step)[1][:, :16] for step in range(40)])
+    counts = torch.bincount(seen.flatten(), minlength=64).double()
+    assert (counts - 500).abs().max() < 5 * (2000 * 0.25 * 0.75) ** 0.5
+    part = made.prepare(x[10:30], torch.zeros(20), 4, first=10)[1]
+    assert torch.equal(part, y[10:30])
+
+
+@pytest.mark.parametrize("fields", [{"num_registers": 2}, {"class_token": False, "pool": "gap"}])
+def test_prefix_tokens_stay_in_front(fields):
+    """The encoder sees the visible patches and all prefix tokens; hidden pixels change nothing."""
+    made, x = objective(fields=fields.items()), torch.randn(2, 3, 32, 48)
+    y = made.for_validation(x, [0, 1])
+    seen = []
+    made.model.blocks.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    before = made.predict(x, y)
+    assert seen == [(2, made.architecture.num_prefix_tokens + 6, 24)]
+    cells = made.cells(x)
+    for i in range(2):
+        cells[i, y[i, made.visible :]] = 9.0
+    assert torch.equal(made.predict(made.assembled(cells), y), before)
+
+
+def test_a_picture_is_unnormalized_by_each_patchs_own_statistics():
+    """A decoder that predicts its targets gives back the image."""
+    made, x = objective(), torch.randn(2, 3, 32, 48) / 3
+    y = made.for_validation(x, [0, 1])
+    made.predict = lambda x, y: made.target(x, y)[0]  # type: ignore[method-assign]
+    shown, filled = made.picture(x, y)
+    assert torch.allclose(filled, x, atol=1e-5)
+    hidden = made.cells(shown)[0, y[0, made.visible :]]
+    assert torch.allclose(hidden, torch.tensor(0.0))  # mid-grey, normalized
+    assert torch.equal(
+        made.cells(shown)[0, y[0, : made.visible]], made.cells(x)[0, y[0, : made.visible]]
+    )
+
+
+def test_the_decoder_is_the_papers_for_large_models_and_in_proportion_for_small_ones():
+    config = TrainConfig(DataConfig("x"), "y", task="pretrain", objective="mae")
+    sizes = {
+        "H/14": (512, 8),
+        "L/16": (512, 8),
+        "B/16": (512, 8),
+        "S/16": (256, 8),
+        "Ti/16": (128, 8),
+    }
+    for variant, (width, depth) in sizes.items():
+        found = decoder_config(model_config(variant), config)
+        assert (found.width, found.depth, found.num_heads) == (width, depth, width // 32)
+        assert found.mlp_dim == 4 * width
+    made = objective(decoder_width=96, decoder_depth=3)
+    assert made.decoder.embed.out_features == 96 and len(made.decoder.blocks) == 3
+    with pytest.raises(ConfigError):
+        objective(decoder_width=100)
+    with pytest.raises(ConfigError, match="hybrid"):
+        objective("R+Ti/16", (64, 96))
+    assert default_rate(config, 4096) == pytest.approx(2.4e-3)  # Table 8
+
+
+def test_the_number_of_decoder_parameters_is_that_of_the_authors():
+    """mae_vit_base_patch16: 111,907,840 values in all, 392,192 of them fixed position embeddings:
+    197 x 768 of the encoder and 197 x 512 of the decoder."""
+    with torch.device("meta"):
+        model = ViT(model_config("B/16", num_classes=0))
+        encoder = sum(p.numel() for p in model.parameters())
+        assert isinstance(model.norm, nn.LayerNorm)
+    config = TrainConfig(DataConfig("x"), "y", task="pretrain", objective="mae")
+    made = MaskedAutoencoder(model, config, Preprocess())
+    ours = sum(p.numel() for p in made.parameters())
+    learned_positions = 197 * 768
+    assert encoder == 85_798_656
+    assert ours - learned_positions == 111_907_840 - 197 * (768 + 512)

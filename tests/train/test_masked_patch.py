@@ -1,0 +1,194 @@
+"""Masked patch prediction against the paper's numbers (section B.1.2) and plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitcli.architectures import bit_config, model_config
+from vitcli.config import AugmentConfig, DataConfig, Preprocess
+from vitcli.data.transforms import to_float
+from vitcli.errors import ConfigError
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+from vitcli.objective_config import MaskingConfig
+from vitcli.train.masked_patch import COLOURS, MaskedPatches
+from vitcli.train_config import TrainConfig
+
+PREPROCESS = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
+
+
+def objective(variant="Ti/8", size=(32, 48), seed=0, **masking) -> MaskedPatches:
+    model = ViT(model_config(variant, image_size=size, **TINY))
+    model.init_weights(1)
+    fields = {"objective": "masked-patch", "masking": MaskingConfig(**masking), "seed": seed}
+    made = MaskedPatches(
+        model, TrainConfig(DataConfig("x"), "y", task="pretrain", **fields), PREPROCESS
+    )
+    torch.nn.init.normal_(made.decoder.weight, std=0.1, generator=torch.Generator().manual_seed(2))
+    return made
+
+
+def pixels(size=(32, 48), count=3) -> torch.Tensor:
+    """Images of 8 bits, in which every patch has a colour of its own."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (count, 3, size[0] // 8, size[1] // 8))
+    fine = coarse.repeat(8, axis=2).repeat(8, axis=3) + rng.integers(-20, 20, (count, 3, *size))
+    return torch.from_numpy(np.clip(fine, 0, 255).astype(np.uint8))
+
+
+def test_the_shares_of_what_happens_to_patches_are_the_papers():
+    """Within four standard deviations of what 80,000 corrupted patches have."""
+    made = objective(size=(64, 64), seed=3)
+    x = torch.zeros(100, 3, 64, 64)
+    y = torch.cat([made.prepare(x, torch.zeros(100), step)[1] for step in range(25)])
+    assert y.shape == (2500, 32, 2)  # exactly half of each image's 64 patches
+    places, shown = y.unbind(2)
+    assert all(len(set(row)) == 32 for row in places.tolist())
+    assert not torch.equal(y[:100], y[100:200])
+    for chosen, share in ((shown == 64, 0.8), (shown == places, 0.1)):
+        assert abs(chosen.double().mean() - share) < 4 * (share * (1 - share) / 80_000) ** 0.5
+    others = (shown != 64) & (shown != places)
+    assert abs(others.double().mean() - 0.1) < 4 * (0.09 / 80_000) ** 0.5
+    # Every patch is corrupted equally often, and every other patch stands in for it.
+    counts = torch.bincount(places.flatten(), minlength=64).double()
+    assert (counts - 1250).abs().max() < 5 * (2500 * 0.25) ** 0.5
+    shifts = (shown - places)[others] % 64
+    counts = torch.bincount(shifts, minlength=64)[1:].double()
+    assert (counts - counts.mean()).abs().max() < 5 * counts.mean() ** 0.5
+
+
+def test_a_part_of_a_batch_is_corrupted_as_in_the_whole():
+    made, x = objective(), torch.zeros(6, 3, 32, 48)
+    whole = made.prepare(x, torch.zeros(6), 7)[1]
+    parts = [made.prepare(x[i : i + 2], torch.zeros(2), 7, first=i)[1] for i in (0, 2, 4)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(
+        made.for_validation(x[:2], [4, 5]), objective(seed=5).for_validation(x[:2], [4, 5])
+    )
+
+
+@pytest.mark.parametrize("variant, size", [("Ti/8", (32, 48)), ("Ti/14", (28, 42))])
+@pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit"])
+def test_colours_are_those_of_numpy(variant, size, target):
+    raw = pixels((32, 48))[:, :, : size[0], : size[1]]
+    found = objective(variant, size, target=target).classes(to_float(raw, PREPROCESS))
+    patch, side = int(variant[3:]), 1 if target == "mean-3bit" else 4
+    expected = []
+    for image in raw.numpy():
+        for top in range(0, size[0], patch):
+            for left in range(0, size[1], patch):
+                square = torch.from_numpy(image[:, top : top + patch, left : left + patch])
+                mean = F.adaptive_avg_pool2d(square.double(), side)  # (3, side, side)
+                r, g, b = np.minimum(np.floor(mean.numpy() * 8 / 255), 7).astype(int)
+                expected.append((64 * r + 8 * g + b).flatten())
+    assert np.array_equal(found.flatten(0, 1).numpy(), np.array(expected))
+    assert found.min() >= 0 and found.max() < COLOURS and len(found.unique()) > 10
+
+
+def test_the_levels_of_one_colour_are_its_three_highest_bits():
+    values = torch.arange(256, dtype=torch.uint8)
+    raw = values.view(256, 1, 1, 1).expand(256, 3, 16, 16)
+    found = objective("Ti/8", (16, 16)).classes(to_float(raw, PREPROCESS))
+    assert torch.equal(found[:, 0, 0], (values.long() >> 5) * 73)
+
+
+@pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit", "pixels"])
+def test_the_loss_is_of_the_corrupted_patches_alone(target):
+    made, raw = objective(target=target), pixels()
+    x = to_float(raw, PREPROCESS)
+    y = made.for_validation(x, range(3))
+    losses, _ = made(x, y)
+    # Computed by hand, one image at a time and patch by patch.
+    for i in range(3):
+        patches = made.model.patch_embed(x[i : i + 1])[0]
+        corrupted = patches.clone()
+        for place, shown in y[i].tolist():
+            corrupted[place] = made.mask_token[0, 0] if shown == 24 else patches[shown]
+        tokens = made.model.encode_tokens(made.model.place(corrupted[None]))[0, 1:]
+        each = []
+        for place, _ in y[i].tolist():
+            output = made.decoder(tokens[place])
+            if target == "pixels":
+                top, left = divmod(place, 6)
+                square = x[i, :, 8 * top : 8 * top + 8, 8 * left : 8 * left + 8]
+                each.append((output - square.permute(1, 2, 0).flatten()).square().mean())
+            else:
+                classes = made.classes(x[i : i + 1])[0, place]
+                each.append(F.cross_entropy(output.view(-1, 512), classes))
+        assert torch.allclose(losses[i], torch.stack(each).mean(), rtol=1e-5)
+    losses.sum().backward()
+    assert made.mask_token.grad is not None and made.mask_token.grad.abs().sum() > 0
+
+
+def test_patches_that_are_not_corrupted_have_no_loss():
+    """What a token of such a patch says changes nothing; that of a corrupted one does."""
+    made, x = objective(), to_float(pixels(), PREPROCESS)
+    y = made.for_validation(x, range(3))
+    tokens = []
+    made.model.norm.register_forward_hook(
+        lambda m, i, out: (out.retain_grad(), tokens.append(out))[0]
+    )
+    made(x, y)[0].sum().backward()
+    moved = tokens[0].grad.abs().sum(dim=2) > 0
+    expected = torch.zeros(3, 25, dtype=torch.bool)
+    expected.scatter_(1, y[..., 0] + 1, True)
+    assert torch.equal(moved, expected)
+
+
+def test_the_cells_of_a_hybrid_are_squares_of_its_stride():
+    made = objective("R+Ti/16", (64, 96))
+    assert made.cells(torch.zeros(1, 3, 64, 96)).shape[1:] == (6, 32, 32, 3)
+    x = torch.randn(2, 3, 64, 96)
+    losses, _ = made(x, made.for_validation(x, [0, 1]))
+    losses.sum().backward()
+    assert (
+        losses.isfinite().all() and made.model.patch_embed.backbone.conv.weight.grad.abs().sum() > 0
+    )
+
+
+def test_pictures_show_what_the_model_sees_and_says():
+    made, x = objective(), to_float(pixels(), PREPROCESS)
+    y = made.for_validation(x, range(3))
+    cells = made.cells(made.colours(x))
+    assert torch.allclose(made.assembled(cells), made.colours(x))
+    shown, filled = (made.cells(made.colours(p)) for p in made.picture(x, y))
+    places, sources = y.unbind(2)
+    for i in range(3):
+        kept = sorted(set(range(24)) - set(places[i].tolist()))
+        assert torch.allclose(shown[i, kept], cells[i, kept], atol=1e-5)
+        assert torch.allclose(filled[i, kept], cells[i, kept], atol=1e-5)
+        masked = places[i][sources[i] == 24]
+        assert torch.allclose(shown[i, masked], torch.tensor(0.5), atol=1e-5)
+        levels = made.cells(made.colours(made.picture(x, y)[1]))[i, places[i]] * 8 - 0.5
+        assert torch.allclose(levels, levels.round(), atol=1e-3)
+
+
+def test_models_without_patches_to_hide_are_refused():
+    config = TrainConfig(DataConfig("x"), "y", task="pretrain", objective="masked-patch")
+    with pytest.raises(ConfigError, match="BiT"):
+        MaskedPatches(BiT(bit_config("R50x1")), config, PREPROCESS)
+    with pytest.raises(ConfigError, match="two or more"):
+        objective("Ti/32", (32, 32))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loss": "sigmoid"},
+        {"class_weights": "balanced"},
+        {"sweep": (0.1, 0.2)},
+        {"augment": AugmentConfig(mixup=0.2)},
+        {"masking": MaskingConfig(decoder_width=64)},
+        {"objective": "mae", "masking": MaskingConfig(target="pixels")},
+        {"objective": "classify", "masking": MaskingConfig(ratio=0.5)},
+    ],
+)
+def test_options_of_other_objectives_are_refused(fields):
+    with pytest.raises(ConfigError):
+        TrainConfig(
+            DataConfig("x"), "y", task="pretrain", **({"objective": "masked-patch"} | fields)
+        )

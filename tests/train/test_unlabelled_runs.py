@@ -1,0 +1,148 @@
+"""Whole runs of the objectives that need no labels."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from train.runs import Killed, interrupt_at, kill_at, metrics, of_kind, same_weights
+from vitcli.checkpoints.load import load
+from vitcli.config import DataConfig, FewshotConfig
+from vitcli.errors import RunError
+from vitcli.fewshot import measure
+from vitcli.objective_config import MaskingConfig
+from vitcli.prediction import Predictor
+from vitcli.train import setup
+from vitcli.train.directory import RunDirectory, read_train_config
+from vitcli.train.loop import train
+
+
+@pytest.fixture(scope="module")
+def loose(colours, tmp_path_factory) -> Path:
+    """The same images, all in one directory."""
+    root = tmp_path_factory.mktemp("loose")
+    for file in colours.glob("*/*.png"):
+        shutil.copy(file, root / f"{file.parent.name}-{file.name}")
+    return root
+
+
+@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
+def test_a_run_without_labels(tiny_run, loose, objective):
+    data = DataConfig(str(loose), val_fraction=0.2)
+    run = tiny_run(data=data, objective=objective, steps=30, eval_every=10, lr=1e-2)
+    events = []
+    outcome = train(run, on_event=events.append)
+    directory = Path(run.output)
+    assert {path.name for path in directory.iterdir()} == {
+        "README.md", "config.json", "curves.png", "decoder.safetensors", "metrics.jsonl",
+        "model.safetensors", "reconstruction.png", "split.json",
+    }  # fmt: skip
+    lines = metrics(directory, "evaluation")
+    best = min(lines, key=lambda line: line["val_loss"])
+    assert all(set(line) == {"event", "step", "val_loss"} for line in lines) and len(lines) == 3
+    assert outcome.metrics == {"val_loss": best["val_loss"]} and outcome.stored_step == best["step"]
+    assert best["val_loss"] < (0.8 * 6.24 if objective == "masked-patch" else 1.0)
+    assert {event.accuracy for event in of_kind(events, "train")} == {None}
+    model = load(directory)
+    assert model.config.num_classes == 0 and model.classes == ()
+    assert model.info.provenance["metrics"] == outcome.metrics
+    card = (directory / "README.md").read_text()
+    assert f"| loss, validation split | {best['val_loss']:.4f} |" in card
+    assert "reconstruction.png" in card and "vit predict" not in card
+    picture = Image.open(directory / "reconstruction.png")
+    assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
+
+
+@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
+def test_a_stopped_run_goes_on_as_if_it_had_not(tiny_run, colours, tmp_path, objective):
+    """Stopped by a signal, and killed, with labelled images and an average."""
+    fields = {"objective": objective, "ema": 0.8, "dropout": 0.1, "save_every": 3}
+    whole = train(tiny_run(output=str(tmp_path / "whole"), **fields))
+    for name, end in (("stopped", interrupt_at(5)), ("killed", kill_at(8))):
+        run = tiny_run(output=str(tmp_path / name), **fields)
+        if name == "killed":
+            with pytest.raises(Killed):
+                train(run, on_event=end)
+        else:
+            train(run, on_event=end)
+        outcome = train(read_train_config(run.output), resume=True)
+        assert same_weights(whole.directory.path, run.output)
+        assert outcome.metrics == whole.metrics
+        first, second = (
+            load_file(Path(p) / "decoder.safetensors") for p in (whole.directory.path, run.output)
+        )
+        assert first.keys() == second.keys() and all(
+            torch.equal(first[k], second[k]) for k in first
+        )
+
+
+@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
+def test_the_loss_does_not_depend_on_micro_batches(tiny_run, tmp_path, objective):
+    losses = []
+    for count in (1, 4):
+        run = tiny_run(objective=objective, accumulate=count, output=str(tmp_path / str(count)))
+        train(run)
+        losses.append(torch.tensor([line["loss"] for line in metrics(run.output, "train")]))
+    assert torch.allclose(*losses, rtol=1e-4)
+
+
+def test_what_was_learnt_is_fine_tuned_and_trained_further(tiny_run, tmp_path):
+    first = tiny_run(objective="mae", output=str(tmp_path / "mae"))
+    train(first)
+    tuned = tiny_run(task="finetune", model=first.output, overrides={}, output=str(tmp_path / "t"))
+    assert train(tuned).metrics["val_top1"] >= 0
+    assert load(tuned.output).config.num_classes == 3
+
+    def prepared(**fields):
+        events = []
+        run = tiny_run(model=first.output, overrides={}, output=str(tmp_path / "x"), **fields)
+        found = setup.prepare(run, RunDirectory(run.output), events.append)
+        return found, " ".join(getattr(event, "text", "") for event in events)
+
+    again, said = prepared(objective="mae")
+    stored = load_file(tmp_path / "mae" / "decoder.safetensors")
+    beside = again.objective.beside()
+    assert stored.keys() == beside.keys() and "decoder: weights from" in said
+    assert all(torch.equal(stored[name], beside[name]) for name in stored)
+    other, said = prepared(objective="mae", masking=MaskingConfig(decoder_width=64))
+    assert "decoder: new weights" in said
+    (tmp_path / "mae" / "decoder.safetensors").write_bytes(b"no")
+    with pytest.raises(RunError, match="cannot be read"):
+        prepared(objective="mae")
+
+
+def test_classifying_still_needs_classes(tiny_run, loose):
+    from vitcli.errors import DataError
+
+    with pytest.raises(DataError, match="no class directories"):
+        train(tiny_run(data=DataConfig(str(loose))))
+
+
+def test_probes_are_the_few_shot_protocol_on_the_runs_features(tiny_run, colours):
+    """Against `vit fewshot`'s own function on the stored model, and the same after a resume."""
+    run = tiny_run(objective="mae", probe_every=5, eval_every=12, steps=12)
+    train(run, on_event=interrupt_at(7))
+    events = []
+    train(read_train_config(run.output), resume=True, on_event=events.append)
+    lines = metrics(run.output, "probe")
+    assert [line["step"] for line in lines] == [5, 10, 12]
+    assert all(set(line) == {"event", "step", "probe_5shot", "probe_10shot"} for line in lines)
+    assert [event.step for event in of_kind(events, "probe")] == [10, 12]
+    config = FewshotConfig(
+        run.data, shots=(5, 10), seeds=(0,), transform="checkpoint", l2=(2.0**10,)
+    )
+    found = measure(Predictor(run.output, "cpu", "fp32"), config)
+    expected = {f"probe_{trial.shots}shot": trial.accuracy for trial in found.trials}
+    assert {k: v for k, v in lines[-1].items() if "shot" in k} == expected
+    assert lines[-1]["probe_10shot"] > 0.5
+
+
+def test_a_probe_needs_classes_to_tell_apart(tiny_run, loose, colours):
+    for data in (DataConfig(str(loose)), DataConfig(str(colours), val_fraction=0)):
+        with pytest.raises(RunError, match="--probe-every"):
+            train(tiny_run(data=data, objective="mae", probe_every=5))

@@ -1,0 +1,77 @@
+"""What `vit pretrain` may learn from images, and what the options of each objective are.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitcli.fields import check_fields, option
+
+Objective = Literal["classify", "masked-patch", "mae"]
+
+OBJECTIVE = "Objective"
+"""A heading of `--help`."""
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """What is hidden of an image and predicted (`train/masked_patch.py`, `train/mae.py`)."""
+
+    ratio: float | None = option(
+        None,
+        "--mask-ratio X",
+        "Fraction of the patches to corrupt (masked-patch) or hide (mae).  [default: 0.5 for "
+        "masked-patch, 0.75 for mae]",
+        OBJECTIVE,
+        task="pretrain",
+        above=0,
+        below=1,
+    )
+    target: Literal["mean-3bit", "4x4-3bit", "pixels"] = option(
+        "mean-3bit",
+        "--target",
+        "What masked-patch predicts: a patch's mean color in 512 classes, 4 x 4 such colors, or "
+        "its pixels.",
+        task="pretrain",
+    )
+    decoder_width: int | None = option(
+        None,
+        "--decoder-width N",
+        "Width of mae's decoder, a multiple of 32.  [default: 2/3 of the model's, at most 512]",
+        task="pretrain",
+        min=32,
+    )
+    decoder_depth: int | None = option(
+        None,
+        "--decoder-depth N",
+        "Blocks of mae's decoder.  [default: 2/3 of the model's, at most 8]",
+        task="pretrain",
+        min=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+OBJECTIVE_DEFAULTS: dict[Objective, dict[str, Any]] = {
+    "classify": {},
+    # Section B.1.2 of the paper, which names no weight decay.
+    "masked-patch": {"optimizer": "adam", "weight_decay": 0.0},
+    # Table 8 of arXiv 2111.06377.
+    "mae": {
+        "optimizer": "adamw",
+        "betas": (0.9, 0.95),
+        "weight_decay": 0.05,
+        "augment": {"crop_area": (0.2, 1.0)},
+    },
+}
+"""Where `vit pretrain` departs from its defaults."""
+
+CLASSIFY_ONLY = (
+    *("loss", "class_weights", "balanced_sampling", "label_smoothing", "head_bias", "sweep"),
+    *("keep_head", "freeze", "layer_decay"),
+)
+"""Fields that mean nothing where there are no classes."""

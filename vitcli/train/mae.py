@@ -1,0 +1,169 @@
+"""Masked autoencoding (MAE: He et al., arXiv 2111.06377).
+
+Three quarters of an image's patches are hidden. The encoder sees the others alone, with their
+position embeddings and the class token; a light decoder sees its output, and a learned vector for
+each hidden patch, and predicts the pixels of the hidden patches, normalized by each patch's own
+mean and standard deviation. What is stored as the model is the encoder.
+
+As in the authors' code (github.com/facebookresearch/mae, models_mae.py): int(P (1 - ratio)) patches
+are visible, chosen by an even shuffle of each image's patches; the decoder has fixed sine-cosine
+position embeddings (none for the class token); a patch's variance is unbiased and 1e-6 is added to
+it; the loss of an image is the mean over its hidden patches, that of a patch over its pixels, which
+are those of the model's normalized input. The dense layers start Xavier-uniform with biases of 0,
+the learned vector normal with 0.02.
+
+Not as there: the encoder's position embeddings are those of the model (learned, unless `--set
+posemb=sincos2d`, which in turn requires `--set posemb_tokens=patches`), and the decoder's are
+`posemb.sincos2d`, whose frequencies differ a little. Grids may have any number of rows and columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitcli import posemb
+from vitcli.config import ModelConfig, Preprocess
+from vitcli.data.source import Ints
+from vitcli.errors import ConfigError
+from vitcli.models.vit import Block
+from vitcli.train.masking import GREY, Masking, put, take
+from vitcli.train_config import TrainConfig
+
+WIDTH, DEPTH, HEAD = 512, 8, 32
+"""Of the paper's decoder: width, blocks, and the width of each of its 16 heads."""
+
+
+class MaskedAutoencoder(Masking):
+    """y: int64 (B, P), a permutation of each image's patches: the first `visible` are seen."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, preprocess: Preprocess) -> None:
+        super().__init__(model, config, preprocess)
+        if self.architecture.stem:
+            raise ConfigError(
+                "--objective mae requires a plain ViT: the ResNet of a hybrid sees all patches",
+                hint="use --objective masked-patch",
+            )
+        self.visible = max(1, int(self.patches * (1 - self.ratio)))
+        self.decoder = Decoder(self.architecture, decoder_config(self.architecture, config))
+        self.decoder.init_weights(config.seed)
+
+    @property
+    def note(self) -> str:
+        blocks = self.decoder.blocks
+        return (
+            f"objective: the encoder sees {self.visible} of {self.patches} patches, a decoder of "
+            f"{len(blocks)} blocks of width {self.decoder.embed.out_features} predicts the others"
+        )
+
+    def draw(self, rng: np.random.Generator) -> Ints:
+        return rng.permutation(self.patches)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        predicted = self.predict(x, y)
+        with torch.autocast(x.device.type, enabled=False):
+            target, mean, std = self.target(x, y)
+            losses = (predicted.float() - target).square().mean(dim=(1, 2))
+        return losses, torch.zeros(len(x), dtype=torch.bool, device=x.device)
+
+    def predict(self, x: Tensor, y: Tensor) -> Tensor:
+        """Normalized pixels of the hidden patches, (B, P - visible, h w 3)."""
+        prefix = self.architecture.num_prefix_tokens
+        tokens = self.model.embed(x)
+        seen = take(tokens[:, prefix:], y[:, : self.visible])
+        encoded = self.model.encode_tokens(torch.cat([tokens[:, :prefix], seen], dim=1))
+        predicted: Tensor = self.decoder(encoded, y, prefix)
+        return predicted
+
+    def target(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(normalized pixels (B, P - visible, h w 3), and the mean and standard deviation
+        (B, P - visible, 1) that normalized them) of the hidden patches."""
+        pixels = take(self.cells(x.float()).flatten(2), y[:, self.visible :])
+        mean = pixels.mean(dim=2, keepdim=True)
+        std = (pixels.var(dim=2, keepdim=True) + 1e-6).sqrt()
+        return (pixels - mean) / std, mean, std
+
+    @torch.no_grad()
+    def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden patches are grey; what is predicted has each patch's own mean and standard
+        deviation."""
+        cells, hidden = self.cells(x.float()), y[:, self.visible :]
+        _, mean, std = self.target(x, y)
+        pixels = (self.predict(x, y).float() * std + mean).unflatten(2, cells.shape[2:])
+        grey = self.cells(self.normalized(torch.full_like(x.float(), GREY)))
+        shown = put(cells, hidden, take(grey, hidden))
+        return self.assembled(shown), self.assembled(put(cells, hidden, pixels))
+
+
+class Decoder(nn.Module):
+    """Blocks over all of an image's tokens; the prefix tokens come first.
+
+    Args:
+        encoder: the architecture whose output it takes.
+        blocks: width, depth, heads and the rest of its own blocks.
+    """
+
+    def __init__(self, encoder: ModelConfig, blocks: ModelConfig) -> None:
+        super().__init__()
+        width, (h, w) = blocks.width, encoder.patch_size
+        self.embed = nn.Linear(encoder.width, width)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, width))
+        table = torch.from_numpy(posemb.sincos2d(encoder.grid, width))
+        self.register_buffer("pos_embed", table, persistent=False)
+        self.blocks = nn.Sequential(*(Block(blocks, 0.0, 0.0) for _ in range(blocks.depth)))
+        self.norm = nn.LayerNorm(width, eps=blocks.norm_eps)
+        self.predict = nn.Linear(width, h * w * 3)
+
+    pos_embed: Tensor
+
+    def forward(self, encoded: Tensor, order: Tensor, prefix: int) -> Tensor:
+        """Tokens of the visible patches (B, prefix + visible, D) to the pixels of the others, which
+        come as `order` (B, P) has them."""
+        x = self.embed(encoded)
+        visible = x.shape[1] - prefix
+        hidden = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - visible, -1)
+        patches = torch.cat([x[:, prefix:], hidden], dim=1)
+        patches = take(patches, order.argsort(dim=1)) + self.pos_embed  # back in their places
+        x = self.norm(self.blocks(torch.cat([x[:, :prefix], patches], dim=1)))
+        predicted: Tensor = self.predict(take(x[:, prefix:], order[:, visible:]))
+        return predicted
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, p in self.named_parameters():
+            if name == "mask_token":
+                p.normal_(0.0, 0.02, generator=generator)
+            elif "norm" in name:
+                p.fill_(1.0 if name.endswith("weight") else 0.0)
+            elif name.endswith("bias"):
+                p.zero_()
+            else:
+                nn.init.xavier_uniform_(p, generator=generator)
+
+
+def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:
+    """The decoder's blocks: the paper's for B/16 and all larger models, 8 of width 512. That is two
+    thirds of B's depth and width, and so it is for smaller models: 8 of 256 for S, 8 of 128 for Ti.
+
+    Raises:
+        ConfigError: its width is not a multiple of the width of a head.
+    """
+    scaled = max(HEAD, round(2 * encoder.width / 3 / HEAD) * HEAD)
+    width = config.masking.decoder_width or min(WIDTH, scaled)
+    if width % HEAD:
+        raise ConfigError(f"the decoder's width must be a multiple of {HEAD}, not {width}")
+    depth = config.masking.decoder_depth or min(DEPTH, -(-2 * encoder.depth // 3))
+    return dataclasses.replace(
+        encoder,
+        width=width,
+        depth=depth,
+        num_heads=width // HEAD,
+        mlp_dim=4 * width,
+        posemb="none",
+        layer_scale=False,
+        swiglu=False,
+    )

@@ -1,0 +1,158 @@
+"""Masked patch prediction, the paper's self-supervision (sections 4.6 and B.1.2).
+
+Half of an image's patch embeddings are corrupted, and the model predicts the colours of every
+corrupted patch, and of no other, from the patch's token after the last block:
+
+    80%  the embedding is replaced by [mask], a learned vector
+    10%  by the embedding of another patch of the same image
+    10%  it stays as it is
+
+Three targets were tried, the first of which is the default:
+
+    mean-3bit  the patch's mean colour in 3 bits a channel: one of 512 classes
+    4x4-3bit   the patch down-sized to 4 x 4 pixels of such colours: 16 predictions of 512 classes
+    pixels     all of its pixels, by L2
+
+Its authors have released no code. What the text leaves open is decided thus:
+
+- The embedding of a patch is x_p E of equation 1, before its position embedding is added, as BERT
+  has it: a token always knows where it is, else [mask] tokens could not be told apart.
+- Exactly the share of an image's patches is corrupted, evenly drawn, so that every image counts
+  the same. Which of the three fates a corrupted patch has is drawn for each by itself, as in BERT.
+- Colours are quantized as the image file has them, in RGB from 0 to 255: level k of 8 is
+  [255 k / 8, 255 (k + 1) / 8], so of an 8-bit value the three highest bits. A mean that lies on
+  a border belongs to the level above. The class is 64 r + 8 g + b.
+- Down-sizing to 4 x 4 takes means over areas. Where 4 does not divide a side, the areas overlap
+  (torch's `adaptive_avg_pool2d`).
+- pixels are those of the model's normalized input, and L2 is the mean of the squared differences.
+- The loss of a patch is the mean over its predictions, that of an image the mean over its
+  corrupted patches: log 512 = 6.24 at the start for both kinds of classes.
+- The prediction is one linear layer on the token, zero at the start, as the paper's heads are.
+- A hybrid's patches are the cells of its feature map: the embeddings of cells are corrupted, after
+  the ResNet has seen the whole image, and the target of a cell is the square of its stride.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitcli.config import Preprocess
+from vitcli.data.source import Ints
+from vitcli.train.masking import GREY, Masking, put, take
+from vitcli.train_config import TrainConfig
+
+MASKED, REPLACED = 0.8, 0.1
+"""Shares of the corrupted patches; the others stay."""
+
+LEVELS = 8
+"""Of each colour channel: 3 bits."""
+COLOURS = LEVELS**3
+
+SIDE = {"mean-3bit": 1, "4x4-3bit": 4}
+"""How many areas of a patch have a colour, down and across."""
+
+
+class MaskedPatches(Masking):
+    """y: int64 (B, K, 2), for each of the K corrupted patches its place, and the place of the patch
+    whose embedding it gets: its own, another's, or P for [mask]."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, preprocess: Preprocess) -> None:
+        super().__init__(model, config, preprocess)
+        width, (h, w) = self.architecture.width, self.architecture.patch_size
+        self.target = config.masking.target
+        self.corrupted = min(max(1, round(self.ratio * self.patches)), self.patches)
+        outputs = COLOURS * SIDE[self.target] ** 2 if self.target in SIDE else h * w * 3
+        generator = torch.Generator().manual_seed(config.seed)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, width))
+        nn.init.normal_(self.mask_token, std=0.02, generator=generator)
+        self.decoder = nn.Linear(width, outputs)
+        nn.init.zeros_(self.decoder.weight)
+        nn.init.zeros_(self.decoder.bias)
+
+    @property
+    def note(self) -> str:
+        return (
+            f"objective: predict {self.target} of {self.corrupted} corrupted patches "
+            f"out of {self.patches}"
+        )
+
+    def draw(self, rng: np.random.Generator) -> Ints:
+        places = rng.permutation(self.patches)[: self.corrupted]
+        others = (places + rng.integers(1, self.patches, self.corrupted)) % self.patches
+        fates = rng.random(self.corrupted)
+        shown = np.where(fates < MASKED + REPLACED, others, places)
+        shown = np.where(fates < MASKED, self.patches, shown)
+        return np.stack([places, shown], axis=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        places = y[..., 0]
+        predicted = self.predict(x, y)
+        with torch.autocast(x.device.type, enabled=False):
+            if self.target in SIDE:
+                classes = take(self.classes(x), places)  # (B, K, areas)
+                logits = predicted.float().unflatten(2, (-1, COLOURS))
+                losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none")
+                losses = losses.view(len(x), -1)
+            else:
+                pixels = take(self.cells(x), places).flatten(2)
+                losses = (predicted.float() - pixels).square().flatten(1)
+            return losses.mean(dim=1), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+
+    def predict(self, x: Tensor, y: Tensor) -> Tensor:
+        """The decoder's outputs (B, K, outputs) for the corrupted patches."""
+        places, shown = y.unbind(2)
+        patches = self.model.patch_embed(x)  # (B, P, D)
+        mask = self.mask_token.to(patches.dtype).expand(len(x), -1, -1)
+        patches = put(patches, places, take(torch.cat([patches, mask], dim=1), shown))
+        tokens = self.model.encode_tokens(self.model.place(patches))
+        tokens = tokens[:, self.architecture.num_prefix_tokens :]
+        predicted: Tensor = self.decoder(take(tokens, places))
+        return predicted
+
+    def classes(self, x: Tensor) -> Tensor:
+        """The colours of images (B, 3, H, W), a class for each area of their patches: int64
+        (B, P, areas). Of whole numbers, so that no rounding decides on which side of a border a
+        mean lies."""
+        cells = self.cells((self.colours(x) * 255).round().to(torch.int64))  # (B, P, h, w, 3)
+        side = SIDE[self.target]
+        down, across = (_areas(size, side) for size in cells.shape[2:4])
+        levels = []
+        for rows in down:
+            for columns in across:
+                area = cells[:, :, rows, columns].flatten(2, 3)  # (B, P, n, 3)
+                most = 255 * area.shape[2]
+                levels.append((LEVELS * area.sum(dim=2) // most).clamp(max=LEVELS - 1))
+        red, green, blue = torch.stack(levels, dim=2).unbind(3)
+        classes: Tensor = (red * LEVELS + green) * LEVELS + blue
+        return classes
+
+    @torch.no_grad()
+    def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """[mask] is grey; predicted colours are the middle of their levels."""
+        places, shown = y.unbind(2)
+        cells, predicted = self.cells(self.colours(x)), self.predict(x, y).float()
+        grey = torch.full_like(cells[:, :1], GREY)
+        hidden = put(cells, places, take(torch.cat([cells, grey], dim=1), shown))
+        h, w = cells.shape[2:4]
+        if self.target in SIDE:
+            side = SIDE[self.target]
+            classes = predicted.unflatten(2, (side, side, COLOURS)).argmax(dim=4)
+            levels = torch.stack(
+                [classes // LEVELS**2, classes // LEVELS % LEVELS, classes % LEVELS]
+            )
+            areas = ((levels + 0.5) / LEVELS).permute(1, 2, 0, 3, 4)  # (B, K, 3, side, side)
+            filled = F.interpolate(areas.flatten(0, 1), (h, w)).unflatten(0, areas.shape[:2])
+            filled = filled.permute(0, 1, 3, 4, 2)
+        else:
+            pixels = predicted.unflatten(2, (h, w, 3))
+            filled = (pixels * self.std.flatten() + self.mean.flatten()).clamp(0, 1)
+        filled = put(cells, places, filled)
+        return self.normalized(self.assembled(hidden)), self.normalized(self.assembled(filled))
+
+
+def _areas(size: int, count: int) -> list[slice]:
+    """Where `adaptive_avg_pool2d` divides a side of `size` pixels into `count` areas."""
+    return [slice(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]

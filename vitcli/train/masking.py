@@ -1,0 +1,133 @@
+"""What objectives that hide patches of images and predict them have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitcli.config import Preprocess
+from vitcli.data.order import image_rng, validation_rng
+from vitcli.data.source import Ints
+from vitcli.errors import ConfigError
+from vitcli.models.vit import ViT
+from vitcli.train.objectives import Objective
+from vitcli.train_config import TrainConfig
+
+
+class Masking(Objective):
+    """Hides patches of each image and predicts what they show; labels are not needed.
+
+    `prepare` draws what is hidden, for each image by itself, so that a part of a batch has what
+    the whole batch has. x stays the images (B, 3, H, W); y describes what is hidden.
+
+    Args:
+        model: a ViT or hybrid without a head.
+        preprocess: of the model, to know colours from its normalized inputs.
+
+    Raises:
+        ConfigError: the model has no patches, fewer than two, or some outside of the image.
+    """
+
+    classifies = False
+
+    def __init__(self, model: nn.Module, config: TrainConfig, preprocess: Preprocess) -> None:
+        super().__init__(model)
+        name = f"--objective {config.objective}"
+        if not isinstance(model, ViT):
+            raise ConfigError(f"{name} requires a model with patches, not a BiT ResNet")
+        self.config, self.architecture = config, model.config
+        (rows, columns), (height, width) = self.architecture.grid, self.architecture.patch_size
+        self.patches = rows * columns
+        size = self.architecture.image_size
+        if self.patches < 2 or size[0] < rows * height or size[1] < columns * width:
+            raise ConfigError(
+                f"{name} requires two or more whole patches of {height} x {width} pixels, which "
+                f"images of {size[0]} x {size[1]} pixels do not have",
+                hint="use another --resolution, a multiple of the patch size",
+            )
+        for part in (model.attn_pool, model.fc_norm, model.pre_logits):
+            if part is not None:  # what the loss does not depend on, DDP must not wait for
+                part.requires_grad_(False)
+        self.register_buffer("mean", torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
+
+    mean: Tensor
+    std: Tensor
+
+    @property
+    def ratio(self) -> float:
+        """The share of the patches that is hidden."""
+        return self.config.masking.ratio or DEFAULT_RATIOS[self.config.objective]
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator) -> Ints:
+        """What is hidden of one image: its row of y."""
+
+    @abstractmethod
+    def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the model is shown, what it makes of it) of images x, both in the units of x."""
+
+    def prepare(
+        self, x: Tensor, labels: Tensor, step: int, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        places = range(first, first + len(x))
+        rows = [self.draw(image_rng(self.config.seed, step, place)) for place in places]
+        return x, self._batch(rows, x)
+
+    def for_validation(self, x: Tensor, indices: Sequence[int]) -> Tensor:
+        """The y of validation images, which depends on their indices alone."""
+        return self._batch([self.draw(validation_rng(index)) for index in indices], x)
+
+    def _batch(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
+        return torch.from_numpy(np.stack(rows)).to(x.device, non_blocking=True)
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        return -metrics["loss"]
+
+    def cells(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) as the pixels of their patches (B, P, h, w, C), row by row. Of a
+        hybrid they are what a cell of its grid stands for: a square of its stride."""
+        (rows, columns), (h, w) = self.architecture.grid, self.architecture.patch_size
+        x = images[:, :, : rows * h, : columns * w]
+        x = x.reshape(len(x), -1, rows, h, columns, w).permute(0, 2, 4, 3, 5, 1)
+        return x.reshape(len(x), rows * columns, h, w, -1)
+
+    def assembled(self, cells: Tensor) -> Tensor:
+        """The inverse of `cells`: (B, P, h, w, C) to (B, C, rows h, columns w)."""
+        (rows, columns), (h, w) = self.architecture.grid, self.architecture.patch_size
+        x = cells.reshape(len(cells), rows, columns, h, w, -1).permute(0, 5, 1, 3, 2, 4)
+        return x.reshape(len(x), -1, rows * h, columns * w)
+
+    def colours(self, images: Tensor) -> Tensor:
+        """Normalized images as RGB in [0, 1], float32."""
+        return (images.float() * self.std + self.mean).clamp(0, 1)
+
+    def normalized(self, colours: Tensor) -> Tensor:
+        """The inverse of `colours`."""
+        return (colours - self.mean) / self.std
+
+
+DEFAULT_RATIOS = {"masked-patch": 0.5, "mae": 0.75}
+"""Of the patches hidden: section B.1.2 of the paper; section 4.1 of arXiv 2111.06377."""
+
+GREY = 0.5
+"""The colour of hidden patches in pictures."""
+
+
+def take(x: Tensor, indices: Tensor) -> Tensor:
+    """Rows of x (B, N, ...) at indices (B, K): (B, K, ...)."""
+    trailing = x.shape[2:]
+    return x.gather(
+        1, indices.view(*indices.shape, *(1,) * len(trailing)).expand(-1, -1, *trailing)
+    )
+
+
+def put(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    """x (B, N, ...) with the rows at indices (B, K) replaced by values (B, K, ...)."""
+    trailing = x.shape[2:]
+    places = indices.view(*indices.shape, *(1,) * len(trailing)).expand(-1, -1, *trailing)
+    return x.scatter(1, places, values.to(x.dtype))

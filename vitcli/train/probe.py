@@ -1,0 +1,89 @@
+"""Few-shot accuracy during a run: how good the features are that an objective makes.
+
+The protocol of `vit fewshot` (`fewshot.py`; paper, section 4.1) with one draw: a few training
+images of each class, least squares from features onto classes, and the validation split classified.
+Images are prepared as in the run's own evaluations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.data.source import Ints, Source
+from vitcli.errors import NOT_FINITE, DivergedError, ImageError, RunError
+from vitcli.fewshot import choose_shots
+from vitcli.inference import Inference, features_of
+from vitcli.ridge import RidgeSolver
+from vitcli.train.events import OnEvent
+from vitcli.train.inputs import counting, skipping
+from vitcli.train.run import Run
+
+SHOTS = (5, 10)
+"""Training images of each class; where a class has fewer, as many as it has."""
+SEED, L2 = 0, 2.0**10
+
+
+def shots_of(train: Source, val: Source | None) -> tuple[int, ...]:
+    """How many images of each class to take.
+
+    Raises:
+        RunError: there are no classes, or no validation images.
+    """
+    counts = train.counts()
+    if np.count_nonzero(counts) < 2 or val is None:
+        raise RunError(
+            "--probe-every requires images of two or more classes, and a validation split",
+            where=train.root,
+            hint="leave out --probe-every",
+        )
+    fewest = int(counts[counts > 0].min())
+    return tuple(shots for shots in SHOTS if shots <= fewest) or (fewest,)
+
+
+class FewshotProbe:
+    """Measures the features of a run's model, always with the same images."""
+
+    def __init__(self, run: Run, on_event: OnEvent) -> None:
+        train, val = run.splits.images, run.splits.val
+        self.run, self.on_event, self.shots = run, on_event, shots_of(train, val)
+        self.draws = {
+            shots: choose_shots(train.labels, len(train.classes), shots, SEED)
+            for shots in self.shots
+        }
+        self.used = np.unique(self.draws[max(self.shots)])  # fewer shots are among more
+
+    def measure(self) -> dict[str, float]:
+        """The accuracy of each number of shots: probe_5shot, ..."""
+        train, val = self.run.splits.images, self.run.splits.val
+        assert val is not None
+        inference = self.run.inference(self.run.model)
+        x, read = self._features(inference, train.select(self.used))
+        x_val, read_val = self._features(inference, val)
+        images, found = self.used[read], dict[str, float]()
+        for shots, draw in self.draws.items():
+            rows = np.flatnonzero(np.isin(images, draw))
+            solver = RidgeSolver(x[rows], train.labels[images[rows]], len(train.classes))
+            right = solver.solve(L2).predict(x_val) == val.labels[read_val]
+            found[f"probe_{shots}shot"] = float(right.mean())
+        return found
+
+    def _features(
+        self, inference: Inference, source: Source
+    ) -> tuple[npt.NDArray[np.float32], Ints]:
+        """(features (n, D), which images of the source they are of: those that can be read)."""
+        unreadable, skip = set[str | None](), skipping(self.run, self.on_event)
+
+        def note(error: ImageError) -> None:
+            unreadable.add(error.where)
+            skip(error)
+
+        advance = counting("probe", len(source), self.on_event)
+        features = features_of(inference, source, self.run.workers, advance, note).numpy()
+        if not np.isfinite(features).all():
+            where = self.run.directory.path
+            raise DivergedError("the features are not finite numbers", where=where, hint=NOT_FINITE)
+        read = [
+            i for i in range(len(source)) if not unreadable or source.where(i) not in unreadable
+        ]
+        return features, np.array(read, np.int64)
