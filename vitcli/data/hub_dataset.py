@@ -38,44 +38,28 @@ class HubShard:
 
     def samples(self, start: int) -> Iterator[Sample]:
         """The rows from number `start` on; reading goes on after a failure that may pass."""
-        rows = _Rows(self, start)
-        short = self.name.rpartition("/")[2]
-        while (row := rows.next()) is not None:
-            value, label = row[self.image], row[self.label]
+        rows: Iterator[Any] | None = None
+        number, name = start, self.name.rpartition("/")[2]
+
+        def read(silence: float) -> Any:
+            nonlocal rows
+            try:
+                if rows is None:
+                    shard = self.rows.shard(self.rows.num_shards, self.index).skip(number)
+                    # Not as an iterator, which gives each worker process of torch other rows.
+                    rows = shard.iter(batch_size=1)
+                return next(rows, None)
+            except BaseException:
+                rows = None
+                raise
+
+        while (row := persist(read, lambda error: explain(error, self.name))) is not None:
+            value, label = row[self.image][0], row[self.label][0]
             if self.classes and label is not None and label >= 0:
                 label = self.classes[label].id
             image = value.get("bytes") if isinstance(value, dict) else value
-            yield Sample(f"{short} row {rows.number - 1}", image, None if label == -1 else label)
-
-
-class _Rows:
-    """The rows of a shard, begun again where reading failed."""
-
-    def __init__(self, shard: HubShard, start: int) -> None:
-        self.shard, self.number = shard, start
-        self.rows: Iterator[Any] | None = None
-
-    def next(self) -> Any:
-        """The next row; None at the end. Raises DataError."""
-        row = persist(
-            self._read,
-            lambda error: explain(error, self.shard.name),
-            position=lambda: self.number,
-        )
-        self.number += 1
-        return row
-
-    def _read(self, silence: float) -> Any:
-        try:
-            if self.rows is None:
-                rows = self.shard.rows.shard(self.shard.rows.num_shards, self.shard.index)
-                # Not as an iterator, which gives each worker process of torch other rows.
-                self.rows = rows.skip(self.number).iter(batch_size=1)
-            batch = next(self.rows, None)
-            return batch and {name: values[0] for name, values in batch.items()}
-        except BaseException:
-            self.rows = None
-            raise
+            yield Sample(f"{name} row {number}", image, None if label == -1 else label)
+            number += 1
 
 
 def explain(error: Exception, where: str) -> Failure:

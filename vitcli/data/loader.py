@@ -51,8 +51,6 @@ class _Chunk(NamedTuple):
     indices: Ints
     unreadable: list[ImageError]
     last: bool
-    part: int = 0
-    """Of a batch: parts follow each other, though their chunks come in turns."""
 
 
 def train_batches(
@@ -85,15 +83,12 @@ def train_batches(
     places = np.arange(part.start - lead, part.stop) % batch_size
     share = -(-len(places) // max(workers, 1))
     chunk_size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
-    dataset: Any = _Images(source, transform, seed) if isinstance(source, Source) else None
-    orders: Iterator[_Order] | None = None
     if isinstance(source, Stream):
+        lanes = _Lanes(source, transform, seed, batch_size, places, range(start_step, steps))
         workers = min(workers, len(places))
-        of_a_worker = -(-share // chunk_size)
-        steps_left = range(start_step, steps)
-        dataset = _Lanes(source, transform, seed, batch_size, places, steps_left, of_a_worker)
-        ahead = 2 * of_a_worker  # two batches in all
+        chunks = _in_processes(lanes, None, workers, 2) if workers else (chunk for chunk in lanes)
     else:
+        images = _Images(source, transform, seed)
         orders = (
             _Order(indices[chunk], epochs[chunk], chunk[-1] == places[-1])
             for indices, epochs in batch_orders(
@@ -101,13 +96,11 @@ def train_batches(
             )
             for chunk in np.split(places, range(chunk_size, len(places), chunk_size))
         )
-        ahead = max(1, 2 * len(places) // (chunk_size * max(workers, 1)))
-    if workers:
-        chunks = _in_processes(dataset, orders, workers, ahead)
-    else:
-        chunks = (
-            chunk for chunk in (dataset if orders is None else map(dataset.__getitem__, orders))
-        )
+        if workers:
+            ahead = 2 * len(places)  # two batches in all
+            chunks = _in_processes(images, orders, workers, max(1, ahead // (chunk_size * workers)))
+        else:
+            chunks = (images[order] for order in orders)
     # A program that ends with batches left over would wait forever for the workers, which ignore
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
@@ -120,7 +113,6 @@ def train_batches(
                 on_unreadable(error)
             gathered.append(chunk)
             if chunk.last:
-                gathered.sort(key=lambda chunk: chunk.part)
                 arrays = zip(*(chunk[:3] for chunk in gathered), strict=True)
                 pixels, labels, indices = map(torch.from_numpy, map(np.concatenate, arrays))
                 yield pixels, labels, indices
@@ -163,7 +155,7 @@ class _Images(Dataset[_Chunk | VitError]):
 
 
 class _Lanes(IterableDataset[_Chunk | VitError]):
-    """Makes chunks of a stream; each worker process those of its own places in every batch."""
+    """Makes chunks of a stream, one of every batch in each worker process."""
 
     def __init__(
         self,
@@ -173,11 +165,9 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         batch_size: int,
         places: Ints,
         steps: range,
-        of_a_worker: int,
     ) -> None:
         self.stream, self.transform, self.seed = stream, transform, seed
         self.batch_size, self.places, self.steps = batch_size, places, steps
-        self.of_a_worker = of_a_worker  # chunks in a batch
 
     def __iter__(self) -> Iterator[_Chunk | VitError]:
         info: Any = get_worker_info()
@@ -192,18 +182,12 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         try:
             for _ in self.steps:
                 taken = {k: lanes[k].take(stream.places(k, batch)) for k in lanes}
-                for part in range(self.of_a_worker):
-                    cut = slice(
-                        len(mine) * part // self.of_a_worker,
-                        len(mine) * (part + 1) // self.of_a_worker,
-                    )
-                    wanted = [(lanes[lane_of[p]], *taken[lane_of[p]][p]) for p in mine[cut]]
-                    last = number == of - 1 and part == self.of_a_worker - 1
-                    yield self._chunk(wanted, last, number)
+                wanted = [(lanes[k], *taken[k][place]) for place, k in lane_of.items()]
+                yield self._chunk(wanted, last=number == of - 1)  # torch takes turns
         except VitError as error:  # returned, as torch would bury it in the text of a traceback
             yield error
 
-    def _chunk(self, wanted: list[tuple[_Lane, int, Sample]], last: bool, number: int) -> _Chunk:
+    def _chunk(self, wanted: list[tuple[_Lane, int, Sample]], last: bool) -> _Chunk:
         images = np.empty((len(wanted), 3, *self.transform.size), np.uint8)
         labels, numbers = np.empty((2, len(wanted)), np.int64)
         unreadable = list[ImageError]()
@@ -221,7 +205,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
                     unreadable.append(_located(error, sample.key))
             else:
                 raise unreadable[-1]
-        return _Chunk(images, labels, numbers, unreadable, last, number)
+        return _Chunk(images, labels, numbers, unreadable, last)
 
 
 class _Lane:
