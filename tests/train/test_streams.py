@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -17,6 +18,7 @@ from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import DataError
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import train
+from vitcli.train.sweep import run_sweep
 
 CLASSES = ("blue", "green", "red")
 
@@ -77,6 +79,14 @@ def test_the_number_of_streams_is_kept(tiny_run, web: Web) -> None:
 def test_what_needs_an_index_is_refused_before_the_first_step(tiny_run, web, fields) -> None:
     with pytest.raises(DataError, match="stream"):
         train(tiny_run(data=data_of(web), **fields))
+
+
+def test_a_sweep_that_would_train_on_validation_images_is_refused_first(tiny_run, web) -> None:
+    config = tiny_run(data=data_of(web), lr=None, sweep=(1e-3, 3e-3), steps=2)
+    with pytest.raises(DataError) as caught:
+        run_sweep(config)
+    assert "--no-retrain" in str(caught.value.hint) and not Path(config.output).exists()
+    run_sweep(dataclasses.replace(config, retrain=False))
 
 
 def test_a_frozen_backbone_reads_the_stream_again(tiny_run, web: Web) -> None:

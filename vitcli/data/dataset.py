@@ -140,11 +140,7 @@ def _streamed(
 ) -> Splits:
     """A training split without an index: nothing is held out of it."""
     if config.merge_val:
-        raise DataError(
-            "validation images cannot be added to a stream",
-            where=config.path,
-            hint="with several learning rates, pass --no-retrain",
-        )
+        require_mergeable(train)
     warnings, val = [*dataset.warnings], dataset.val
     written = _described(train, config, record, warnings)
     written["kind"] = "none" if val is None else "given"
@@ -212,6 +208,16 @@ def open_split(
             hint=f"this data has a {' and a '.join(_WORDS[name] for name in there)} split",
         )
     return indexed(source), words, tuple(warnings)
+
+
+def require_mergeable(split: Source | Stream) -> None:
+    """Raises DataError if validation images cannot be added to a training split."""
+    if isinstance(split, Stream):
+        raise DataError(
+            "validation images cannot be added to a stream",
+            where=split.root,
+            hint="with several learning rates, pass --no-retrain",
+        )
 
 
 def indexed(split: Source | Stream) -> Source:

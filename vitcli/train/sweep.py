@@ -24,6 +24,7 @@ from typing import Any
 from vitcli import plots
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.data.dataset import require_mergeable
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, config_to_json, read_train_config
@@ -122,6 +123,8 @@ def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
             where=config.data.path,
             hint="leave out --val-fraction 0, or pass a single learning rate",
         )
+    if config.retrain:
+        require_mergeable(prepared.splits.train)
     runs = (1 if has_fixed_features(prepared) else len(config.sweep)) + config.retrain
     plan = vars(plan_of(prepared))
     plan |= {"lr": None, "estimated_seconds": plan["estimated_seconds"] * runs}
