@@ -104,32 +104,6 @@ def _our_names(args: dict[str, int]) -> dict[str, int]:
     return {**{names[key]: value for key, value in args.items()}, "mlp_dim": 4 * args["embed_dim"]}
 
 
-def test_a_repo_is_resized_and_converted_to_where_it_is_told(
-    hub: LoopbackHub, vit: Vit, tmp_path: Path
-) -> None:
-    case = GOLDEN / "hf_vit"
-    hub.add("me/model", {f: case / f for f in ("config.json", "model.safetensors")})
-    nowhere = vit("resize-posemb", "me/model", "--grid", 6)
-    assert nowhere.exit_code == 1 and nowhere.stdout == ""
-    assert nowhere.stderr.startswith("error: me/model: ")
-    out = tmp_path / "out"
-    done = vit("resize-posemb", "me/model", "--grid", 6, "-o", out, "--json")
-    assert done.exit_code == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["from"], said["to"], said["output"]) == ([4, 4], [6, 6], str(out))
-    assert json.loads((out / "config.json").read_text())["image_size"] == 48
-    local = vit("resize-posemb", case, "--grid", 6, "-o", tmp_path / "local")
-    assert local.exit_code == 0
-    files = [folder / "model.safetensors" for folder in (out, tmp_path / "local")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert vit("convert", "me/model", tmp_path / "m.npz", "--offline").exit_code == 0
-    assert np.load(tmp_path / "m.npz")["cls"].shape == (1, 1, 48)
-    wrong = vit("resize-posemb", "me/other", "--grid", 6, "-o", tmp_path / "x")
-    assert (
-        wrong.exit_code == 1 and "me/other" in wrong.stderr and len(wrong.stderr.splitlines()) < 3
-    )
-
-
 def test_pickles_need_a_word(hub: LoopbackHub, vit: Vit, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

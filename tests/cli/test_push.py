@@ -137,19 +137,6 @@ def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variabl
     assert f"{repo}: " in errors and said in errors and errors.count("\n") <= 3, result.stderr
 
 
-@pytest.mark.parametrize(
-    "where", ["/whoami-v2", "GET /api/models/", "README.md", "/preupload/", "PUT /lfs/"]
-)
-def test_a_silent_hub_is_given_up(vit, hub, tiny_checkpoint, where):
-    """The library's own retries do not multiply the time-out."""
-    hub.add(REPO, {"README.md": b"# Mine\n"})
-    hub.faults.append(fault := Fault("stall", where, times=99))
-    begin = time.monotonic()
-    result = vit("push", tiny_checkpoint, REPO, "--timeout", "0.5")
-    assert fault.struck == 1 and "did not answer in time" in result.stderr
-    assert time.monotonic() - begin < 5 and REPO in hub.repos
-
-
 def test_the_hub_asks_to_wait_for_longer_than_the_time_out(vit, hub, tiny_checkpoint):
     wait = {"Retry-After": "30"}
     hub.faults.append(Fault("status", "PUT /lfs/", status=429, headers=wait, times=99))
