@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from vitcli.cli import output
+from vitcli.cli.training_display import Screen
 from vitcli.errors import OutputError
 from vitcli.hub.retry import Transfer
+from vitcli.train import events
 
 
 @pytest.fixture
@@ -153,17 +155,20 @@ def test_a_download_that_stalls_shows_no_speed(terminal, clock):
         assert drawn(screen).endswith("100.0 of 400.0 MB, no data for 5 s")
 
 
+def step(step: int, steps: int) -> events.Step:
+    return events.Step(step, steps, 0.6916, 0.583, 1e-3, 25.4, 93.0)
+
+
 def test_training_prints_the_first_and_the_last_step_and_some_between(capsys, clock):
-    with output.TrainingDisplay() as display:
-        for step in range(1, 31):
+    with Screen() as screen:
+        for number in range(1, 31):
             clock[0] += 1
-            event = {"step": step, "steps": 30, "loss": 1 / step, "lr": 3e-3, "accuracy": 0.5}
-            display(event | {"images_per_second": 123.4, "eta": 30.0 - step})
-            if step == 15:
-                display.note("step 15: 61.2% on validation")
+            screen(step(number, 30))
+            if number == 15:
+                screen(events.Note("step 15: 61.2% on validation"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == (
-        "step 1 of 30: 29 s left, loss 1.0000, accuracy 50.0%, 123 images/s, lr 0.003"
+        "step 1 of 30: 1 min 33 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s, lr 0.001"
     )
     starts = [line.partition(":")[0] for line in lines]
     assert starts == ["step 1 of 30", "step 11 of 30", "step 15", "step 21 of 30", "step 30 of 30"]
@@ -196,9 +201,8 @@ def test_results_are_printed_beside_a_bar(terminal, clock, capsys):
 def test_narrow_terminals_show_how_far_training_is(terminal, monkeypatch, width, shown):
     screen = terminal("stderr")
     monkeypatch.setenv("COLUMNS", str(width))
-    event = {"step": 6, "steps": 300, "loss": 0.6916, "accuracy": 0.583, "lr": 1e-3}
-    with output.TrainingDisplay() as display:
-        display(event | {"images_per_second": 25.4, "eta": 93.0})
+    with Screen() as training:
+        training(step(6, 300))
     text = drawn(screen)
     assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {shown}", text) and len(text) <= width
 

@@ -202,7 +202,7 @@ def duration(seconds: float) -> str:
 # Progress
 
 
-class _Display:
+class Display:
     """A bar on a terminal, a plain line now and then elsewhere; nothing when quiet."""
 
     stalls = False
@@ -261,7 +261,7 @@ class _Display:
         return [f"{duration((time.monotonic() - self.started) * (total - done) / done)} left"]
 
 
-class Meter(_Display):
+class Meter(Display):
     """How far a job is, and how long it will take. Nothing is shown in its first second."""
 
     def __init__(self, what: str, total: int | None = None, quiet: bool = False) -> None:
@@ -287,7 +287,7 @@ class Meter(_Display):
             self.show(self.what, self.done, self.total, numbers)
 
 
-class FetchDisplay(_Display):
+class FetchDisplay(Display):
     """A download: called with each of its transfers."""
 
     stalls = True
@@ -315,47 +315,6 @@ class FetchDisplay(_Display):
         if total and done < total and rate:
             numbers.append(f"{duration((total - done) / rate)} left")
         self.show(f"fetching {name}", done, total, [*numbers, f"{rate / 1e6:.3g} MB/s"])
-
-
-class TrainingDisplay(_Display):
-    """A training run: called with each of its events. The first one is shown at once.
-
-    An event holds `step` and `steps`, and any of `loss`, `accuracy` (in [0, 1]), `lr`,
-    `images_per_second` and `eta` (seconds).
-    """
-
-    begun = False
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        step, steps = event["step"], event["steps"]
-        what = f"step {step:,} of {steps:,}"
-        if "trial" in event:  # of a sweep
-            what = f"learning rate {event['trial']:g}, {what}"
-        now = not self.begun or step == steps
-        self.begun = True
-        eta = event.get("eta")
-        numbers = [] if eta is None else [f"{duration(eta)} left"]
-        numbers += [
-            form.format(event[key]) for key, form in _TRAINING.items() if event.get(key) is not None
-        ]
-        self.show(what, step, steps, numbers, now)
-
-    def count(self, what: str, done: int, total: int) -> None:
-        """How far a pass over images is, between two steps."""
-        self.show(what, done, total, [f"{done:,} of {total:,}"])
-
-    def note(self, text: str) -> None:
-        """A line that stays (an evaluation, a saved state), above the bar."""
-        note(text, self.quiet)
-
-
-_TRAINING = {
-    "loss": "loss {:.4f}",
-    "accuracy": "accuracy {:.1%}",
-    "images_per_second": "{:.3g} images/s",
-    "lr": "lr {:.3g}",
-}
-"""The numbers of a training event, the most important first."""
 
 
 def _fit(what: str, numbers: list[str], width: int) -> tuple[str, str]:

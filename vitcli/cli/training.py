@@ -185,14 +185,14 @@ def _run(config: TrainConfig, args: Start) -> None:
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with output.TrainingDisplay(args.quiet) as display, _resume_hint(config):
+    with Screen(args.json, args.quiet) as screen, _resume_hint(config):
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=args.resume is not None,
             force=args.force,
             offline=args.offline,
             allow_pickle=args.allow_pickle,
-            on_event=Screen(display, args.json, args.quiet),
+            on_event=screen,
         )
     where = shlex.quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:

@@ -10,50 +10,68 @@ from vitcli.cli import output
 from vitcli.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from vitcli.train.events import Choice, Event, Plan, Probe, Trial, Validation
+    from vitcli.train.events import Choice, Event, Plan, Probe, Step, Trial, Validation
     from vitcli.train.loop import Outcome
 
 
-class Screen:
-    """Shows events on stderr, and prints them as JSON if that is wanted."""
+class Screen(output.Display):
+    """Shows events on stderr, and prints them as JSON if that is wanted. The first step is shown at
+    once."""
 
-    def __init__(self, display: output.TrainingDisplay, json: bool, quiet: bool) -> None:
-        self.display, self.json, self.quiet = display, json, quiet
+    def __init__(self, json: bool = False, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.json, self.begun = json, False
         self.trial: dict[str, float] = {}
         """{"trial": its learning rate} in a run of a sweep."""
 
     def __call__(self, event: Event) -> None:
         from vitcli.train import events
 
-        display = self.display
         if isinstance(event, events.TrialStart | events.Trial):
             self.trial = {}
         if self.json and not isinstance(event, events.Advance):
             output.json_line(event.to_json() | self.trial)
         match event:
             case events.Advance():
-                display.count(event.what, event.done, event.total)
+                count = f"{event.done:,} of {event.total:,}"
+                self.show(event.what, event.done, event.total, [count])
             case events.Step():
-                display(event.to_json() | self.trial)
+                self._step(event)
             case events.Caution():
                 output.warning(event.text)
             case events.Note():
-                display.note(event.text)
+                output.note(event.text, self.quiet)
             case events.Plan():
-                display.note(plan_text(event))
+                output.note(plan_text(event), self.quiet)
             case events.Validation():
-                display.note(validation_text(event))
+                output.note(validation_text(event), self.quiet)
             case events.Probe():
-                display.note(probe_text(event))
+                output.note(probe_text(event), self.quiet)
             case events.TrialStart():
                 self.trial = {"trial": event.lr}
-                display.close()  # the bar of the run before is full
-                display.note(f"learning rate {event.lr:g}, {event.number} of {event.of}")
+                self.close()  # the bar of the run before is full
+                text = f"learning rate {event.lr:g}, {event.number} of {event.of}"
+                output.note(text, self.quiet)
             case events.Trial():
-                display.note(f"learning rate {event.lr:g}: {event.failure or _trial_text(event)}")
+                text = f"learning rate {event.lr:g}: {event.failure or _trial_text(event)}"
+                output.note(text, self.quiet)
             case events.Choice() if not self.json:
-                display.close()
+                self.close()
                 show_sweep(event, self.quiet)
+
+    def _step(self, event: Step) -> None:
+        trial = f"learning rate {self.trial['trial']:g}, " if self.trial else ""
+        numbers = [
+            f"{output.duration(event.eta)} left",
+            f"loss {event.loss:.4f}",
+            *([] if event.accuracy is None else [f"accuracy {event.accuracy:.1%}"]),
+            f"{event.images_per_second:.3g} images/s",
+            f"lr {event.lr:.3g}",
+        ]
+        now = not self.begun or event.step == event.steps
+        self.begun = True
+        what = f"{trial}step {event.step:,} of {event.steps:,}"
+        self.show(what, event.step, event.steps, numbers, now)
 
 
 def _trial_text(trial: Trial) -> str:
