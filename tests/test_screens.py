@@ -28,6 +28,6 @@ def test_help_shows_examples_of_options_that_exist(name: str) -> None:
         rf"^ +vit {name} .*", command.help.partition("Examples:")[2], re.MULTILINE
     )
     assert 2 <= len(examples) <= 3
-    known = {option for parameter in command.params for option in parameter.opts}
+    known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
     for example in examples:
         assert set(re.findall(r"(?<= )--?[a-z][\w-]*", example)) <= known

@@ -49,6 +49,7 @@ def test_json(vit, tiny_checkpoint):
 
 def test_a_configuration_is_no_checkpoint(vit, tmp_path):
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     result = vit("info", tmp_path / "config.json")
     assert result.exit_code == 1
     assert f"hint: to load the model's directory, pass {tmp_path}" in result.stderr
