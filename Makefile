@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 PEERS := timm==1.0.31 torchvision==0.28.0
 PEERS_WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
 
-.PHONY: help demo lint test test-slow bench golden roundtrips screens clean
+.PHONY: help demo lint test test-slow test-gpu bench bench-gpu golden roundtrips screens clean
 
 help:
 	@echo "make demo        install into .venv and classify a photograph"
@@ -18,6 +18,8 @@ help:
 	@echo "make lint        ruff, and mypy in strict mode"
 	@echo "make test-slow   kills, fuzzing, and comparisons with timm and transformers"
 	@echo "make bench       speed beside timm, transformers and scikit-learn"
+	@echo "make test-gpu    run the tests that need CUDA"
+	@echo "make bench-gpu   steps of training beside timm on a GPU, and their share of its FLOPs"
 	@echo "make golden      largest difference from each original implementation"
 	@echo "make roundtrips  which layouts convert into which, and whether exactly"
 	@echo "make screens     rewrite tests/screens.txt: every help screen, and common errors"
@@ -42,6 +44,12 @@ test-slow: .venv/.peers
 # Whole processes, run in turns; prints medians and ratios.
 bench: .venv/.peers
 	$(BIN)/python tests/bench/run.py
+
+test-gpu: .venv/.peers
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+bench-gpu: .venv/.peers
+	PYTHONPATH=. $(BIN)/python tests/bench/gpu.py
 
 golden: .venv/.test
 	$(BIN)/python tests/golden_table.py

@@ -25,7 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SUITES = ("start", "photo", "directory", "fewshot", "checkpoints")
+SUITES = ("start", "photo", "directory", "fewshot", "checkpoints", "train")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,10 @@ def main() -> None:
     if "fewshot" in arguments.only:
         for checkout in [ROOT, *([against] if against else [])]:
             run([arguments.peers, str(HERE / "fewshot_solve.py")], checkout)
-    if set(arguments.only) == {"fewshot"}:
+    if "train" in arguments.only:
+        more = ["--against", str(against)] if against else []
+        run([arguments.peers, str(HERE / "training.py"), "--turns", str(arguments.runs), *more])
+    if set(arguments.only) <= {"fewshot", "train"}:
         return
     material = arguments.material or Path(tempfile.mkdtemp(prefix="vit-bench-"))
     try:

@@ -1,0 +1,105 @@
+"""Steps of training on a GPU beside timm: `make bench-gpu`.
+
+    python gpu.py [--turns N]
+
+B/16 and L/16 at 224 px, in bf16 under autocast, eager and compiled, from images on the device:
+forward, cross-entropy, backward, clipping at norm 1, fused AdamW. The same step around both models,
+which take turns; images per second, and MFU: FLOPs (3 x forward) as a share of what a product of
+8,192 x 8,192 matrices reaches. The aim is 55% when compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitcli import speed
+from vitcli.config import model_config
+from vitcli.models.vit import ViT
+
+CASES = {"B/16": ("vit_base_patch16_224", 128), "L/16": ("vit_large_patch16_224", 64)}
+"""timm's name, and the batch size."""
+STEPS = 20
+DEVICE = torch.device("cuda")
+
+
+def training_step(model: nn.Module, batch: int, compiled: bool) -> Callable[[], None]:
+    """A function that trains one step."""
+    model = model.to(DEVICE).train()
+    forward = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    images = torch.randn(batch, 3, 224, 224, device=DEVICE)
+    labels = torch.randint(1000, (batch,), device=DEVICE)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = forward(images)
+        F.cross_entropy(logits.float(), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def seconds(step: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / STEPS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5)
+    turns = parser.parse_args().turns
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device")
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import timm
+
+    from peers import torchvision_operators  # noqa: F401  (before timm)
+
+    ceiling = speed.matrix_flops(DEVICE, torch.bfloat16)
+    name = torch.cuda.get_device_name()
+    print(
+        f"{name}, torch {torch.__version__}, timm {timm.__version__}; bf16 matrix product: ", end=""
+    )
+    print(f"{ceiling / 1e12:.0f} TFLOP/s", flush=True)
+    for variant, (theirs, batch) in CASES.items():
+        config = model_config(variant, num_classes=1000)
+        for compiled in (False, True):
+            ours = ViT(config)
+            ours.init_weights(0)
+            steps = {
+                "vit": training_step(ours, batch, compiled),
+                "timm": training_step(timm.create_model(theirs), batch, compiled),
+            }
+            for step in steps.values():
+                seconds(step)  # warms up, and compiles
+            times = {who: [] for who in steps}
+            for _ in range(turns):
+                for who, step in steps.items():
+                    times[who].append(seconds(step))
+            print(f"\n{variant}, batch {batch}, {'compiled' if compiled else 'eager'}")
+            for who, found in times.items():
+                rate = batch / statistics.median(found)
+                share = rate * 6 * config.macs() / ceiling
+                ratio = statistics.median(a / b for a, b in zip(times["timm"], found, strict=True))
+                print(f"  {who:<6}{rate:>8.0f} images/s{share:>7.0%} MFU{ratio:>7.2f} of timm")
+            del steps, ours
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Training beside timm on a CPU, in images per second: `python tests/bench/run.py --only train`.
+
+    python training.py [--turns N] [--steps N] [--against DIR]
+
+Both train the same model from random weights on the same JPEGs, in bf16 under autocast, with
+AdamW, clipping at norm 1, inception crops and flips, a batch decoded by one worker process. vit
+runs as `vit pretrain`; timm as its train.py does (version 1.0.31, which its wheel leaves out):
+`train_one_epoch` with `create_loader`, `create_optimizer_v2` and `dispatch_clip_grad`, mixup off,
+called as `--amp --amp-dtype bfloat16 --opt adamw --clip-grad 1 --workers 1`. They take turns, the
+first 10 steps are not counted, and ratios are taken within a turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CASES = {"Ti/16 at 64 px": ("Ti/16", 64, 64), "S/16 at 128 px": ("S/16", 128, 32)}
+"""(variant, pixels, batch size)."""
+TIMM = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224"}
+CLASSES, PER_CLASS, BAR, UNCOUNTED = 4, 64, 1.5, 10
+
+
+def write_images(root: Path) -> None:
+    """Crops of the photographs in the repository, as JPEGs of 256 x 256; a directory for each."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name in ("astronaut", "cat", "coffee", "rocket"):
+        photograph = Image.open(ROOT / "tests" / "images" / f"{name}.jpg").convert("RGB")
+        (root / name).mkdir(parents=True)
+        for i in range(PER_CLASS):
+            side = int(rng.integers(120, min(photograph.size)))
+            left, top = (int(rng.integers(length - side + 1)) for length in photograph.size)
+            crop = photograph.crop((left, top, left + side, top + side)).resize((256, 256))
+            crop.save(root / name / f"{i}.jpg", quality=92)
+
+
+def train_with_timm(images: Path, variant: str, pixels: int, batch: int, steps: int) -> float:
+    """Images per second of timm's loop."""
+    import timm
+    import torch
+    from timm.data import create_dataset, create_loader
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
+    from timm.utils import AverageMeter, dispatch_clip_grad
+
+    device = torch.device("cpu")
+    model = timm.create_model(TIMM[variant], img_size=pixels, num_classes=CLASSES).train()
+    loader = create_loader(
+        create_dataset("", root=str(images)),
+        input_size=(3, pixels, pixels),
+        batch_size=batch,
+        is_training=True,
+        scale=(0.05, 1.0),
+        color_jitter=0.0,
+        interpolation="bicubic",
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        num_workers=1,
+        device=device,
+    )
+    optimizer = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.1)
+    scheduler = CosineLRScheduler(optimizer, steps, warmup_t=steps // 10, t_in_epochs=False)
+    loss_fn, losses, step, start = torch.nn.CrossEntropyLoss(), AverageMeter(), 0, 0.0
+    while True:
+        for inputs, targets in loader:
+            if step == UNCOUNTED:
+                start = time.perf_counter()
+            if step == steps:
+                return (steps - UNCOUNTED) * batch / (time.perf_counter() - start)
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            dispatch_clip_grad(model.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+            losses.update(loss.item(), len(inputs))
+            scheduler.step_update(step)
+
+
+def train_with_vit(
+    checkout: Path, images: Path, variant: str, pixels: int, batch: int, steps: int
+) -> float:
+    """Images per second of `vit pretrain`, as it reports them."""
+    with tempfile.TemporaryDirectory() as output:
+        command = [
+            *(sys.executable, "-m", "vitcli", "pretrain", "--data", str(images), "--json"),
+            *("--variant", variant, "--resolution", str(pixels), "--batch-size", str(batch)),
+            *("--steps", str(steps), "--log-every", str(UNCOUNTED), "--val-fraction", "0"),
+            *("--precision", "bf16", "--workers", "1", "--grad-accum", "1", "--output", output),
+            *("--device", "cpu", "--save-every", str(2 * steps), "--force"),
+        ]
+        events = [json.loads(line) for line in lines_of(command, checkout)]
+    rates = [e["images_per_second"] for e in events if e["event"] == "train" and e["step"] > 10]
+    return statistics.harmonic_mean(rates)
+
+
+def lines_of(command: list[str], checkout: Path) -> list[str]:
+    found = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": found, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, text=True, capture_output=True, cwd=checkout, env=environment)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout.splitlines()
+
+
+def compare(name: str, images: Path, turns: int, steps: int, against: Path | None) -> bool:
+    """Prints the rates and the ratio of a case. Whether it reaches the bar."""
+    words = [str(images), *map(str, (*CASES[name], steps))]
+    rates: dict[str, list[float]] = {"timm": [], "vit": []}
+    for _ in range(turns):
+        theirs = lines_of([sys.executable, str(HERE / "training.py"), "timm", *words], ROOT)
+        rates["timm"].append(float(theirs[-1]))
+        rates["vit"].append(train_with_vit(ROOT, images, *CASES[name], steps))
+        if against:
+            before = train_with_vit(against, images, *CASES[name], steps)
+            rates.setdefault("vit, before", []).append(before)
+    print(f"\nTraining {name}, batch {CASES[name][2]}, {turns} turns of {steps} steps")
+    for who, found in rates.items():
+        ratio = statistics.median(a / b for a, b in zip(found, rates["timm"], strict=True))
+        print(f"  {who:<12}{statistics.median(found):>8.1f} images/s{ratio:>8.2f} of timm", end="")
+        print(f"   ({min(found):.1f} to {max(found):.1f})")
+    ratio = statistics.median(a / b for a, b in zip(rates["vit"], rates["timm"], strict=True))
+    print(f"  at least {BAR}: {'met' if ratio >= BAR else 'MISSED'}", flush=True)
+    return ratio >= BAR
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["timm"]:
+        sys.path.insert(0, str(HERE.parent))
+        from peers import torchvision_operators  # noqa: F401  (before timm)
+
+        images, variant, *numbers = sys.argv[2:]
+        print(train_with_timm(Path(images), variant, *map(int, numbers)))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40, help="of each run, 10 of them uncounted")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of vit")
+    parser.add_argument("--only", choices=CASES, metavar="CASE")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as images:
+        write_images(Path(images) / "photographs")
+        for name in [arguments.only] if arguments.only else CASES:
+            where, against = Path(images) / "photographs", arguments.against
+            compare(name, where, arguments.turns, arguments.steps, against and against.resolve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What the CPU computes, on CUDA: golden cases, training and resuming, compilation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from train.runs import Killed, kill_at, metrics
+from vitcli.checkpoints.load import load
+from vitcli.config import AugmentConfig, DataConfig, model_config
+from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
+from vitcli.train.loop import train
+from vitcli.train_config import TrainConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_timms_numbers(case):
+    arrays = np.load(GOLDEN / case / "io.npz")
+    expected = arrays["logits"] if "logits" in arrays else arrays["pre_logits"]
+    model = load(GOLDEN / case, device="cuda")
+    with torch.inference_mode():
+        found = model(torch.from_numpy(arrays["input"]).cuda()).cpu().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-3)  # TF32 is off
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_predictions_are_those_of_the_cpu(precision):
+    photographs = sorted((GOLDEN.parent / "images").glob("*.jpg"))
+    best = []
+    for device in ("cpu", "cuda"):
+        predictor = Predictor("default", device, precision if device == "cuda" else "fp32")
+        best.append([p.predictions[0].label for p in predictor.predict(photographs)])
+    assert best[0] == best[1]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes that a model learns in a few steps: dark and bright noise."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name, low in (("dark", 0), ("bright", 128)):
+        (root / name).mkdir()
+        for i in range(32):
+            pixels = rng.integers(low, low + 128, (32, 32, 3), np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+def config(images: Path, output: Path, **fields) -> TrainConfig:
+    sizes = {"width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128, "image_size": (32, 32)}
+    start = {
+        "task": "pretrain",
+        "variant": "Ti/8",
+        "overrides": sizes,
+        "device": "cuda",
+        "steps": 40,
+        "batch_size": 16,
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "workers": 1,
+        "augment": AugmentConfig(crop_area=(0.5, 1.0)),
+        "log_every": 1,
+    }
+    return TrainConfig(data=DataConfig(str(images)), output=str(output), **{**start, **fields})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_run_learns(images, tmp_path, precision):
+    outcome = train(config(images, tmp_path / "run", precision=precision, ema=0.9))
+    assert outcome.metrics["val_top1"] > 0.9
+
+
+def test_a_killed_run_resumes_where_it_was(images, tmp_path):
+    fields = {"precision": "fp32", "save_every": 5}
+    train(config(images, tmp_path / "whole", **fields))
+    killed = config(images, tmp_path / "killed", **fields)
+    with pytest.raises(Killed):
+        train(killed, on_event=kill_at(22))
+    train(killed, resume=True)
+    losses = [
+        {line["step"]: line["loss"] for line in metrics(tmp_path / name, "train")}
+        for name in ("whole", "killed")
+    ]
+    assert losses[0].keys() == losses[1].keys()
+    # atomic additions in the backward pass come in any order
+    assert [*losses[1].values()] == pytest.approx([*losses[0].values()], rel=0.02, abs=0.01)
+
+
+def test_a_compiled_model_computes_the_same():
+    torch.manual_seed(0)
+    model = ViT(model_config("Ti/16", image_size=(64, 64), num_classes=10)).cuda()
+    model.init_weights(0)
+    torch.nn.init.normal_(model.head.weight, std=0.02)
+    images = torch.randn(4, 3, 64, 64, device="cuda")
+    grads = []
+    for function in (model, torch.compile(model)):
+        (function(images) ** 2).sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad()
+    for found, expected in zip(*grads, strict=True):
+        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
