@@ -38,6 +38,7 @@ vit predict cat.jpg --device cuda:7 -q
 vit evaluate --data pets --split dev
 vit evaluate --data pets --plot plot.gif
 vit evaluate --data pets --data one --plot a.png
+vit evaluate --data pets --data one --reliability a.png
 vit evaluate --data pets --resolution 48,64 --predictions a.csv
 vit evaluate --data header.csv --predictions header.csv
 vit fewshot --data pets --shots 0
@@ -46,7 +47,9 @@ vit fewshot --data pets --pool cls
 vit info B/16 --resolution 224x
 vit info B/16 --resolution 225
 vit info B/16 --epochs 3
+vit info B/16 --images 303e6 --epochs 7
 vit inspect --view heads
+vit inspect cat.jpg --model tiny --head 0
 vit finetune
 vit finetune --data pets --lr 0
 vit finetune --data pets --preset imagnet
