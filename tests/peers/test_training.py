@@ -106,3 +106,35 @@ def test_a_linear_probe_ends_where_logistic_regression_does(
     loss = next(event.loss for event in reversed(events) if event.kind == "train")
     best = log_loss(labels["train"], peer.predict_proba(features["train"]))
     assert loss == pytest.approx(best, abs=0.002)
+
+
+@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
+def test_an_encoder_trained_without_labels_is_a_model_of_timm_and_transformers(
+    timm: ModuleType, transformers: ModuleType, tmp_path: Path, objective: str
+) -> None:
+    """On the photographs themselves, which lie in no class directories."""
+    run = TrainConfig(
+        DataConfig(str(IMAGES), val_fraction=0.2),
+        str(tmp_path / "run"),
+        task="pretrain",
+        variant="Ti/8",
+        overrides={key: size for key, size in SIZES.items() if key != "image_size"},
+        resolution=(16, 16),
+        objective=objective,
+        optimizer="adamw",
+        lr=1e-2,
+        steps=10,
+        batch_size=4,
+        device="cpu",
+        precision="fp32",
+    )
+    train(run)
+    ours, images = load(run.output), torch.randn(2, 3, 16, 16)
+    by_timm = timm.create_model(f"local-dir:{run.output}", pretrained=True).eval()
+    by_transformers = transformers.AutoModel.from_pretrained(run.output).eval()
+    with torch.inference_mode():
+        expected = ours.features(images)
+        torch.testing.assert_close(by_timm(images), expected, rtol=0, atol=1e-5)
+        found = by_transformers(images)
+        torch.testing.assert_close(found.last_hidden_state, ours.encode(images), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found.pooler_output, expected, rtol=0, atol=1e-5)

@@ -132,6 +132,18 @@ def test_the_decoder_is_the_papers_for_large_models_and_in_proportion_for_small_
     assert default_rate(config, 4096) == pytest.approx(2.4e-3)  # Table 8
 
 
+@pytest.mark.parametrize("fields", [{}, {"swiglu": True}])
+def test_its_cost_is_counted_on_what_it_computes(fields):
+    """Products of matrices as torch counts them; attention by hand, as its kernel is fused."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    made, x = objective(size=(64, 64), fields=fields.items()), torch.zeros(1, 3, 64, 64)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        made(x, made.for_validation(x, [0]))
+    attention = 2 * 2 * 2 * (17**2 * 24 + 65**2 * 32)  # 2 blocks, 2 products; FLOPs
+    assert 2 * made.macs == counter.get_total_flops() + attention
+
+
 def test_the_number_of_decoder_parameters_is_that_of_the_authors():
     """mae_vit_base_patch16: 111,907,840 values in all, 392,192 of them fixed position embeddings:
     197 x 768 of the encoder and 197 x 512 of the decoder."""

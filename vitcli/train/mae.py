@@ -52,6 +52,16 @@ class MaskedAutoencoder(Masking):
         self.decoder.init_weights(config.seed)
 
     @property
+    def macs(self) -> int:
+        encoder, decoder = self.architecture, self.decoder
+        prefix, weights = encoder.num_prefix_tokens, self.model.patch_embed.proj.weight.numel()
+        tokens, hidden = prefix + self.visible, self.patches - self.visible
+        inside = self.patches * weights + tokens * decoder.embed.weight.numel()
+        inside += hidden * decoder.predict.weight.numel()
+        blocks = _block_macs(encoder, tokens) + _block_macs(decoder.config, encoder.num_tokens)
+        return int(inside + blocks)
+
+    @property
     def note(self) -> str:
         blocks = self.decoder.blocks
         return (
@@ -108,6 +118,7 @@ class Decoder(nn.Module):
 
     def __init__(self, encoder: ModelConfig, blocks: ModelConfig) -> None:
         super().__init__()
+        self.config = blocks
         width, (h, w) = blocks.width, encoder.patch_size
         self.embed = nn.Linear(encoder.width, width)
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
@@ -143,6 +154,13 @@ class Decoder(nn.Module):
                 p.zero_()
             else:
                 nn.init.xavier_uniform_(p, generator=generator)
+
+
+def _block_macs(config: ModelConfig, tokens: int) -> int:
+    """Multiply-accumulates of all blocks on so many tokens."""
+    mlp = config.mlp_dim * config.width
+    dense = 4 * config.width**2 + mlp + (mlp // 2 if config.swiglu else mlp)
+    return config.depth * (tokens * dense + 2 * tokens**2 * config.width)
 
 
 def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:

@@ -73,6 +73,10 @@ class MaskedPatches(Masking):
         nn.init.zeros_(self.decoder.bias)
 
     @property
+    def macs(self) -> int:
+        return super().macs + self.corrupted * self.decoder.weight.numel()
+
+    @property
     def note(self) -> str:
         return (
             f"objective: predict {self.target} of {self.corrupted} corrupted patches "

@@ -58,6 +58,11 @@ class Objective(nn.Module):
         return {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
 
     @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image's forward pass, as `ModelConfig.macs` counts them."""
+        return int(self.model.config.macs())
+
+    @property
     def note(self) -> str:
         """What is good to know about it before a run; may be empty."""
         return ""
