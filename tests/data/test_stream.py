@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -398,6 +401,29 @@ def test_a_shard_that_is_missing_or_cut_off_ends_a_run_by_name(web: Web) -> None
     with pytest.raises(DataError, match="404") as caught:
         batches(source)
     assert str(caught.value.where).endswith("train-5.tar")
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_for_a_server_does_not_hold_up_the_end(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SILENCE", 60.0)
+    monkeypatch.setattr(retry, "TIMEOUT", 60.0)
+    source = opened(web)
+    given = train_batches(source, TRAIN, 8, 7, 0, 9, 1, on_unreadable=[].append)
+    next(given)
+    web.faults.append(Fault("tar", "stall", 0, times=999, seconds=60.0))
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 3)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(given)
+    assert time.monotonic() - begun < 25
+    assert not multiprocessing.active_children()
+
+
+def interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_faults_on_the_way_do_not_change_what_a_run_sees(web: Web) -> None:

@@ -21,6 +21,7 @@ class Fault:
     at: int = 0
     status: int = 500
     times: int = 1
+    seconds: float = 2.0
 
 
 @dataclass
@@ -75,9 +76,9 @@ def serve(files: dict[str, bytes]) -> Iterator[Web]:
                 body = body[: max(0, fault.at - start)]
             with contextlib.suppress(OSError):
                 self.wfile.write(body)
-                if kind == "stall":
+                if fault is not None and kind == "stall":
                     self.wfile.flush()
-                    time.sleep(2)
+                    time.sleep(fault.seconds)
 
         def log_message(self, *args: object) -> None:
             pass

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import multiprocessing
 import signal
 import sys
 import warnings
@@ -250,6 +251,7 @@ def _in_processes(
         if (first := next(orders, None)) is None:
             return
         sampler = itertools.chain([first], orders)
+    others = set(multiprocessing.active_children())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         chunks: Any = iter(
@@ -266,6 +268,7 @@ def _in_processes(
                 generator=torch.Generator(),  # else it draws from the generator that dropout uses
             )
         )
+    processes = set(multiprocessing.active_children()) - others
     failure = None
     try:
         yield from chunks
@@ -273,6 +276,8 @@ def _in_processes(
         failure = str(error).partition("\n")[0]
     finally:
         del chunks  # the last reference: the workers end now
+        for process in processes:
+            process.kill()  # one that waits for a server has not ended
     if failure:
         raise DataError(
             f"a worker process that decodes images failed: {failure}",
