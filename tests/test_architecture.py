@@ -44,6 +44,7 @@ DOORS = {"", "__main__"}
 TORCH_ROOMS = {
     "models",
     "devices",
+    "distributed",
     "metrics",
     "inference",
     "prediction",

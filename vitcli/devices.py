@@ -13,11 +13,14 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def choose_device(name: str) -> torch.device:
-    """auto: CUDA, else Apple's MPS, else the CPU; or cpu, cuda, cuda:N, mps.
+    """auto: CUDA, else Apple's MPS, else the CPU; or cpu, cuda, cuda:N, mps. Of several ranks on a
+    machine each takes the CUDA device of its own number.
 
     Raises:
         ConfigError: the device is unknown, or not on this machine.
     """
+    if name in ("auto", "cuda") and torch.cuda.is_available() and machine.is_launched():
+        name = f"cuda:{machine.local_rank()}"
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -30,6 +33,20 @@ def choose_device(name: str) -> torch.device:
     if int(index or 0) >= found[kind]:
         raise ConfigError(f"this machine has no device '{name}'", hint="use --device auto or cpu")
     return torch.device(name)
+
+
+def check_count(count: int, name: str) -> None:
+    """Raises ConfigError where this machine has no `count` devices for as many ranks."""
+    device = choose_device(name)
+    if device.type == "cpu":
+        return
+    there = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
+    if count > there:
+        raise ConfigError(
+            f"--devices {count}, but this machine has {there} {device.type} "
+            f"device{'s' if there > 1 else ''}",
+            hint=f"use --devices {there}, or --device cpu",
+        )
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

@@ -8,7 +8,9 @@
     ├── DataError           a dataset that cannot be used
     │   └── ImageError      an image that cannot be read; others may be fine
     ├── RunError            a run directory that cannot be started, resumed or trusted
-    │   └── DivergedError   a loss that is no longer finite
+    │   ├── DivergedError   a loss that is no longer finite
+    │   └── RankError       ranks that cannot work together, or one that died or hangs
+    │       └── LeftError   a rank that has nothing to add, because another says what is wrong
     ├── OutputError         something that cannot be written
     └── MissingExtraError   an optional dependency that is not installed
 
@@ -65,6 +67,14 @@ class RunError(VitError):
 
 class DivergedError(RunError):
     """A loss that is no longer finite."""
+
+
+class RankError(RunError):
+    """Ranks that cannot work together, or one that died or hangs."""
+
+
+class LeftError(RankError):
+    """A rank that has nothing to add, because another says what is wrong."""
 
 
 class OutputError(VitError):

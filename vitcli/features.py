@@ -28,6 +28,7 @@ from vitcli.data.inputs import ImageInput
 from vitcli.data.listing import cache_directory
 from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
+from vitcli.inference import current_ranks
 from vitcli.prediction import Predictor
 
 COMMIT_EVERY = 1000
@@ -143,9 +144,10 @@ def source_features(
         CheckpointError: a feature is not finite.
         ImageError: see `strict`.
     """
+    ranks = current_ranks()
     features = np.full((len(source), predictor.info.model.feature_dim), np.nan, np.float32)
     hashes, missing = list[bytes](), list[int]()
-    for i in range(len(source)):
+    for i in range(len(source)) if ranks is None or ranks.is_first else ():
         hashes.append(b"")
         with contextlib.suppress(ImageError):
             hashes[i] = hashlib.sha256(source.read(i)).digest()
@@ -155,6 +157,8 @@ def source_features(
         else:
             features[i] = known
             on_progress(i + 1 - len(missing))
+    if ranks is not None:  # they may not share a cache
+        features, missing = ranks.from_first((features, missing))
     images = (ImageInput(source.where(i), partial(source.read, i)) for i in missing)
     embeddings = predictor.embed(images, batch_size, workers) if missing else ()
     unreadable = dict[int, ImageError]()
@@ -172,6 +176,7 @@ def source_features(
             )
         else:
             features[i] = vector
-            cache.put(hashes[i], vector)
+            if ranks is None or ranks.is_first:
+                cache.put(hashes[i], vector)
         on_progress(len(source) - len(missing) + done)
     return features, unreadable

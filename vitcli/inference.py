@@ -8,6 +8,7 @@ imports nothing heavy: the first images are decoded while torch is being importe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from vitcli.config import ModelConfig
 from vitcli.data.decoder import PAUSE, Decoder
 from vitcli.data.inputs import ImageInput
 from vitcli.errors import ConfigError, DataError, ImageError
-from vitcli.machine import cpu_cores, free_memory
+from vitcli.machine import cpu_cores, free_memory, is_launched
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vitcli.config import Architecture, Preprocess
     from vitcli.data.decoder import Pixels
     from vitcli.data.source import Source
+    from vitcli.distributed import Ranks
 
 CORE_BATCH = 4
 """Images for each core of a CPU at once; more of them outgrow its caches."""
@@ -120,6 +122,10 @@ class Inference:
         return torch.cat([self._within_memory(function, half) for half in images.chunk(2)])
 
 
+Batches = Iterator[tuple[list[Slot], "Tensor"]]
+"""The slots of each batch, in order, and the model's output for those without an error."""
+
+
 def run(
     images: Iterator[ImageInput],
     preprocess: Preprocess,
@@ -128,8 +134,8 @@ def run(
     batch_size: int | None = None,
     workers: int | None = None,
     pause: float | None = PAUSE,
-) -> Iterator[tuple[list[Slot], Tensor]]:
-    """The slots of each batch, in order, and the model's output for those without an error.
+) -> Batches:
+    """Computes images in batches. Ranks deal out the batches among them, and each has all results.
 
     Args:
         load: gives the model; called once the first images are on their way.
@@ -137,6 +143,60 @@ def run(
         workers: threads that decode; None: one for each core.
         pause: seconds without a new image after which a smaller batch is computed; None: never.
     """
+    if (ranks := current_ranks()) is None:
+        yield from _run(images, preprocess, load, output, batch_size, workers, pause)
+        return
+    inference = load()
+    unit = batch_size or inference.batch_size
+    turns = (i // unit % ranks.count for i in itertools.count())
+    mine = (image for turn, image in zip(turns, images, strict=False) if turn == ranks.rank)
+    own = _run(mine, preprocess, lambda: inference, output, unit, workers, None)
+    yield from _dealt(_of_size(unit, own), ranks)
+
+
+def current_ranks() -> Ranks | None:
+    """The ranks that share the work of this command; None where it is alone."""
+    if not is_launched():
+        return None
+    from vitcli import distributed
+
+    return distributed.current()
+
+
+def _of_size(unit: int, batches: Batches) -> Batches:
+    """Batches of `unit` images; those of a device that ran out of memory are smaller."""
+    import torch
+
+    waiting: list[tuple[list[Slot], Tensor]] = []
+    for batch in itertools.chain(batches, [None]):
+        if batch is not None:
+            waiting.append(batch)
+        if waiting and (batch is None or sum(len(slots) for slots, _ in waiting) >= unit):
+            rows = [rows for slots, rows in waiting if any(slot.error is None for slot in slots)]
+            slots = [slot for slots, _ in waiting for slot in slots]
+            yield slots, torch.cat(rows) if rows else waiting[0][1]
+            waiting = []
+
+
+def _dealt(own: Batches, ranks: Ranks) -> Batches:
+    """The batches of all ranks, in turn."""
+    while True:
+        for batch in ranks.gather(next(own, None)):
+            if batch is None:
+                return
+            yield batch
+
+
+def _run(
+    images: Iterator[ImageInput],
+    preprocess: Preprocess,
+    load: Callable[[], Inference],
+    output: Literal["logits", "features"],
+    batch_size: int | None,
+    workers: int | None,
+    pause: float | None,
+) -> Batches:
+    """`run` in this process."""
     with Decoder(images, preprocess, batch_size or 0, workers, pause) as decoder:
         inference = load()
         inference.batch_size = batch_size or inference.batch_size
@@ -166,7 +226,7 @@ def run_source(
     output: Literal["logits", "features"],
     batch_size: int | None = None,
     workers: int | None = None,
-) -> Iterator[tuple[list[Slot], Tensor]]:
+) -> Batches:
     """`run` over the images of a source, always in the same batches."""
     images = (ImageInput(source.where(i), partial(source.read, i)) for i in range(len(source)))
     return run(images, preprocess, load, output, batch_size, workers, pause=None)

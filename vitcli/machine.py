@@ -1,4 +1,5 @@
-"""The cores and the memory that this process may use, with the limits of its container.
+"""The cores and the memory that this process may use, with the limits of its container, and its
+place among the ranks that a launcher started.
 
 Standard library only."""
 
@@ -12,9 +13,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def is_launched() -> bool:
+    """Whether a launcher such as torchrun started this process as one of several ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank() -> int:
+    """This process's rank; 0 where it is alone."""
+    return int(os.environ["RANK"]) if is_launched() else 0
+
+
+def local_rank() -> int:
+    """The rank among those of this machine."""
+    return int(os.environ.get("LOCAL_RANK", 0)) if is_launched() else 0
+
+
 def cpu_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use, at least 1; a fraction of one counts as one. `root` is where
-    /proc and /sys are."""
+    """Cores that this process may use, at least 1; a fraction of one counts as one. The ranks of a
+    machine share them evenly. `root` is where /proc and /sys are."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -24,6 +40,8 @@ def cpu_cores(root: Path = Path("/")) -> int:
         quota = quota or _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
         if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]):
             cores = min(cores, -(-int(quota[0]) // int(quota[1])))
+    if is_launched():
+        cores //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return max(cores, 1)
 
 

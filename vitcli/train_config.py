@@ -340,7 +340,33 @@ class TrainConfig:
         None,
         "--grad-accum --accumulate N",
         "Accumulate gradients over N micro-batches.  [default: depends on free memory]",
+        on_resume=True,
         min=1,
+    )
+
+    shard: bool = option(
+        False,
+        "--shard",
+        "Split weights, gradients and optimizer state over the devices (FSDP2), for models that "
+        "do not fit on one.",
+        on_resume=True,
+    )
+    compile: bool = option(
+        False, "--compile", "Compile the blocks of the model with torch.compile.", on_resume=True
+    )
+    grad_checkpointing: bool = option(
+        False,
+        "--grad-checkpointing",
+        "Keep only the inputs of each block for the backward pass: less memory, about a third "
+        "more time.",
+        on_resume=True,
+    )
+    rank_timeout: float = option(
+        600.0,
+        "--rank-timeout SECONDS",
+        "With several devices: end the run if one does not answer for this long.",
+        on_resume=True,
+        above=0,
     )
 
     def new_architecture(self) -> Architecture:

@@ -36,7 +36,7 @@ def test_two_processes_never_work_in_one_directory(tiny_run):
     for fields in ({"resume": True}, {"force": True}):
         with pytest.raises(RunError, match="another process"):
             train(run, **fields)
-    assert (Path(run.output) / "state.safetensors").exists()
+    assert RunDirectory(run.output).state()
     holder.kill()
     holder.wait()
     assert (Path(run.output) / ".lock").exists()  # left over, and no obstacle
@@ -70,8 +70,8 @@ def test_an_unfinished_run_asks_what_to_do(tiny_run):
     with pytest.raises(RunError, match="contains an unfinished run") as caught:
         train(run)
     assert "--resume" in caught.value.hint and "--force" in caught.value.hint
-    state = Path(run.output) / "state.safetensors"
-    state.write_bytes(state.read_bytes()[:-1])
+    (shard,) = RunDirectory(run.output).state().glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(RunError, match="state cannot be resumed") as caught:
         train(run, resume=True)
     assert "\n" not in caught.value.what

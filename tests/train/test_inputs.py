@@ -17,6 +17,7 @@ from train.runs import close_weights, metrics, weights
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
+from vitcli.distributed import joined
 from vitcli.errors import CheckpointError, DivergedError
 from vitcli.train import inputs, optim, setup
 from vitcli.train.directory import RunDirectory
@@ -109,8 +110,9 @@ def test_an_adapter_in_a_frozen_backbone_changes_the_features(probe, monkeypatch
 
     monkeypatch.setattr(setup, "freeze", freeze)
     run = probe("run", steps=1)
-    prepared = setup.prepare(run, RunDirectory(run.output), lambda event: None)
-    assert not inputs.has_fixed_features(prepared)
+    with joined(torch.device("cpu")) as ranks:
+        prepared = setup.prepare(run, RunDirectory(run.output), ranks, lambda event: None)
+        assert not inputs.has_fixed_features(prepared)
 
 
 def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):

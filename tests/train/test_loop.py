@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import os
 import shutil
@@ -15,6 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from train.runs import (
     Killed,
@@ -32,8 +35,8 @@ from vitcli.errors import DivergedError, OutputError, RunError
 from vitcli.evaluate import evaluate
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
-from vitcli.train import inputs, loop, report, setup
-from vitcli.train.directory import read_train_config
+from vitcli.train import inputs, loop, report, setup, state
+from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
 
@@ -87,7 +90,7 @@ def test_sigterm_and_resume_equal_an_unbroken_run(tiny_run, tmp_path, fields):
     run = tiny_run(output=str(broken), **fields)
     stopped = train(run, on_event=interrupt_at(5))
     assert (stopped.stopped_by, stopped.step) == (signal.SIGTERM, 5)
-    assert (broken / "state.safetensors").exists()
+    assert RunDirectory(broken).state()
     assert train(run, resume=True).step == 12
     assert same_weights(whole, broken)
     assert metrics(whole, "evaluation") == metrics(broken, "evaluation")
@@ -162,7 +165,7 @@ def test_kill_9_and_resume_equal_an_unbroken_finetune(tiny_run, tmp_path, colour
     wait_for(broken / "metrics.jsonl", process)
     process.kill()
     process.wait()
-    assert (broken / "state.safetensors").exists(), process.stderr.read().decode()
+    assert RunDirectory(broken).state(), process.stderr.read().decode()
     (tmp_path / "parent").rename(tmp_path / "gone")  # a run needs its parent no more
     resume = [sys.executable, "-m", "vitcli", "finetune", "--resume", str(broken)]
     subprocess.run(resume, check=True, capture_output=True)
@@ -184,7 +187,7 @@ def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, number)
     assert process.returncode == 128 + number, said
     assert "continue with: vit pretrain --resume" in said and "Traceback" not in said
     assert f"{loop.STOPPING.text}\n" in said
-    assert (Path(run.output) / "state.safetensors").exists()
+    assert RunDirectory(run.output).state()
 
 
 def wait_for(file: Path, process: subprocess.Popen) -> None:
@@ -197,9 +200,9 @@ def before_each_step(monkeypatch, act) -> None:
     """Calls act(step, x) when a batch is prepared; what it gives takes the place of the images."""
     prepare = Classification.prepare
 
-    def acted(self, x, labels, step, first=0):
+    def acted(self, x, labels, step, *place):
         acts = act(step, x) if step else None  # the plan prepares a batch of step 0
-        return prepare(self, x if acts is None else acts, labels, step, first)
+        return prepare(self, x if acts is None else acts, labels, step, *place)
 
     monkeypatch.setattr(Classification, "prepare", acted)
 
@@ -276,7 +279,7 @@ def test_patience_ends_a_run_as_if_it_were_finished(tiny_run, monkeypatch):
         train(run)
     outcome = train(run, resume=True)  # it does not go on
     assert outcome.stopped_by is None and outcome.step == 8 and outcome.stored_step == 2
-    assert not (Path(run.output) / "state.safetensors").exists()
+    assert not (Path(run.output) / "state").exists()
     assert outcome.metrics["val_top1"] == load(run.output).info.provenance["metrics"]["val_top1"]
 
 
@@ -432,7 +435,8 @@ def clock(monkeypatch):
         now[0] += took.evaluation
         return {"top1": 0.5, "loss": 0.0}
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (loop, state):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     before_each_step(monkeypatch, work)
     monkeypatch.setattr(inputs.Images, "evaluate", evaluate)
     return SimpleNamespace(took=took, now=now)
@@ -452,13 +456,14 @@ def test_states_that_take_long_to_write_are_written_less_often(
 ):
     clock.took.step, saved = 10, []
 
-    def save_state(run):
+    def slow(tensors, storage_writer, process_group):
         clock.now[0] += 30
-        saved.append(run.progress.step)
+        saved.append(storage_writer.path.stem)
+        return async_save(tensors, storage_writer=storage_writer, process_group=process_group)
 
-    monkeypatch.setattr(loop, "save_state", save_state)
+    monkeypatch.setattr(state, "async_save", slow)
     train(tiny_run(data=DataConfig(str(colours), val_fraction=0), steps=150, batch_size=4))
-    assert saved == [0, 7, 68, 129, 150]
+    assert saved == [f"step-{step}" for step in (0, 7, 68, 129, 150)]
 
 
 def test_another_precision_is_warned_of_on_resume(tiny_run, monkeypatch):
@@ -475,10 +480,10 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(tiny_run, monkeypatch):
     run = tiny_run(steps=1)
 
     def full(*arguments):
-        raise OutputError("cannot be written: No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OutputError):
-        patch.setattr(loop, "save_state", full)
+    with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space left"):
+        patch.setattr(filesystem, "_write_item", full)
         train(run)
     assert not list(Path(run.output).iterdir())
     train(run)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from train.runs import Killed, interrupt_at, kill_at, metrics, of_kind, same_weights
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
+from vitcli.distributed import joined
 from vitcli.errors import RunError
 from vitcli.fewshot import measure
 from vitcli.objective_config import MaskingConfig
@@ -101,7 +102,8 @@ def test_what_was_learnt_is_fine_tuned_and_trained_further(tiny_run, tmp_path):
     def prepared(**fields):
         events = []
         run = tiny_run(model=first.output, overrides={}, output=str(tmp_path / "x"), **fields)
-        found = setup.prepare(run, RunDirectory(run.output), events.append)
+        with joined(torch.device("cpu")) as ranks:
+            found = setup.prepare(run, RunDirectory(run.output), ranks, events.append)
         return found, " ".join(getattr(event, "text", "") for event in events)
 
     again, said = prepared(objective="mae")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from vitcli.cli import evaluation, output
+from vitcli.cli.launch import on_devices
 from vitcli.cli.options import CLASSES, INPUT, Adapting, open_predictor, parse_figure, spare
 from vitcli.cli.parameters import command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
@@ -91,6 +92,7 @@ class Evaluate(Adapting):
 
 
 @command(Evaluate)
+@on_devices("predictions", "plot", "reliability")
 def evaluate(args: Evaluate) -> None:
     """Evaluate a model on labelled images: accuracy, macro F1, calibration, metrics per class.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitcli.cli import output
+from vitcli.cli.launch import on_devices
 from vitcli.cli.options import MODEL, Running, open_predictor, parse_figure
 from vitcli.cli.parameters import command, replaced
 from vitcli.config import TASK_DEFAULTS, FewshotConfig
@@ -47,6 +48,7 @@ class Fewshot(Running):
 
 
 @command(Fewshot, FewshotConfig, "fewshot")
+@on_devices("plot", "save")
 def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     """Evaluate a model's features with a few images per class.
 

@@ -23,7 +23,8 @@ from typer.core import TyperGroup
 
 from vitcli.cli import output
 from vitcli.cli.help import GroupedCommand
-from vitcli.errors import VitError, VitWarning
+from vitcli.errors import LeftError, VitError, VitWarning
+from vitcli.machine import rank
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -92,6 +93,8 @@ class LazyGroup(TyperGroup):
         except Exception as error:
             if ctx.meta.get("debug"):
                 raise
+            if isinstance(error, LeftError):
+                raise typer.Exit(1) from error
             output.error(*_explain(error))
             _print_notes(error)
             raise typer.Exit(1) from error
@@ -192,6 +195,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """The entry point of `vit` and of `python -m vitcli`."""
     signal.signal(signal.SIGTERM, _terminate)
+    if rank():  # rank 0 talks for all
+        output.mute()
     # The Hub's client would log each retry; the error of the last one is enough.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     # Importing torch creates hundreds of thousands of objects, none of them garbage; threads that

@@ -27,6 +27,10 @@ INPUT = "Input"
 """A heading."""
 CHECKPOINT = "Checkpoint file of any layout, model directory, model name, or Hub repo."
 CLASSES = "File with the names of the dataset's classes, one per line, in index order."
+DEVICES = (
+    "Run on N devices of this machine, with a process for each; on a CPU they share its cores. For "
+    "several machines, use torchrun."
+)
 RESIZED = "Input size in pixels; position embeddings are resized to match.  [default: the model's]"
 
 
@@ -66,6 +70,7 @@ class Computing(Fetching):
 class Running(Computing):
     """Options of commands that run a model over many images."""
 
+    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
         "--precision",

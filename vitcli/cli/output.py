@@ -73,7 +73,18 @@ def warning(text: str) -> None:
 def error(text: str, hint: str | None = None) -> None:
     """What failed, on stderr, and what to do about it."""
     text = f"{text}\nhint: {hint}" if hint else text
-    line(f"{paint('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
+    stream = _errors or sys.stderr
+    line(f"{paint('error', '1;31', stream)}: {_printable_lines(text)}", stream)
+
+
+def mute() -> None:
+    """From now on errors alone are printed: for the ranks that do not talk."""
+    global _errors
+    _errors = sys.stderr
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+_errors: TextIO | None = None
 
 
 def is_terminal() -> bool:

@@ -14,6 +14,7 @@ import typer
 
 from vitcli.checkpoints.info import assumptions
 from vitcli.cli import output
+from vitcli.cli.launch import on_devices
 from vitcli.cli.options import INPUT, RESIZED, Adapting, open_predictor, spare
 from vitcli.cli.parameters import command
 from vitcli.cli.rows import FORMATS, Csv, Json, RowWriter, open_rows
@@ -63,6 +64,7 @@ class Predict(Adapting):
 
 
 @command(Predict)
+@on_devices("output", "features")
 def predict(args: Predict) -> None:
     """Classify images and print the best classes of each, with their scores.
 

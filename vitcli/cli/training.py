@@ -14,7 +14,8 @@ from typing import Any, Literal
 import typer
 
 from vitcli.cli import output
-from vitcli.cli.options import Fetching
+from vitcli.cli.launch import spread
+from vitcli.cli.options import DEVICES, Fetching
 from vitcli.cli.parameters import command, given_options, replaced
 from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
 from vitcli.config import TASK_DEFAULTS
@@ -22,7 +23,7 @@ from vitcli.errors import ConfigError
 from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import PRESETS, PRETRAINING, PresetName, PretrainName, recipe
-from vitcli.train_config import RECIPE, RUN, TrainConfig
+from vitcli.train_config import MACHINE, RECIPE, RUN, TrainConfig
 
 Task = Literal["pretrain", "finetune"]
 
@@ -56,6 +57,13 @@ class Start(Fetching):
         RECIPE,
         task="pretrain",
     )
+    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1)
+    max_restarts: int = option(
+        0,
+        "--max-restarts N",
+        "With --devices: if a process fails, restart from the last state, up to N times.",
+        min=0,
+    )
 
 
 def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfig) -> Any:
@@ -74,6 +82,7 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
         else:
             built = build_config(task, given, preset, args.config, kind)
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
+        spread(args.devices, built.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, given, built)
             output.json_line(event) if args.json else output.note(preset_text(event), args.quiet)

@@ -106,6 +106,10 @@ def plan_text(plan: Plan) -> str:
         rate = f"learning rates {numbers(rates)}"
         then = ", then the best on all images" if getattr(plan, "retrain", False) else ""
         runs = f" for {len(rates)} runs{then}"
+    seconds, machine = plan.estimated_seconds, plan.device
+    time = f"; about {output.duration(seconds)}{runs}" if seconds is not None else ""
+    if plan.ranks > 1:
+        machine = f"{plan.ranks} x {machine.partition(':')[0]}"
     lines = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{some}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: {plan.tokens:,} tokens per "
@@ -115,8 +119,7 @@ def plan_text(plan: Plan) -> str:
         "plan": f"{plan.steps:,} steps of {plan.batch_size}{parts} ({plan.epochs:.3g} epochs), "
         f"{plan.optimizer}, {rate}, warm-up {plan.warmup} steps",
         "cost": f"{plan.flops / 1e9:,.3g} GFLOPs per image, {plan.exaflops:,.3g} exaFLOPs in all",
-        "machine": f"{plan.device}, {plan.precision}; about "
-        f"{output.duration(plan.estimated_seconds)}{runs}",
+        "machine": f"{machine}, {plan.precision}{time}",
     }
     return "\n".join(_line(name, text) for name, text in lines.items())
 

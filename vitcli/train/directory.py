@@ -4,7 +4,7 @@ model.safetensors   the best weights on validation, or the last without a valida
 config.json         timm's layout, our description, and the run's whole configuration
 decoder.safetensors beside it, what was trained with it and is no part of it: the decoder of
                     --objective mae, the prediction layer of masked-patch
-state.safetensors   what --resume needs, from step 0 on; gone when the run is finished
+state/              what --resume needs (train/state.py); gone when the run is finished
 split.json          which images are held out, if the data does not say
 metrics.jsonl       one line per event: training, evaluation
 skipped.jsonl       one line per image that cannot be read
@@ -33,6 +33,9 @@ from vitcli.hub.card import FIGURES
 from vitcli.train_config import TrainConfig
 from vitcli.typed_json import from_json, parse
 
+UNFINISHED = ".unfinished"
+"""Suffix of a state that is being written."""
+
 
 class RunDirectory:
     """The files of one run."""
@@ -42,7 +45,7 @@ class RunDirectory:
         self.model = self.path / "model.safetensors"
         self.config = self.path / "config.json"
         self.decoder = self.path / "decoder.safetensors"
-        self.state = self.path / "state.safetensors"
+        self.states = self.path / "state"
         self.split = self.path / "split.json"
         self.metrics = self.path / "metrics.jsonl"
         self.skipped = self.path / "skipped.jsonl"
@@ -52,8 +55,7 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self.files = (
-            *(self.model, self.decoder, self.config, self.state, self.split, self.metrics),
-            self.skipped,
+            *(self.model, self.decoder, self.config, self.split, self.metrics, self.skipped),
             *(self.card, self.sweep, self.sweep_plot),
             *(self.path / name for name in FIGURES),
         )
@@ -72,7 +74,7 @@ class RunDirectory:
 
     def is_finished(self) -> bool:
         """Whether a run, or a sweep and its last run, is complete."""
-        return self.model.exists() and not self.state.exists()
+        return self.model.exists() and self.state() is None
 
     def _holds_a_sweep(self) -> bool:
         """Whether there is a sweep that is not complete."""
@@ -122,7 +124,7 @@ class RunDirectory:
             )
         if force:
             return
-        if self.state.exists() or self._holds_a_sweep():
+        if self.state() is not None or self._holds_a_sweep():
             raise RunError(
                 "contains an unfinished run",
                 where=self.path,
@@ -139,7 +141,7 @@ class RunDirectory:
 
     def check_resumable(self) -> None:
         """Raises RunError if there is nothing to resume."""
-        if self.state.exists() or self._holds_a_sweep():
+        if self.state() is not None or self._holds_a_sweep():
             return
         if self.model.exists():
             raise RunError("the run is finished; there is nothing to resume", where=self.path)
@@ -167,10 +169,35 @@ class RunDirectory:
 
     def clear(self) -> None:
         """Removes what a run writes, and nothing else."""
+        self.drop_states()
         if self.sweep.exists():
             shutil.rmtree(self.path / "sweep", ignore_errors=True)
         for file in (*self.files, *self.tensorboard.glob("events.out.tfevents.*")):
             file.unlink(missing_ok=True)
+
+    def state(self) -> Path | None:
+        """The newest state that is complete."""
+        complete = [file.parent for file in self.states.glob("step-*/progress.json")]
+        return max(complete, key=lambda path: int(path.name[5:]), default=None)
+
+    def new_state(self, step: int) -> Path:
+        """Where the state after a step is written; `keep_state` ends it."""
+        return self.states / f"step-{step}{UNFINISHED}"
+
+    def keep_state(self, path: Path) -> None:
+        """Makes a state that is written the one to resume from."""
+        path.rename(path.with_suffix(""))
+        for other in self.states.iterdir():
+            if other.name != path.stem:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def drop_states(self, unfinished: bool = False) -> None:
+        """Removes all states, or those only that were never finished."""
+        if unfinished:
+            for path in self.states.glob(f"*{UNFINISHED}"):
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            shutil.rmtree(self.states, ignore_errors=True)
 
     def read_split(self) -> dict[str, Any] | None:
         """split.json, or None if there is none."""
@@ -251,3 +278,20 @@ def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -
         ) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise RunError(f"not the configuration of a run: {error}", where=path) from error
+
+
+def continued(config: TrainConfig) -> TrainConfig:
+    """The configuration that the run in `config.output` was started with; what a resumed run may
+    change is taken from `config`."""
+    changes: dict[str, Any] = {"output": config.output}
+    for field in dataclasses.fields(config):
+        if (option := field.metadata.get("option")) is not None and option.on_resume:
+            changes[field.name] = getattr(config, field.name)
+    return dataclasses.replace(read_train_config(config.output, type(config)), **changes)
+
+
+def restarted(config: TrainConfig) -> tuple[TrainConfig, bool, bool]:
+    """How `train` goes on once its launcher has restarted the ranks: (config, resume, force)."""
+    if RunDirectory(config.output).state() is None:
+        return config, False, True
+    return continued(config), True, False

@@ -76,7 +76,9 @@ class Plan(Event):
     warmup: int
     device: str
     precision: str
-    estimated_seconds: float
+    ranks: int
+    estimated_seconds: float | None
+    """None where it is not known before the first steps."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ def has_fixed_features(run: Run) -> bool:
     if isinstance(run.splits.train, Stream):
         return False
     needed = 4 * _num_images(run) * run.info.model.feature_dim
-    return _are_features_fixed(run) and needed < free_memory(run.device) / 4
+    short = needed >= free_memory(run.device) / 4
+    return _are_features_fixed(run) and not run.config.shard and not run.ranks.largest(short)[0]
 
 
 def _num_images(run: Run) -> int:
@@ -126,6 +127,8 @@ class Images:
 
     def __init__(self, run: Run, on_event: OnEvent) -> None:
         self.run, self.on_event, self.skip = run, on_event, skipping(run, on_event)
+        self.lead = run.objective.lead if run.ranks.count > 1 else 0
+        """Images that come before this rank's part of each batch."""
 
     @property
     def micro_batches(self) -> int:
@@ -152,6 +155,8 @@ class Images:
             workers=run.workers,
             balanced=config.balanced_sampling,
             on_unreadable=self.skip,
+            part=run.part,
+            lead=self.lead,
         ):
             images = to_float(to_device(pixels, run.device), run.preprocess)
             yield images, to_device(labels, run.device)
@@ -167,7 +172,7 @@ class Images:
             val,
             workers=run.workers,
             on_progress=counting("validation", len(val), self.on_event),
-            on_unreadable=self.skip,
+            on_unreadable=self.skip if run.ranks.is_first else lambda error: None,
         )
         return {**found.metrics(), "loss": found.loss}
 
@@ -207,6 +212,7 @@ class Features:
     """Features (N, D) in float32, on the device."""
 
     micro_batches = 1
+    lead = 0
 
     def __init__(
         self, run: Run, advance: Callable[[int], None], on_event: OnEvent, computed: Computed
@@ -228,7 +234,7 @@ class Features:
         for indices, _ in batch_orders(
             source, self.run.batch_size, config.seed, first, last, config.balanced_sampling
         ):
-            rows = torch.from_numpy(indices)
+            rows = torch.from_numpy(indices[self.run.part])
             yield features[to_device(rows, device)], to_device(labels[rows], device)
 
     def evaluate(self, objective: Objective) -> dict[str, float]:

@@ -16,19 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitcli.devices import ran_out_of_memory
-from vitcli.errors import NOT_FINITE, DivergedError, OutputError
+from vitcli.devices import choose_device, ran_out_of_memory
+from vitcli.distributed import joined, restarts
+from vitcli.errors import NOT_FINITE, DivergedError, LeftError, OutputError, RunError
 from vitcli.train import report, setup
-from vitcli.train.directory import RunDirectory
+from vitcli.train.directory import RunDirectory, restarted
 from vitcli.train.events import Caution, Event, Note, OnEvent, Probe, Step, Validation
 from vitcli.train.inputs import Computed, Inputs, make_inputs
 from vitcli.train.optim import learning_rate, set_training
+from vitcli.train.parallel import synchronised, synchronising
 from vitcli.train.plan import plan_of
 from vitcli.train.probe import FewshotProbe
 from vitcli.train.run import Run
-from vitcli.train.state import load_state, save_state
+from vitcli.train.state import Saver, load_state
 from vitcli.train.tensorboard import scalar_log
 from vitcli.train_config import TrainConfig
 
@@ -36,10 +38,8 @@ LOWER = "try a lower --lr, a longer --warmup, or --precision fp32"
 
 STOPPING = Note("stopping after this step; interrupt again to stop at once")
 
-SAVE_SECONDS = 60.0
-"""Least time between states, if --save-every does not say after how many steps."""
-SAVE_SHARE = 0.05
-"""Largest share of a run's time that writing them may take then."""
+STOPS = ("SIGINT", "SIGTERM", "SIGUSR1")
+"""Signals that end a run after the step, with a state. Slurm and others send SIGUSR1 on request."""
 
 
 @dataclass
@@ -95,30 +95,49 @@ def train(
             image at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
-    directory, on_event = RunDirectory(config.output), _OneByOne(on_event)
-    with directory.locked():
-        directory.check_resumable() if resume else directory.check_free(force, config.data.path)
-        run = setup.prepare(config, directory, on_event, resume, offline, allow_pickle)
+    directory, device = RunDirectory(config.output), choose_device(config.device)
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(joined(device, config.rank_timeout))
+        on_event = _OneByOne(on_event) if ranks.is_first else _ignore
+        if restarts() and not resume:
+            config, resume, force = restarted(config)
+        if ranks.is_first:
+            stack.enter_context(directory.locked())
+            directory.check_resumable() if resume else directory.check_free(force, config.data.path)
+        run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
         _start(run, resume, on_event)
+        if restarts() and run.progress.stopped_by:  # the launcher took the stop for a failure
+            return Outcome(config, directory, run.progress.step, run.progress.stopped_by)
+        run.progress.stopped_by = None
+        if restarts():
+            on_event(Caution(f"a process failed: going on from step {run.progress.step}"))
         on_event(plan_of(run))
         return _train(run, on_event, {} if computed is None else computed)
 
 
+def _ignore(event: Event) -> None:
+    """What the other ranks do with events."""
+
+
 def _start(run: Run, resume: bool, on_event: OnEvent) -> None:
     """Loads the state of a resumed run, and writes the first files of a new one."""
-    directory, warnings = run.directory, list[str]()
+    directory, first = run.directory, run.ranks.is_first
+    warnings = load_state(run) if resume else []
     if resume:
-        warnings = load_state(run)
         run.skipped |= directory.read_skipped()
-        directory.rewind_metrics(run.progress.step or -1)  # at step 0 everything is done again
-    else:
-        directory.start()
+    if first:  # of a run that is resumed at step 0 everything is done again
+        directory.rewind_metrics(run.progress.step or -1) if resume else directory.start()
     try:
-        directory.write_json(directory.split, run.splits.record)
-        run.write_config()
-        save_state(run)
+        if first:
+            directory.write_json(directory.split, run.splits.record)
+            run.write_config()
+        run.ranks.wait()
+        if not resume:
+            saver = Saver(run)
+            saver.start()
+            saver.finish()
     except OutputError:
-        if not resume:  # half a start can neither be resumed nor replaced
+        if first and not resume:  # half a start can neither be resumed nor replaced
             directory.clear()
         raise
     for text in warnings:
@@ -128,37 +147,45 @@ def _start(run: Run, resume: bool, on_event: OnEvent) -> None:
 def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
     config, objective, optimizer = run.config, run.objective, run.optimizer
     directory, progress, steps = run.directory, run.progress, run.steps
-    val = run.splits.val
+    val, ranks = run.splits.val, run.ranks
     started = time.monotonic() - progress.seconds
     inputs = make_inputs(run, on_event, computed)
     last = progress.step if progress.lost_patience(config) else steps
     batches = inputs.batches(progress.step, last)
-    log = scalar_log(directory.tensorboard, progress.step, config.tensorboard)
-    with contextlib.closing(batches), log as record, _stop_requested(on_event) as stop:
+    trained, saver = synchronised(objective, run.device, ranks), Saver(run)
+    log = scalar_log(directory.tensorboard, progress.step, config.tensorboard and ranks.is_first)
+    with (
+        contextlib.closing(batches),
+        contextlib.closing(saver),
+        log as record,
+        _stop_requested(on_event) as stop,
+    ):
 
         def tell(event: Event) -> None:
-            directory.append_metrics(event.to_json())
-            record(event)
-            on_event(event)
+            if ranks.is_first:
+                directory.append_metrics(event.to_json())
+                record(event)
+                on_event(event)
 
         if config.keep_head and val is not None and progress.step == 0:
             _validate(run, inputs, tell)  # the starting point of what is kept
         set_training(objective, config.freeze)
-        meter, saver = _Meter(run), _Saver(run)
+        meter = _Meter(run)
         probe = FewshotProbe(run, on_event) if config.probe_every else None
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
                 meter.leave_out(meter.since)  # the wait for the first batch
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config) * group["lr_scale"]
-            x, y = objective.prepare(x, labels, step)
-            loss, correct = _backward_that_fits(run, inputs, x, y, on_event)
+            x, y = objective.prepare(x, labels, step, run.part.start, inputs.lead)
+            loss, correct = _backward_that_fits(run, inputs, trained, x, y, on_event)
             run.scaler.unscale_(optimizer)
             if config.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(objective.parameters(), config.clip_norm)
             run.scaler.step(optimizer)
             run.scaler.update()
             optimizer.zero_grad(set_to_none=True)
+            saver.poll()
             if run.averaged is not None:
                 run.averaged.update_parameters(objective)
 
@@ -185,31 +212,48 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
                 meter.leave_out(begun)
             ends = step == steps or progress.lost_patience(config)
             best = progress.best_step == step  # a GPU may not come to the same weights again
-            if (saver.is_due(step) or best or ends or stop.signal) and meter.is_finite():
-                saver.save()
+            # One rank's signal, or clock, counts for all.
+            stopped_by, due = ranks.largest(stop.signal or 0, saver.is_due(step))
+            progress.stopped_by = stopped_by or None
+            if (due or best or ends or stopped_by) and meter.is_finite():
+                saver.start()
+                if best:  # what is stored and what is resumed belong together
+                    saver.finish()
             if ends:
                 break
-            if stop.signal is not None:
-                return Outcome(run.config, directory, step, stopped_by=stop.signal)
+            if stopped_by:
+                saver.finish()
+                return Outcome(run.config, directory, step, stopped_by=stopped_by)
+    saver.finish()
     if val is None:
         progress.best_step, progress.best_averaged = progress.step, run.averaged is not None
         run.write_model()
     metrics = report.finish(run, on_event)
-    directory.state.unlink(missing_ok=True)
+    skipped = set[str | None]().union(*ranks.gather(run.skipped))
+    if ranks.is_first:
+        directory.drop_states()
+    ranks.wait()
     stored = (progress.best_step, progress.best_averaged)
-    return Outcome(run.config, directory, progress.step, None, *stored, metrics, len(run.skipped))
+    return Outcome(run.config, directory, progress.step, None, *stored, metrics, len(skipped))
 
 
 def _backward_that_fits(
-    run: Run, inputs: Inputs, x: Tensor, y: Tensor, on_event: OnEvent
+    run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor, on_event: OnEvent
 ) -> tuple[Tensor, Tensor]:
     """`_backward`, in more and smaller micro-batches if the device runs out of memory."""
     while True:
         try:
-            return _backward(run, inputs, x, y)
+            return _backward(run, inputs, trained, x, y)
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
+            if run.ranks.count > 1:  # the others wait for its gradients
+                more = 2 * run.micro_batches
+                raise RunError(
+                    "out of memory",
+                    where=run.directory.path,
+                    hint=f"use --shard or --grad-checkpointing, or go on with --grad-accum {more}",
+                ) from error
         # Outside the except clause: its traceback holds on to the tensors that did not fit.
         run.objective.zero_grad(set_to_none=True)
         if run.device.type == "cuda":
@@ -218,20 +262,25 @@ def _backward_that_fits(
         on_event(Caution(f"out of memory: continuing with {run.micro_batches} micro-batches"))
 
 
-def _backward(run: Run, inputs: Inputs, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Leaves a batch's gradients in the objective; gives its mean loss and number of correct
-    answers.
+def _backward(
+    run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Leaves a batch's gradients in the objective; gives this rank's share of the mean loss and of
+    the number of correct answers.
 
-    x: (B, ...), y: (B, ...); both go through the objective in micro-batches.
+    x: (b, ...), y: (b, ...), this rank's part of a batch; it goes through the objective in
+    micro-batches, and the gradients of all ranks are averaged after the last.
     """
     count = inputs.micro_batches
     loss_sum = torch.zeros((), device=run.device)
     correct_sum = torch.zeros((), dtype=torch.int64, device=run.device)
-    for part, targets in zip(x.chunk(count), y.chunk(count), strict=True):
-        with run.autocast():
-            losses, correct = run.objective(part, targets)
-        loss = losses.sum() / run.batch_size
-        run.scaler.scale(loss).backward()
+    parts = list(zip(x.chunk(count), y.chunk(count), strict=True))
+    for number, (part, targets) in enumerate(parts, start=1):
+        with synchronising(trained, number == len(parts)):
+            with run.autocast():
+                losses, correct = trained(part, targets)
+            loss = losses.sum() / run.batch_size
+            run.scaler.scale(loss * run.ranks.count).backward()
         loss_sum += loss.detach()
         correct_sum += correct.sum()
     return loss_sum, correct_sum
@@ -264,6 +313,7 @@ class _Meter:
     def __init__(self, run: Run) -> None:
         self.config, self.batch, self.steps = run.config, run.batch_size, run.steps
         self.classifies = run.objective.classifies
+        self.ranks = run.ranks
         self.start, self.since = run.progress.step, time.monotonic()
         self.losses: list[Tensor] = []
         self.correct: list[Tensor] = []
@@ -283,8 +333,8 @@ class _Meter:
     def read(self, step: int) -> Step:
         """Waits for the device: not to be called after every step of a small model."""
         count = len(self.losses)
-        loss = torch.stack(self.losses).mean().item()
-        correct = torch.stack(self.correct).sum().item()
+        loss = self.ranks.sum(torch.stack(self.losses)).mean().item()
+        correct = self.ranks.sum(torch.stack(self.correct)).sum().item()
         accuracy = correct / (count * self.batch) if self.classifies else None
         now = time.monotonic()
         rate = count * self.batch / max(now - self.since, 1e-9)
@@ -295,29 +345,12 @@ class _Meter:
 
     def is_finite(self) -> bool:
         """Whether the losses since the last reading are finite: a diverged state is not kept."""
-        return not self.losses or bool(torch.stack(self.losses).isfinite().all())
+        diverged = bool(self.losses) and not torch.stack(self.losses).isfinite().all()
+        return not self.ranks.largest(diverged)[0]
 
     def leave_out(self, begun: float) -> None:
         """Leaves the time since then (an evaluation) out of the rate."""
         self.since += time.monotonic() - begun
-
-
-class _Saver:
-    """Saves states, often enough to lose little and seldom enough to cost little."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.saved_at, self.seconds = run, time.monotonic(), 0.0
-
-    def is_due(self, step: int) -> bool:
-        if self.run.config.save_every:
-            return step % self.run.config.save_every == 0
-        return time.monotonic() - self.saved_at > max(SAVE_SECONDS, self.seconds / SAVE_SHARE)
-
-    def save(self) -> None:
-        begun = time.monotonic()
-        save_state(self.run)
-        self.saved_at = time.monotonic()
-        self.seconds = self.saved_at - begun
 
 
 class _OneByOne:
@@ -348,13 +381,14 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
-    """Notes the first Ctrl-C or SIGTERM, which lets the step end and the state be saved, and
+    """Notes the first of the signals `STOPS`, which lets the step end and the state be saved, and
     reports it; a second one acts at once. Outside the main thread signals are left alone."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
+    before = {s: signal.getsignal(s) for s in numbers}
 
     def restore() -> None:
         for s, handler in before.items():
@@ -369,5 +403,10 @@ def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
         signal.signal(s, request)
     try:
         yield stop
+    except RuntimeError as error:
+        if stop.signal is None or isinstance(error, torch.OutOfMemoryError):
+            raise
+        # Another rank has gone, and the launcher ends this one too.
+        raise LeftError("another rank has failed") from error
     finally:
         restore()

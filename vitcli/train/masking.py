@@ -72,7 +72,7 @@ class Masking(Objective):
         """(what the model is shown, what it makes of it) of images x, both in the units of x."""
 
     def prepare(
-        self, x: Tensor, labels: Tensor, step: int, first: int = 0
+        self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
         places = range(first, first + len(x))
         rows = [self.draw(image_rng(self.config.seed, step, place)) for place in places]

@@ -30,6 +30,8 @@ class Objective(nn.Module):
 
     classifies = True
     """Whether the model answers with a class, so that there is an accuracy."""
+    lead = 0
+    """How many images before a part of a batch `prepare` needs with it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class Objective(nn.Module):
 
     @abstractmethod
     def prepare(
-        self, x: Tensor, labels: Tensor, step: int, first: int = 0
+        self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
         """(x, y) of images, or of features where the model's are fixed; y: (B, ...). Both can then
         be split along B.
@@ -46,7 +48,8 @@ class Objective(nn.Module):
             x: float32 (B, 3, H, W), or features (B, F).
             labels: int64 (B,).
             step: with the seed, it decides all that is random.
-            first: the place of image 0 in the step's global batch, of which this may be a part.
+            first: the place in the step's global batch of image 0, or with a lead of image 1.
+            lead: images that come before the part of the batch, and are no longer in the result.
         """
 
     @abstractmethod
@@ -85,16 +88,16 @@ class Classification(Objective):
     ) -> None:
         super().__init__(model)
         self.config = config
+        self.lead = int(config.augment.mixup > 0 or config.augment.cutmix > 0)
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", class_weights, persistent=False)
 
     def prepare(
-        self, x: Tensor, labels: Tensor, step: int, first: int = 0
+        self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images, and their labels as rows (B, K). Mixing needs the whole batch: `first` is
-        0."""
+        """Mixed images, and their labels as rows (B, K)."""
         y = soft_targets(labels, self.model.config.num_classes, self.config)
-        return mix(x, y, self.config.augment, batch_rng(self.config.seed, step))
+        return mix(x, y, self.config.augment, batch_rng(self.config.seed, step), lead)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(x) if x.ndim == 4 else self.model.head(x)

@@ -9,6 +9,7 @@ import torch
 
 from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size
 from vitcli.devices import free_memory, ran_out_of_memory
+from vitcli.errors import ConfigError
 from vitcli.machine import cpu_cores
 from vitcli.train.events import Plan
 from vitcli.train.inputs import has_fixed_features
@@ -18,7 +19,7 @@ from vitcli.train_config import TrainConfig
 
 
 def fill_gaps(
-    config: TrainConfig, model: Architecture, train_size: int, device: torch.device
+    config: TrainConfig, model: Architecture, train_size: int, device: torch.device, ranks: int = 1
 ) -> TrainConfig:
     """Decides what the configuration leaves open, from the number of training images n.
 
@@ -30,10 +31,18 @@ def fill_gaps(
       (`default_rate`).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
     - evaluation: 20 times per run, at least 10 steps apart; metrics 100 times or more.
-    - micro-batches: as large as half of the free memory holds, at most 128 images.
+    - micro-batches: as large as half of the free memory of a rank holds, at most 128 images.
+
+    Raises:
+        ConfigError: a batch has fewer images than there are ranks.
     """
     pretrain = config.task == "pretrain"
     batch = config.batch_size or _power_of_two(train_size // 16, 8, 1024 if pretrain else 512)
+    if batch < ranks:
+        raise ConfigError(
+            f"a batch of {batch} images cannot be split over {ranks} ranks",
+            hint="use a larger --batch-size or fewer --devices",
+        )
     steps = config.steps
     if steps is None and config.epochs is not None:
         steps = max(1, round(config.epochs * train_size / batch))
@@ -46,7 +55,7 @@ def fill_gaps(
         batch_size=batch,
         steps=steps,
         warmup=warmup if config.warmup is None else config.warmup,
-        accumulate=config.accumulate or _micro_batches(batch, model, device),
+        accumulate=config.accumulate or _micro_batches(batch, model, device, ranks),
         lr=config.lr or default_rate(config, batch),
         eval_every=config.eval_every or max(10, -(-steps // 20)),
         log_every=config.log_every or max(1, min(50, steps // 100)),
@@ -79,16 +88,16 @@ def _power_of_two(n: int, low: int, high: int) -> int:
     return min(max(1 << max(n, 1).bit_length() - 1, low), high)
 
 
-def _micro_batches(batch: int, model: Architecture, device: torch.device) -> int:
-    """The smallest divisor of the batch whose parts fit. A block keeps about 16 vectors of D and
-    3 of mlp_dim per token for its backward pass, at most 4 bytes a value."""
+def _micro_batches(batch: int, model: Architecture, device: torch.device, ranks: int) -> int:
+    """The smallest divisor of the batch whose parts fit, split over the ranks. A block keeps about
+    16 vectors of D and 3 of mlp_dim per token for its backward pass, at most 4 bytes a value."""
     if isinstance(model, BiTConfig):
         per_image = _resnet_bytes(model.resnet, model.image_size)
     else:
         per_token = (16 * model.width + 3 * model.mlp_dim) * 4
         per_image = model.num_tokens * model.depth * per_token
         per_image += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
-    fits = min(max(1, int(free_memory(device) // 2 // per_image)), 128)
+    fits = ranks * min(max(1, int(free_memory(device) // 2 // per_image)), 128)
     return next(k for k in range(1, batch + 1) if batch % k == 0 and batch // k <= fits)
 
 
@@ -104,11 +113,11 @@ def plan_of(run: Run) -> Plan:
     parameters = model.num_params()
     frozen = sum(p.numel() for p in run.model.parameters() if not p.requires_grad)
     val_images = len(splits.val) if splits.val is not None else 0
-    images, micro_batches = (run.steps - run.progress.step) * run.batch_size, run.micro_batches
+    images, micro_batches = (run.steps - run.progress.step) * len(run.part), run.micro_batches
     forwards = 3 * run.steps * run.batch_size  # the backward pass costs two
     if has_fixed_features(run):
         forwards = len(splits.train) + val_images
-        images, micro_batches = len(splits.train) + val_images, 1
+        images, micro_batches = forwards // run.ranks.count, 1
     return Plan(
         model=str(run.info.provenance.get("parent") or config.variant),
         parameters=parameters,
@@ -131,7 +140,8 @@ def plan_of(run: Run) -> Plan:
         warmup=config.warmup or 0,
         device=str(run.device),
         precision=run.precision,
-        estimated_seconds=images * seconds_per_image(run),
+        ranks=run.ranks.count,
+        estimated_seconds=None if config.shard else images * seconds_per_image(run),
     )
 
 

@@ -31,6 +31,8 @@ def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
     """
     directory, path = run.directory, run.directory.path
     metrics, shown = _evaluate(run, on_event)
+    if not run.ranks.is_first:
+        return metrics
     info = run.stored_info(metrics)
     rewrite_info(path, info, train=config_to_json(run.config))
     plots.training_curves(directory.read_metrics(), path / card.CURVES, run.progress.best_step)
@@ -62,8 +64,9 @@ def draw(run: Run, inputs: Inputs) -> None:
         original, hidden, filled = (
             objective.colours(images).permute(0, 2, 3, 1).cpu().numpy() for images in pictures
         )
-        path = run.directory.path / card.RECONSTRUCTION
-        reconstructions(original, hidden, filled, path)
+        if run.ranks.is_first:
+            path = run.directory.path / card.RECONSTRUCTION
+            reconstructions(original, hidden, filled, path)
 
 
 def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation | None]:
@@ -83,7 +86,7 @@ def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation
                 split,
                 workers=run.workers,
                 on_progress=counting(what, len(split), on_event),
-                on_unreadable=skipping(run, on_event),
+                on_unreadable=skipping(run, on_event) if run.ranks.is_first else lambda e: None,
             )
             metrics |= found.metrics(f"{name}_")
     return metrics, found

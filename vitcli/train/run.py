@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitcli.checkpoints import tensor_file
@@ -16,12 +16,14 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint, write_config
 from vitcli.config import Architecture, BiTConfig, Preprocess
 from vitcli.data.dataset import Splits
+from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, RunError
 from vitcli.inference import Inference
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.directory import RunDirectory, config_to_json
 from vitcli.train.objectives import Objective
+from vitcli.train.parallel import whole
 from vitcli.train_config import TrainConfig
 
 
@@ -40,6 +42,8 @@ class Progress:
     """On validation (`Objective.score`)."""
     stale: int = 0
     """Evaluations since."""
+    stopped_by: int | None = None
+    """The signal that a state was saved for."""
 
     def lost_patience(self, config: TrainConfig) -> bool:
         """Whether too many evaluations have passed without a better one."""
@@ -64,6 +68,7 @@ class Run:
     splits: Splits
     device: torch.device
     dtype: torch.dtype
+    ranks: Ranks
     progress: Progress = field(default_factory=Progress)
     skipped: set[str | None] = field(default_factory=set)
     """Images that cannot be read."""
@@ -83,12 +88,17 @@ class Run:
         return self.config.batch_size or 1
 
     @property
+    def part(self) -> range:
+        """The places of this rank's images in a global batch."""
+        return self.ranks.share(self.batch_size)
+
+    @property
     def micro_batches(self) -> int:
         return self.config.accumulate or 1
 
     @property
     def micro_batch_size(self) -> int:
-        return self.batch_size // self.micro_batches
+        return -(-len(self.part) // self.micro_batches)
 
     @property
     def workers(self) -> int:
@@ -128,7 +138,7 @@ class Run:
 
     def inference(self, model: nn.Module) -> Inference:
         """The model, or its average, as `vit predict` would compute with it."""
-        return Inference(self.info, model.state_dict(), self.device, self.dtype)
+        return Inference(self.info, _whole_state(model), self.device, self.dtype)
 
     def write_config(self) -> None:
         """config.json as it is before there are metrics: what --resume and --config read."""
@@ -139,14 +149,16 @@ class Run:
         """Stores the model, or its average, as it is now."""
         average = self.averaged if self.progress.best_averaged else None
         objective: Any = self.objective if average is None else average.module
-        info = self.stored_info({})
-        if beside := objective.beside():
-            path = self.directory.decoder
-            tensor_file.write(path, {k: v.cpu().numpy() for k, v in beside.items()}, {})
-        state = {name: value.detach().cpu() for name, value in objective.model.state_dict().items()}
-        state = adapt(state, self.info.model, info.model, self.config.posemb_method)
-        train = config_to_json(self.config)
-        save_checkpoint(self.directory.path, state, info, self.config.save_dtype, train=train)
+        info, state = self.stored_info({}), _whole_state(objective.model)
+        beside = {name: whole(value).cpu().numpy() for name, value in objective.beside().items()}
+        if self.ranks.is_first:
+            if beside:
+                tensor_file.write(self.directory.decoder, beside, {})
+            state = {name: value.detach().cpu() for name, value in state.items()}
+            state = adapt(state, self.info.model, info.model, self.config.posemb_method)
+            train = config_to_json(self.config)
+            save_checkpoint(self.directory.path, state, info, self.config.save_dtype, train=train)
+        self.ranks.wait()
 
     def split_further(self) -> None:
         """Sends each batch through the model in more micro-batches, for less memory.
@@ -159,6 +171,11 @@ class Run:
         if count == self.micro_batches:
             raise out_of_memory()
         self.config = dataclasses.replace(self.config, accumulate=count)
+
+
+def _whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """A model's tensors, also where each rank holds a part of them."""
+    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
 
 def out_of_memory() -> RunError:

@@ -17,9 +17,12 @@ from vitcli.data.dataset import Splits, indexed, open_data, unreadable_images
 from vitcli.data.source import Ints, Source
 from vitcli.data.stream import Stream, Streaming
 from vitcli.devices import choose_device, choose_precision
+from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, DataError, RunError
 from vitcli.inference import LONG_SEQUENCE, check_memory
-from vitcli.train import initial
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+from vitcli.train import initial, parallel
 from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution, Note, OnEvent
@@ -39,65 +42,97 @@ from vitcli.train_config import TrainConfig
 def prepare(
     config: TrainConfig,
     directory: RunDirectory,
+    ranks: Ranks,
     on_event: OnEvent,
     resume: bool = False,
     offline: bool = False,
     allow_pickle: bool = False,
 ) -> Run:
     """Opens the data, reads the initial weights (with `resume`, only what the state is of), and
-    builds the run; the data comes first, as weights may have to be downloaded."""
+    builds the run; the data comes first, as weights may have to be downloaded. Rank 0 goes first,
+    and the others find what it has downloaded or indexed."""
     if config.tensorboard:
         require_tensorboard()
     config.data.reachable(offline)
     device = choose_device(config.device)
     dtype = choose_precision(config.precision, device)
-    splits = _open_data(config, directory.read_split() if resume else None, on_event)
-    torch.manual_seed(config.seed)
-    if resume:
-        info = read_state_info(directory.state)
-        if info.classes != _classes(config, splits.train):
-            raise RunError(
-                "the classes of the dataset have changed since the run was started",
-                where=config.data.path,
-            )
-        model = initial.build_empty(info.model, config).to_empty(device="cpu")
-    else:
-        if config.task == "finetune" and config.model is None:
-            config = dataclasses.replace(config, model=initial.choose_model(offline, on_event))
-        start = initial.read_weights(config, offline, allow_pickle)
-        info = _describe(config, start.info, splits.train)
-        check_memory(info.model, config.device)
-        rows = initial.kept_rows(start.info, info.classes, config)
-        if config.keep_head:
-            on_event(Note(_kept_text(rows, info.classes)))
-        model = initial.build_model(start, info, rows, config)
-    model = model.to(device)
-    freeze(model, config.freeze)
+    if dtype is torch.float16 and config.shard:
+        raise ConfigError("--shard does not work with --precision fp16", hint="use bf16 or fp32")
+    ranks.check_same(repr(config), "configuration")
+    if config.task == "finetune" and config.model is None and not resume:
+        chosen = initial.choose_model(offline, on_event) if ranks.is_first else None
+        config = dataclasses.replace(config, model=ranks.from_first(chosen))
+    with ranks.first_alone():
+        splits = _open_data(config, directory.read_split() if resume else None, on_event)
+        info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
+    held_out = splits.val.fingerprint() if splits.val else None
+    ranks.check_same((splits.train.fingerprint(), held_out), "dataset")
+    if ranks.rank:  # dropout draws other numbers on each
+        torch.manual_seed(config.seed + (ranks.rank << 32))
     if isinstance(splits.train, Stream):
         config = dataclasses.replace(config, streams=splits.train.lanes)
     if config.objective == "mae" and config.lr is None:
         on_event(Note(f"learning rate: {MAE_RATE:g} x batch size / 256"))
-    config = fill_gaps(config, info.model, len(splits.train), device)
+    config = fill_gaps(config, info.model, len(splits.train), device, ranks.count)
     _warn(config, info.model, on_event)
+    freeze(model, config.freeze)
     objective = _objective(config, model, info.preprocess, splits.train).to(device)
     loaded = None if resume else initial.load_beside(objective, config)
     for text in (objective.note, loaded):
         if text:
             on_event(Note(text))
+    averaged = None
+    if config.ema:
+        averaged = AveragedModel(objective, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
+    if config.shard:
+        for module in (objective, averaged and averaged.module):
+            if module is not None:
+                parallel.shard(module, device, ranks)
+    if config.grad_checkpointing:
+        parallel.checkpoint_blocks(objective)
+    if config.compile:
+        parallel.compile_blocks(objective)
     return Run(
         config=config,
         directory=directory,
         objective=objective,
-        averaged=AveragedModel(objective, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
-        if config.ema
-        else None,
+        averaged=averaged,
         optimizer=build_optimizer(objective, config),
         scaler=torch.amp.GradScaler(device.type, enabled=dtype is torch.float16),
         info=info,
         splits=splits,
         device=device,
         dtype=dtype,
+        ranks=ranks,
     )
+
+
+def _build(
+    config: TrainConfig,
+    directory: RunDirectory,
+    splits: Splits,
+    on_event: OnEvent,
+    resume: bool,
+    offline: bool,
+    allow_pickle: bool,
+) -> tuple[CheckpointInfo, ViT | BiT]:
+    """The model on the CPU, and what it is; with `resume`, without values."""
+    torch.manual_seed(config.seed)
+    if resume:
+        info = read_state_info(directory)
+        if info.classes != _classes(config, splits.train):
+            raise RunError(
+                "the classes of the dataset have changed since the run was started",
+                where=config.data.path,
+            )
+        return info, initial.build_empty(info.model, config).to_empty(device="cpu")
+    start = initial.read_weights(config, offline, allow_pickle)
+    info = _describe(config, start.info, splits.train)
+    check_memory(info.model, config.device)
+    rows = initial.kept_rows(start.info, info.classes, config)
+    if config.keep_head:
+        on_event(Note(_kept_text(rows, info.classes)))
+    return info, initial.build_model(start, info, rows, config)
 
 
 def _objective(

@@ -1,112 +1,214 @@
-"""What a run needs to continue exactly where it stopped, in one safetensors file.
+"""What a run needs to continue exactly where it stopped.
 
-Weights, their average, optimizer slots and torch's random generators as tensors; progress, thread
-count and torch version as metadata. Data needs no state: every batch is a function of the step.
+    RUN/state/step-120/shard-00001-....safetensors   one or more of each rank
+                       progress.json                 how far the run is, and what its last bits
+                                                     depend on
+
+torch.distributed.checkpoint writes it while the run goes on, each rank its own part, and reads it
+back at any number of ranks, split over them (FSDP2) or not. Its own format is a pickle, which could
+hold code, so its safetensors storage is used. Data needs no state: every batch is a function of the
+step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.errors import CheckpointError, RunError
+from vitcli.errors import CheckpointError, OutputError, RunError
+from vitcli.train.directory import RunDirectory
 from vitcli.train.run import Progress, Run
 
+SAVE_SECONDS = 60.0
+"""Least time between states, if --save-every does not say after how many steps."""
+SAVE_SHARE = 0.05
+"""Largest share of a run's time that it may stand still for them then."""
 
-def save_state(run: Run) -> None:
-    """Writes the state, whole or not at all."""
-    tensors: dict[str, Tensor] = dict(run.objective.state_dict())  # model.*, and what is beside it
+
+class Saver:
+    """Writes the states of a run in the background, one at a time."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._saved_at, self._seconds = time.monotonic(), 0.0
+        self._writing: Future[Any] | None = None
+        self._progress: dict[str, Any] = {}
+        self._path = run.directory.new_state(0)
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time: often enough to lose little, seldom enough to cost little."""
+        if self.run.config.save_every:
+            return step % self.run.config.save_every == 0
+        return time.monotonic() - self._saved_at > max(SAVE_SECONDS, self._seconds / SAVE_SHARE)
+
+    def start(self) -> None:
+        """Copies the state as it is now, and lets a thread write the copy; all ranks together."""
+        begun, run = time.monotonic(), self.run
+        self.finish()
+        self._path, self._progress = run.directory.new_state(run.progress.step), _describe(run)
+        if run.ranks.is_first:
+            run.directory.drop_states(unfinished=True)
+        run.ranks.wait()
+        writer = HuggingFaceStorageWriter(str(self._path), save_distributed=True)
+        group = run.ranks.background
+        self._writing = cast(
+            "Future[Any]", async_save(_tensors(run), storage_writer=writer, process_group=group)
+        )
+        self._saved_at = time.monotonic()
+        self._seconds = self._saved_at - begun
+
+    def poll(self) -> None:
+        """`finish`, if the state is written."""
+        if self._writing is not None and self._writing.done():
+            self.finish()
+
+    def close(self) -> None:
+        """`finish` where a run ends early, unless it would wait for ranks that are gone."""
+        if self.run.ranks.count == 1 or (self._writing is not None and self._writing.done()):
+            with contextlib.suppress(OutputError):
+                self.finish()
+
+    def finish(self) -> None:
+        """Waits for the state being written, which becomes the one to resume from.
+
+        Raises:
+            OutputError: it could not be written; the one before it is still there.
+        """
+        if self._writing is None:
+            return
+        try:
+            self._writing.result()
+            if self.run.ranks.is_first:
+                self.run.directory.write_json(self._path / "progress.json", self._progress)
+                self.run.directory.keep_state(self._path)
+        except (CheckpointException, OSError) as error:
+            causes = error.failures.values() if isinstance(error, CheckpointException) else [error]
+            cause = next((c[0] if isinstance(c, tuple) else c for c in causes), error)
+            reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
+            raise OutputError(f"cannot be written: {reason}", where=self._path.parent) from error
+        finally:
+            self._writing = None
+
+
+def read_state_info(directory: RunDirectory) -> CheckpointInfo:
+    """The model that a state is of: a resumed run needs no other checkpoint.
+
+    Raises:
+        RunError: the state is damaged.
+    """
+    path = _newest(directory)
+    try:
+        info = CheckpointInfo.from_metadata(_progress(path)["model"], where=path)
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    if info is None:
+        raise _damaged(path, CheckpointError("it does not describe its model"))
+    return info
+
+
+def load_state(run: Run) -> list[str]:
+    """Fills a run's objective, average, optimizer, scaler and progress in place, sets torch's
+    generators, and gives warnings of what may make the run differ from an uninterrupted one.
+
+    Raises:
+        RunError: the state is damaged or belongs to another model.
+    """
+    path = _newest(run.directory)
+    try:
+        reader, record = HuggingFaceStorageReader(str(path)), _progress(path)
+        stored = reader.read_metadata().state_dict_metadata
+        _make_slots(run, stored)
+        tensors = {k: v for k, v in _tensors(run).items() if k in stored or k[:4] != "rng."}
+        load(tensors, storage_reader=reader, process_group=run.ranks.control)
+        run.scaler.load_state_dict(record["scaler"])
+        run.progress = Progress(**record["progress"])
+        warnings = _differences(record, run)
+    except Exception as error:
+        raise _damaged(path, error) from error
+    for key, value in tensors.items():
+        if key == f"rng.{run.ranks.rank}.cpu":
+            torch.set_rng_state(value)
+        elif key == f"rng.{run.ranks.rank}.cuda":
+            torch.cuda.set_rng_state(value, run.device)
+    return warnings
+
+
+def _tensors(run: Run) -> dict[str, Tensor]:
+    """All tensors of the state by name: the run's own, not copies; of generators, copies."""
+    tensors: dict[str, Tensor] = dict(run.objective.state_dict())
     if run.averaged is not None:
         tensors |= {f"average.{k}": v for k, v in run.averaged.state_dict().items()}
     for name, parameter in run.objective.named_parameters():
         for slot, value in run.optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensors[f"optimizer.{slot}.{name}"] = torch.as_tensor(value)
-    tensors |= {f"rng.{name}": state for name, state in _rng_states().items()}
-    metadata = {
-        "progress": vars(run.progress),
+    tensors[f"rng.{run.ranks.rank}.cpu"] = torch.get_rng_state()
+    if run.device.type == "cuda":
+        tensors[f"rng.{run.ranks.rank}.cuda"] = torch.cuda.get_rng_state(run.device)
+    return tensors
+
+
+def _make_slots(run: Run, stored: Mapping[str, Any]) -> None:
+    """Makes room for what the optimizer remembers of each parameter; it has no slots before its
+    first step. A slot of the parameter's shape is split over the ranks as the parameter is."""
+    parameters = dict(run.objective.named_parameters())
+    for key, entry in stored.items():
+        if key.startswith("optimizer."):
+            shape = entry.size
+            slot, name = key.removeprefix("optimizer.").split(".", 1)
+            p = parameters[name]
+            # A fused optimizer counts its steps on the device (torch/optim/adam.py).
+            empty = torch.zeros_like(p) if shape == p.shape else torch.zeros(shape, device=p.device)
+            run.optimizer.state[p][slot] = empty
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    return {
+        "progress": dict(vars(run.progress)),
         "scaler": run.scaler.state_dict(),
         "precision": run.precision,
+        "model": run.info.to_metadata(),
         **_environment(run),
     }
-    arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
-    text = json.dumps(metadata)
-    tensor_file.write(run.directory.state, arrays, run.info.to_metadata() | {"vit_state": text})
 
 
-def read_state_info(path: Path) -> CheckpointInfo:
-    """The model that a state is of: a resumed run needs no other checkpoint.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    try:
-        info = CheckpointInfo.from_metadata(tensor_file.read_header(path).metadata, where=path)
-    except CheckpointError as error:
-        raise _damaged(path, error.what) from error
-    if info is None:
-        raise _damaged(path, "it does not describe its model")
-    return info
+def _newest(directory: RunDirectory) -> Path:
+    """Raises RunError where there is none."""
+    directory.check_resumable()
+    path = directory.state()
+    if path is None:  # a sweep's own directory
+        raise RunError("no state to resume from", where=directory.path)
+    return path
 
 
-def load_state(run: Run) -> list[str]:
-    """Fills a run's model, average, optimizer, scaler and progress in place, sets torch's
-    generators, and gives warnings of what may make the run differ from an uninterrupted one.
-
-    Raises:
-        RunError: the file is damaged or belongs to another model.
-    """
-    path = run.directory.state
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {})["vit_state"])
-            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        trained = run.objective.state_dict().keys()
-        run.objective.load_state_dict({k: v for k, v in tensors.items() if k in trained})
-        if run.averaged is not None:
-            run.averaged.load_state_dict(_below("average.", tensors))
-        parameters = dict(run.objective.named_parameters())
-        for key, value in _below("optimizer.", tensors).items():
-            slot, name = key.split(".", 1)
-            # A fused optimizer counts its steps on the device (torch/optim/adam.py).
-            p = parameters[name]
-            run.optimizer.state[p][slot] = value.to(p.device, copy=True)
-        run.scaler.load_state_dict(metadata["scaler"])
-        run.progress = Progress(**metadata["progress"])
-        warnings = _differences(metadata, run)
-    except Exception as error:
-        first_line = str(error).splitlines()[0] if str(error) else ""
-        raise _damaged(path, f"{type(error).__name__}: {first_line}") from error
-    generators = _below("rng.", tensors)
-    torch.set_rng_state(generators.pop("cpu"))
-    for name in generators.keys() & _rng_states().keys():
-        torch.cuda.set_rng_state(generators[name], int(name.removeprefix("cuda.")))
-    return warnings
+def _progress(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((path / "progress.json").read_text(encoding="utf-8"))
+    return record
 
 
-def _damaged(path: Path, why: str) -> RunError:
+def _damaged(path: Path, error: BaseException) -> RunError:
+    first_line = str(error).partition("\n")[0]
     return RunError(
-        f"the state cannot be resumed ({why})",
+        f"the state cannot be resumed ({type(error).__name__}: {first_line})",
         where=path,
         hint="start the run again from the beginning with --force",
     )
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _rng_states() -> dict[str, Tensor]:
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state()} | {f"cuda.{i}": s for i, s in enumerate(devices)}
 
 
 def _environment(run: Run) -> dict[str, Any]:
@@ -115,20 +217,21 @@ def _environment(run: Run) -> dict[str, Any]:
         "device": run.device.type,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "ranks": run.ranks.count,
     }
 
 
-def _differences(metadata: Mapping[str, Any], run: Run) -> list[str]:
+def _differences(record: dict[str, Any], run: Run) -> list[str]:
     warnings = []
-    if metadata.get("precision", run.precision) != run.precision:
+    if record["precision"] != run.precision:
         warnings.append(
-            f"resumed in {run.precision}, but started in {metadata['precision']}: set "
+            f"resumed in {run.precision}, but started in {record['precision']}: set "
             "--precision at the start to use the same on every machine"
         )
     for name, now in _environment(run).items():
-        if metadata[name] != now:
+        if record[name] != now:
             warnings.append(
-                "results may differ in the last bits from an uninterrupted run: {name} was "
-                "{metadata[name]} and is now {now}"
+                f"results may differ in the last bits from an uninterrupted run: {name} was "
+                f"{record[name]} and is now {now}"
             )
     return warnings

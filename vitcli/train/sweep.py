@@ -14,20 +14,23 @@ continues from its files wherever it was stopped, and ends as it would have ende
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from vitcli import plots
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.data.dataset import require_mergeable
+from vitcli.devices import choose_device
+from vitcli.distributed import Ranks, joined, restarts
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
-from vitcli.train.directory import RunDirectory, config_to_json, read_train_config
+from vitcli.train.directory import RunDirectory, config_to_json, continued
 from vitcli.train.events import Choice, Event, Note, OnEvent, Plan, SweepPlan, Trial, TrialStart
 from vitcli.train.inputs import Computed, has_fixed_features
 from vitcli.train.loop import Outcome, train
@@ -76,42 +79,45 @@ def run_sweep(
         RunError: nothing is held out to choose by, or the loss diverges at every rate.
         VitError: as `train`.
     """
-    directory, tell = RunDirectory(config.output), _without_repeats(on_event)
-    computed: Computed = {}
+    with joined(choose_device(config.device), config.rank_timeout) as ranks:
+        directory, computed = RunDirectory(config.output), Computed()
+        tell = _without_repeats(on_event if ranks.is_first else lambda event: None)
 
-    def run(part: TrainConfig) -> Outcome:
-        place = RunDirectory(part.output)
-        if place.is_finished():
-            return Outcome(part, place, part.steps or 0)
-        started = place.state.exists()
-        if started:
-            written = read_train_config(place.path, type(part))
-            part = dataclasses.replace(
-                written, output=part.output, device=part.device, workers=part.workers
+        def run(part: TrainConfig) -> Outcome:
+            place = RunDirectory(part.output)
+            finished, started = ranks.from_first((place.is_finished(), place.state() is not None))
+            if finished:
+                return Outcome(part, place, part.steps or 0)
+            return train(
+                continued(part) if started else part,
+                resume=started,
+                force=True,
+                offline=offline,
+                allow_pickle=allow_pickle,
+                on_event=tell,
+                computed=computed,
             )
-        return train(
-            part,
-            resume=started,
-            force=True,
-            offline=offline,
-            allow_pickle=allow_pickle,
-            on_event=tell,
-            computed=computed,
-        )
 
-    with directory.locked():
-        if resume:
-            directory.check_resumable()
-            trials = _read_trials(directory)
-            tell(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
-        else:
-            directory.check_free(force, config.data.path)
-            prepared = setup.prepare(config, directory, tell, False, offline, allow_pickle)
-            config, trials = _plan(prepared, tell), []
-            directory.start()
-            _write_record(directory, config, trials)
-        outcome = _try_rates(config, directory, trials, run, tell)
-        return outcome or _finish(config, directory, choose(trials), run, tell)
+        resume = resume or (restarts() > 0 and ranks.from_first(directory.sweep.exists()))
+        with directory.locked() if ranks.is_first else contextlib.nullcontext():
+            if resume:
+                if ranks.is_first:
+                    directory.check_resumable()
+                config = continued(config)
+                trials = ranks.from_first(_read_trials(directory) if ranks.is_first else [])
+                tell(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
+            else:
+                if ranks.is_first:
+                    directory.check_free(force, config.data.path)
+                options = (tell, False, offline, allow_pickle)
+                prepared = setup.prepare(config, directory, ranks, *options)
+                config, trials = _plan(prepared, tell), []
+                if ranks.is_first:
+                    directory.start()
+                    _write_record(directory, config, trials)
+                ranks.wait()
+            outcome = _try_rates(config, directory, ranks, trials, run, tell)
+            return outcome or _finish(config, directory, ranks, choose(trials), run, tell)
 
 
 def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
@@ -127,13 +133,18 @@ def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
         require_mergeable(prepared.splits.train)
     runs = (1 if has_fixed_features(prepared) else len(config.sweep)) + config.retrain
     plan = vars(plan_of(prepared))
-    plan |= {"lr": None, "estimated_seconds": plan["estimated_seconds"] * runs}
+    plan |= {"lr": None, "estimated_seconds": (plan["estimated_seconds"] or 0) * runs or None}
     tell(SweepPlan(**plan, sweep=config.sweep, retrain=config.retrain))
     return dataclasses.replace(config, lr=None)
 
 
 def _try_rates(
-    config: TrainConfig, directory: RunDirectory, trials: list[Trial], run: Train, tell: OnEvent
+    config: TrainConfig,
+    directory: RunDirectory,
+    ranks: Ranks,
+    trials: list[Trial],
+    run: Train,
+    tell: OnEvent,
 ) -> Outcome | None:
     """Adds the trials that are missing; gives the outcome of a run that a signal stopped."""
     note = f"the best on validation of the learning rates {_listed(config.sweep)}"
@@ -150,20 +161,28 @@ def _try_rates(
         else:
             if outcome.stopped_by is not None:
                 return dataclasses.replace(outcome, directory=directory)
-            trials.append(_result(place, lr))
-        _write_record(directory, config, trials)
-        _drop_weights(config, directory, trials)
+            found = _result(place, lr) if ranks.is_first else None
+            trials.append(cast(Trial, ranks.from_first(found)))
+        if ranks.is_first:
+            _write_record(directory, config, trials)
+            _drop_weights(config, directory, trials)
         tell(trials[-1])
-    _drop_weights(config, directory, trials)
-    metrics = [(trial.lr, trial.val_top1) for trial in trials]
     best = choose(trials)
-    plots.accuracy_by_rate(metrics, best.lr, directory.sweep_plot)
+    if ranks.is_first:
+        _drop_weights(config, directory, trials)
+        metrics = [(trial.lr, trial.val_top1) for trial in trials]
+        plots.accuracy_by_rate(metrics, best.lr, directory.sweep_plot)
     tell(Choice(best.lr, config.retrain, tuple(trials)))
     return None
 
 
 def _finish(
-    config: TrainConfig, directory: RunDirectory, best: Trial, run: Train, tell: OnEvent
+    config: TrainConfig,
+    directory: RunDirectory,
+    ranks: Ranks,
+    best: Trial,
+    run: Train,
+    tell: OnEvent,
 ) -> Outcome:
     """Trains on all images if that is wanted, and moves the result up."""
     place = directory.trial(f"lr-{best.lr!r}")
@@ -179,8 +198,9 @@ def _finish(
         outcome = run(last)
         if outcome.stopped_by is not None:
             return dataclasses.replace(outcome, directory=directory)
-    provenance = _provenance(place)
-    _move_up(place, directory)
+    provenance = ranks.from_first(_provenance(place) if ranks.is_first else {})
+    if ranks.is_first:
+        _move_up(place, directory)
     stored = (provenance["steps"], "ema" in provenance)
     return Outcome(config, directory, config.steps or 0, None, *stored, provenance["metrics"])
 
@@ -238,7 +258,8 @@ def _drop_weights(config: TrainConfig, directory: RunDirectory, trials: list[Tri
     for trial in trials:
         if trial.lr != kept:
             place = directory.trial(f"lr-{trial.lr!r}")
-            for file in (place.model, place.card, place.state):
+            place.drop_states()
+            for file in (place.model, place.card):
                 file.unlink(missing_ok=True)
 
 

@@ -1,0 +1,246 @@
+"""Runs on several ranks: the same results as on one, and what becomes of a rank that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.run
+
+from train.runs import metrics, weights
+from vitcli.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
+
+TINY = ("width=24", "depth=2", "num_heads=2", "mlp_dim=32")
+RECIPE = (
+    *(f"--set={field}" for field in TINY),
+    *("--variant=Ti/8", "--resolution=16", "--val-fraction=0.25", "--batch-size=13"),
+    *("--optimizer=adamw", "--lr=0.003", "--mixup=0.3", "--cutmix=1", "--ema=0.8", "--seed=3"),
+    *("--device=cpu", "--precision=fp32", "--grad-accum=1", "--log-every=1", "--json"),
+)
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+VIT = (sys.executable, "-m", "vitcli")
+
+
+def vit(*arguments: str, status: int = 0) -> str:
+    """What a command prints, on stderr if it fails as it should."""
+    done = subprocess.run(
+        [*VIT, *arguments], capture_output=True, text=True, env=ONE_THREAD, timeout=300
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def pretrain(colours: Path, output: Path, *more: str) -> list[dict]:
+    """The events of a run of 8 steps."""
+    recipe = ("--steps=8", "--eval-every=4", *RECIPE, *more)
+    text = vit("pretrain", "--data", str(colours), "-o", str(output), *recipe)
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def start(colours: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+    command = [*VIT, "pretrain", "--data", str(colours), "-o", str(output), *RECIPE, *more]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ONE_THREAD
+    )
+
+
+def process_of(rank: int, output: Path) -> int | None:
+    """The process of a rank of the run in a directory."""
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            above = (Path("/proc") / parent / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue
+        mine = f"RANK={rank}".encode()
+        # A worker that decodes images has the same environment as its parent.
+        if str(output).encode() in command and mine in environment and mine not in above:
+            return int(entry.name)
+    return None
+
+
+def wait_for_step(output: Path, step: int) -> None:
+    end = time.monotonic() + 120
+    while not any(line["step"] >= step for line in metrics(output)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest between two runs' weights."""
+    a, b = weights(one), weights(other)
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+@pytest.fixture(scope="module")
+def alone(colours, tmp_path_factory) -> tuple[Path, list[dict]]:
+    """A run on one rank, and its events."""
+    output = tmp_path_factory.mktemp("alone") / "run"
+    return output, pretrain(colours, output)
+
+
+# Gradients are sums of float32 in another order, which differ by about 1e-7 of their size; AdamW
+# divides by the root of their squares, so each of 8 steps of at most 0.003 may differ by some 1e-5.
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--devices=2",),
+        ("--devices=3", "--workers=2"),
+        ("--devices=2", "--shard", "--grad-checkpointing"),
+        ("--devices=2", "--grad-accum=13", "--grad-checkpointing"),
+    ],
+    ids=["2", "3", "sharded", "accumulated"],
+)
+def test_the_number_of_ranks_changes_nothing_that_is_learnt(colours, tmp_path, alone, more):
+    events = pretrain(colours, tmp_path / "run", *more)
+    (plan,) = (event for event in events if event["event"] == "plan")
+    assert plan["ranks"] == int(more[0][-1])
+    assert [e["event"] for e in events] == [e["event"] for e in alone[1]]  # each once
+    for mine, other in zip(events, alone[1], strict=True):
+        for name in mine.keys() & {"loss", "accuracy", "val_loss", "ema_val_loss", "val_top1"}:
+            assert mine[name] == pytest.approx(other[name], abs=TOLERANCE)
+    assert difference(tmp_path / "run", alone[0]) < TOLERANCE
+
+
+def test_torchrun_starts_the_same_run(colours, tmp_path, alone):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m"]
+    command = [*torchrun, "vitcli", "pretrain", "--data", str(colours), "-o", str(tmp_path / "run")]
+    subprocess.run([*command, "--steps=8", "--eval-every=4", *RECIPE], check=True, env=ONE_THREAD)
+    assert difference(tmp_path / "run", alone[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "fewshot"])
+def test_answers_and_metrics_are_the_same_to_the_last_digit(
+    colours, tmp_path, alone, command, monkeypatch
+):
+    model, results = ("--model", str(alone[0]), "--precision=fp32", "--json"), list[str]()
+    arguments = {
+        "evaluate": ("--data", str(colours), "--split=all", "--batch-size=7"),
+        "predict": (str(colours), "--batch-size=7"),
+        "fewshot": ("--data", str(colours), "--val-fraction=0.3", "--shots=1,3"),
+    }[command]
+    for devices in (1, 2, 3):
+        monkeypatch.setitem(ONE_THREAD, "XDG_CACHE_HOME", str(tmp_path / f"cache-{devices}"))
+        results.append(vit(command, *arguments, *model, f"--devices={devices}"))
+    assert len(results[0].splitlines()) >= (60 if command == "predict" else 1)
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_state_of_two_ranks_goes_on_with_three_that_share_the_weights(colours, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    pretrain(colours, whole, "--steps=60", "--eval-every=20")
+    running = start(colours, broken, "--steps=60", "--eval-every=20", "--devices=2")
+    wait_for_step(broken, 10)
+    os.kill(process_of(1, broken) or 0, signal.SIGUSR1)  # one rank's signal stops all
+    assert running.wait(60) == 128 + signal.SIGUSR1
+    stopped = max(line["step"] for line in metrics(broken))
+    assert 10 <= stopped < 60
+    vit("pretrain", "--resume", str(broken), "--devices=3", "--shard", "--json")
+    assert [line["step"] for line in metrics(broken)] == [line["step"] for line in metrics(whole)]
+    assert difference(whole, broken) < 1e-3
+
+
+def test_ranks_that_are_killed_again_and_again_end_where_an_unbroken_run_does(colours, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    recipe = ("--steps=150", "--eval-every=50", "--save-every=5", "--dropout=0.1", "--devices=2")
+    pretrain(colours, whole, *recipe)
+    running = start(colours, broken, *recipe, "--max-restarts=10")
+    dice, kills = random.Random(0), 0
+    while kills < 10 and running.poll() is None:
+        time.sleep(dice.uniform(0, 8))
+        if process := process_of(dice.randrange(2), broken):
+            os.kill(process, signal.SIGKILL)
+            kills += 1
+    assert running.wait(120) == 0, running.stderr and running.stderr.read()
+    assert kills >= 5
+    assert difference(whole, broken) == 0
+    values = [{k: v for k, v in line.items() if k not in ("images_per_second", "eta")}
+              for output in (whole, broken) for line in metrics(output)]  # fmt: skip
+    assert values[: len(values) // 2] == values[len(values) // 2 :]
+
+
+def test_a_rank_that_hangs_is_named(colours, tmp_path):
+    running = start(colours, tmp_path / "run", "--steps=2000", "--devices=2", "--rank-timeout=5")
+    wait_for_step(tmp_path / "run", 5)
+    process = process_of(1, tmp_path / "run") or 0
+    os.kill(process, signal.SIGSTOP)
+    try:
+        _, text = running.communicate(timeout=120)
+    finally:
+        os.kill(process, signal.SIGKILL)
+    assert running.returncode == 1
+    assert [line for line in text.splitlines() if line.startswith("error")] == [
+        "error: rank 1 died or did not answer in time"
+    ]
+
+
+def test_a_rank_that_is_killed_is_named(colours, tmp_path):
+    running = start(colours, tmp_path / "run", "--steps=2000", "--devices=2")
+    wait_for_step(tmp_path / "run", 5)
+    os.kill(process_of(1, tmp_path / "run") or 0, signal.SIGKILL)
+    _, text = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert [line for line in text.splitlines() if line.startswith("error")] == [
+        "error: rank 1 was killed by SIGKILL"
+    ]
+
+
+def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
+    recipe = ("--steps=2", "--devices=3", "-o", str(tmp_path / "run"))
+    text = vit("pretrain", "--data", str(tmp_path / "none"), *recipe, status=1)
+    assert text.count("error:") == 1 and "none" in text
+    text = vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=1)
+    assert text.count("error:") == 1 and "2 images cannot be split over 3 ranks" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_other_data_are_named(colours, tmp_path):
+    """Each rank runs in a directory of its own, with another dataset of the same name."""
+    script = (
+        "import os, sys; os.chdir(sys.argv.pop(1) + os.environ['RANK']);"
+        "from vitcli.cli.main import main; main()"
+    )
+    for rank, drop in ((0, 0), (1, 1)):
+        for file in sorted(colours.glob("*/*"))[drop:]:
+            copy = tmp_path / f"rank{rank}" / "data" / file.relative_to(colours)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.symlink_to(file)
+    (tmp_path / "run.py").write_text(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command = [*torchrun, str(tmp_path / "run.py"), str(tmp_path / "rank"), "pretrain", "--data"]
+    done = subprocess.run(
+        [*command, "data", "--steps=2", *RECIPE], capture_output=True, text=True, env=ONE_THREAD
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert done.returncode == 1
+    assert errors == ["error: rank 1 has another dataset than rank 0"]
+
+
+def test_more_devices_than_there_are(monkeypatch):
+    from vitcli.devices import check_count
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_count(2, "auto")
+    check_count(4, "cpu")
+    for name, there in (("auto", 2), ("cuda:1", 1)):
+        with pytest.raises(ConfigError, match=f"--devices 4, but this machine has {there} cuda"):
+            check_count(4, name)

@@ -1,0 +1,63 @@
+"""`--devices N`: the command as N processes, one for each device, by torchrun's own launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from vitcli.cli.options import Running
+from vitcli.machine import is_launched, rank
+
+
+def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command, whose first argument is a `Running`, its `--devices`.
+
+    Args:
+        outputs: its options that name what it writes. Rank 0 writes it; what the others write goes
+            to a directory that is removed.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(args: Running, *more: Any) -> None:
+            spread(args.devices, args.device)
+            if not is_launched():
+                return command(args, *more)
+            from vitcli.devices import choose_device
+            from vitcli.distributed import joined
+
+            with tempfile.TemporaryDirectory() as unwanted, joined(choose_device(args.device)):
+                if rank():
+                    paths = {name: path for name in outputs if (path := getattr(args, name))}
+                    for name, path in paths.items():
+                        paths[name] = os.path.join(unwanted, os.path.basename(path))
+                    args = dataclasses.replace(args, **paths)
+                command(args, *more)
+
+        return run
+
+    return decorate
+
+
+def spread(devices: int | None, device: str = "auto", max_restarts: int = 0) -> None:
+    """Runs this command on several devices of this machine and ends; does nothing in one of the
+    ranks, or without `--devices`.
+
+    Raises:
+        ConfigError: the machine has fewer devices.
+        RankError: a rank was killed.
+        Exit: with the status of the rank that failed first.
+    """
+    if devices is not None and not is_launched():
+        from vitcli.devices import check_count
+        from vitcli.distributed import launch
+
+        check_count(devices, device)
+        raise typer.Exit(launch(devices, ["-m", "vitcli", *sys.argv[1:]], max_restarts))

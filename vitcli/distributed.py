@@ -1,0 +1,281 @@
+"""The ranks of a command: the processes, one for each device, that work on it together.
+
+torchrun, or `--devices N` by the same launcher, starts them; a command alone is rank 0 of 1, and
+takes the same way. Rank 0 talks and writes. What a rank computes decides nothing that the others
+do not know: they agree in a group of their own on the CPU (gloo), beside the devices' (NCCL).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+
+from vitcli.errors import LeftError, RankError, VitError
+from vitcli.machine import cpu_cores, is_launched
+
+T = TypeVar("T")
+
+TIMEOUT = 600.0
+"""Seconds after which a rank that does not answer is given up."""
+
+_GRACE = 5.0
+"""Seconds in which the others say what became of them, once one cannot be reached."""
+
+
+def restarts() -> int:
+    """How often the launcher has started the ranks again, after one of them failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) if is_launched() else 0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the others. All ranks call its methods, in the same order."""
+
+    rank: int
+    """From 0."""
+    count: int
+    control: dist.ProcessGroup
+    """For what is not on a device; on the CPU."""
+    background: dist.ProcessGroup
+    """For a thread of its own: the state of a run is written while the run goes on."""
+    store: Store
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that talks and writes."""
+        return self.rank == 0
+
+    def share(self, total: int, unit: int = 1) -> range:
+        """This rank's part of `total` things in a row, cut only at multiples of `unit`; the parts
+        of all ranks follow each other, and differ by at most one unit."""
+        units = -(-total // unit)
+        first, end = (units * r // self.count for r in (self.rank, self.rank + 1))
+        return range(min(first * unit, total), min(end * unit, total))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place, of a tensor on this rank's device."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in their order; anything that can be pickled."""
+        gathered: list[Any] = [None] * self.count
+        dist.all_gather_object(gathered, value, group=self.control)
+        return gathered
+
+    def from_first(self, value: T) -> T:
+        """Rank 0's value, on all ranks."""
+        values: list[Any] = [value if self.is_first else None]
+        dist.broadcast_object_list(values, group=self.control)
+        shared: T = values[0]
+        return shared
+
+    def largest(self, *values: int) -> list[int]:
+        """The largest of all ranks' values, one by one."""
+        tensor = torch.tensor(values)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
+        return [int(value) for value in tensor]
+
+    def wait(self) -> None:
+        """Waits until all ranks are here."""
+        dist.barrier(group=self.control)
+
+    @contextlib.contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Lets rank 0 go first, however long it takes, and the others follow, so that what it
+        downloads or indexes is there for them; if it fails, they leave without a word."""
+        key = f"turn/{next(_turns)}"
+        while not self.is_first and not self.store.check([key]):
+            if self.store.check(["left/0"]):
+                raise LeftError("rank 0 has failed")
+            time.sleep(0.05)
+        yield
+        self.store.set(key, "")
+
+    def check_same(self, value: object, what: str) -> None:
+        """Raises RankError, on all ranks, where one has another value than rank 0."""
+        values = self.gather(value)
+        if others := [r for r, other in enumerate(values) if other != values[0]]:
+            raise RankError(
+                f"{_named(others)} {'has' if len(others) == 1 else 'have'} another {what} than "
+                "rank 0",
+                hint="every rank needs the same command, files and data",
+            )
+
+
+@contextlib.contextmanager
+def joined(device: torch.device, timeout: float = TIMEOUT) -> Iterator[Ranks]:
+    """Makes this process one of the ranks that its launcher started, or rank 0 of 1. Inside of
+    itself it gives what is there.
+
+    Args:
+        device: of this rank (`rank_device`).
+        timeout: seconds after which a rank that does not answer ends the others.
+
+    Raises:
+        RankError: a rank has died or hangs; the rank that says so is the first of the others.
+        LeftError: on the others.
+    """
+    global _joined
+    if _joined is not None:
+        yield _joined
+        return
+    _joined = _join(device, timedelta(seconds=timeout))
+    try:
+        yield _joined
+    except BaseException as error:
+        if _joined.count > 1 and (word := _last_word(_joined, error)) is not error:
+            raise word from error
+        raise
+    else:
+        dist.destroy_process_group()
+    finally:
+        if _joined.count == 1 and dist.is_initialized():
+            dist.destroy_process_group()
+        _joined = None
+
+
+_joined: Ranks | None = None
+_turns = itertools.count()
+
+
+def current() -> Ranks | None:
+    """The ranks that this process has joined, if any."""
+    return _joined
+
+
+def _join(device: torch.device, timeout: timedelta) -> Ranks:
+    """Raises RankError: no address, a port in use, a rank that never comes."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        alone = HashStore(), 0, 1
+        store, rank, count = next(rendezvous("env://")) if is_launched() else alone
+        store = PrefixStore(f"start-{restarts()}", store)  # the launcher may keep its store
+        group = PrefixStore("group", store)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=timeout)
+        control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+    except (ValueError, RuntimeError) as error:
+        _await_the_launcher(_GRACE if is_launched() else 0.0)
+        first_line = str(error).partition("\n")[0]
+        raise RankError(
+            f"the ranks cannot reach each other: {first_line}",
+            hint="start them by torchrun, or by --devices N on one machine",
+        ) from error
+    return Ranks(rank, count, control, background, PrefixStore("vit", store))
+
+
+def _await_the_launcher(seconds: float = 0.0) -> None:
+    """Lets the launcher end this rank at once, where another has died: it names that one."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(seconds)
+
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+"""What `launch` passes on to the ranks."""
+SAVING_SECONDS = "120"
+"""What they have then to save their state."""
+
+
+def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
+    """Runs a command as `count` ranks on this machine, by torchrun's own launcher.
+
+    Args:
+        command: arguments of Python.
+        max_restarts: how often to start them again after one has failed.
+
+    Returns:
+        The exit code of the rank that failed first, or 0; 128 + the number of a signal that this
+        process got.
+
+    Raises:
+        RankError: a rank was killed, and could not say so itself.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // count)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",  # any free port
+        run_id=str(os.getpid()),
+        max_restarts=max_restarts,
+        signals_to_handle=",".join(name for name in SIGNALS if hasattr(signal, name)),
+    )
+    try:
+        elastic_launch(config, sys.executable)(*command)
+    except SignalException as stop:
+        return 128 + int(stop.sigval)
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode < 0:
+            raise RankError(f"rank {rank} was killed by {failure.signal_name()}") from failed
+        return int(failure.exitcode)
+    return 0
+
+
+def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
+    """What this rank says when `error` ends it: one voice speaks for all.
+
+    A rank that fails by itself says so, unless rank 0 fails in the same way and speaks for it. A
+    rank that only lost another is silent if that one speaks, or if the launcher ends this rank too,
+    because the launcher then names the one that died; else the first of these names the silent.
+    """
+    key = "left/{}".format
+    lost = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+    words = "" if lost else f"{type(error).__name__}: {error}"
+    if lost:
+        _await_the_launcher()
+    left: dict[int, str] = {}
+    try:
+        ranks.store.set(key(ranks.rank), words)
+        end = time.monotonic() + _GRACE
+        while len(left) < ranks.count and time.monotonic() < end:
+            time.sleep(0.05)
+            there = [r for r in range(ranks.count) if ranks.store.check([key(r)])]
+            left = {r: ranks.store.get(key(r)).decode() for r in there}
+            if lost and any(left.values()):
+                return LeftError("another rank has failed")
+            if not lost and 0 in left:
+                break
+    except RuntimeError:  # the store is gone with its process
+        return error
+    if not lost:
+        if ranks.rank and left.get(0) == words:
+            return LeftError("another rank has failed")
+        if ranks.rank and isinstance(error, VitError):
+            error.what += f" (on rank {ranks.rank})"
+        return error
+    silent = [r for r in range(ranks.count) if r not in left]
+    if not silent:
+        return error
+    if ranks.rank != min(left):
+        return LeftError("another rank has failed")
+    return RankError(f"{_named(silent)} died or did not answer in time")
+
+
+def _named(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,79 @@
+"""How an objective is spread over ranks, and what makes its blocks take less memory or time.
+
+All of it works block by block: FSDP2 gathers the weights of one block at a time, compilation
+compiles one and takes it for all, checkpointing keeps the inputs of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from vitcli.distributed import Ranks
+from vitcli.train.objectives import Objective
+
+
+def blocks(objective: nn.Module) -> list[nn.Module]:
+    """The blocks of all encoders, decoders and stages in an objective."""
+    return [
+        block
+        for name, module in objective.named_modules()
+        if name.rpartition(".")[2] == "blocks"
+        for block in module.children()
+    ]
+
+
+def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
+    """Splits weights, gradients and what the optimizer remembers over the ranks, in place (FSDP2);
+    a unit is a block, or what is outside of them."""
+    mesh = init_device_mesh(device.type, (ranks.count,))
+    for unit in (*blocks(objective), objective):
+        fully_shard(unit, mesh=mesh)
+
+
+def checkpoint_blocks(objective: nn.Module) -> None:
+    """Keeps a block's input alone and computes the rest again in the backward pass."""
+    for block in blocks(objective):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def compile_blocks(objective: nn.Module) -> None:
+    """Compiles the blocks by torch.compile, at their first call."""
+    for block in blocks(objective):
+        block.compile()
+
+
+def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn.Module:
+    """The module whose backward pass averages the gradients over the ranks."""
+    if ranks.count == 1 or isinstance(objective, FSDPModule):
+        return objective
+    devices = [device] if device.type == "cuda" else None
+    return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True)
+
+
+@contextlib.contextmanager
+def synchronising(module: nn.Module, wanted: bool) -> Any:
+    """Whether backward passes inside average the gradients, or add to this rank's own."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(wanted)
+        yield
+    elif isinstance(module, DistributedDataParallel) and not wanted:
+        with module.no_sync():
+            yield
+    else:
+        yield
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be split over the ranks; all of them call this together."""
+    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full
