@@ -63,10 +63,10 @@ class MaskedAutoencoder(Masking):
 
     @property
     def note(self) -> str:
-        blocks = self.decoder.blocks
+        decoder = self.decoder.config
         return (
             f"objective: the encoder sees {self.visible} of {self.patches} patches, a decoder of "
-            f"{len(blocks)} blocks of width {self.decoder.embed.out_features} predicts the others"
+            f"depth {decoder.depth} and width {decoder.width} predicts the others"
         )
 
     def draw(self, rng: np.random.Generator) -> Ints:
