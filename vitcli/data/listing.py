@@ -103,11 +103,11 @@ def _times(place: Path, classes: Iterable[str]) -> list[int]:
 def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, bool]:
     """The listing, and whether a class directory holds others."""
     skipped, counts, nested = Counter[str](), dict[str, int](), False
-    pieces: list[str] = []
+    pieces: list[bytes] = []
+    # "/" on every system, so that a recorded split holds on another.
+    above = "" if place == root else place.relative_to(root).as_posix() + "/"
     for name in classes:
-        directory = os.path.join(place, name)
-        # "/" on every system, so that a recorded split holds on another.
-        inner = os.path.relpath(directory, root).replace(os.sep, "/") + "/"
+        directory, inner = os.path.join(place, name), f"{above}{name}/"
         try:
             found = sorted(os.listdir(directory))
         except OSError:
@@ -120,10 +120,12 @@ def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, boo
             found = sorted(path.replace(os.sep, "/") for path in paths)
             joined = _join(inner, found)
         counts[name] = len(found)
-        pieces.append(joined)
-    text = np.frombuffer("".join(pieces).encode("utf-8", "surrogateescape"), np.uint8)
+        pieces.append(joined.encode("utf-8", "surrogateescape"))
+    text = np.frombuffer(b"".join(pieces), np.uint8)
+    pieces.clear()
     ends = np.flatnonzero(text == 0)
-    names = Names(text[text != 0], ends - np.arange(len(ends)))
+    ends -= np.arange(len(ends))
+    names = Names(text[text != 0], ends)
     return Listing(counts, names, dict(skipped)), nested
 
 
