@@ -14,6 +14,7 @@ import numpy as np
 from vitcli.config import HUB
 from vitcli.data.classes import NAME_THEM, Classes
 from vitcli.data.parquet import class_names, columns, label_tables, library
+from vitcli.data.remote import AT_OPENING
 from vitcli.data.source import Dataset, Names, split_of
 from vitcli.data.stream import Sample, Stream, Streaming
 from vitcli.errors import DataError
@@ -74,7 +75,13 @@ def explain(error: Exception, where: str) -> Failure:
     if not status:
         passes = isinstance(error, httpx.TransportError | ConnectionError | TimeoutError)
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return Failure(DataError(f"cannot be read: {reason}", where=where), passes)
+    meaning = DataError(f"cannot be read: {reason}", where=where)
+    if isinstance(error, ConnectionError):  # what `datasets` makes of a Hub that is not there
+        what = "no such file or directory here, and the Hub cannot be reached"
+        meaning = DataError(
+            what, where=where, hint="check the path, or the network and HF_ENDPOINT"
+        )
+    return Failure(meaning, passes and "Offline" not in reason)
 
 
 def open_hub(
@@ -96,7 +103,7 @@ def open_hub(
             f"{owner}/{name}", configuration or None, revision=revision or None
         )
 
-    builder = persist(build, lambda error: explain(error, path))
+    builder = persist(build, lambda error: explain(error, path), timeout=AT_OPENING)
     files = {s: [*map(str, group)] for s, group in (builder.config.data_files or {}).items()}
     if not files or not all(f.endswith(".parquet") for group in files.values() for f in group):
         hint = f"download it with `hf download --repo-type dataset {owner}/{name}`"
