@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from train.runs import Killed, kill_at, metrics
 from vitcli.checkpoints.load import load
@@ -39,18 +38,6 @@ def test_predictions_are_those_of_the_cpu(precision):
         predictor = Predictor("default", device, precision if device == "cuda" else "fp32")
         best.append([p.predictions[0].label for p in predictor.predict(photographs)])
     assert best[0] == best[1]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes that a model learns in a few steps: dark and bright noise."""
-    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for name, low in (("dark", 0), ("bright", 128)):
-        (root / name).mkdir()
-        for i in range(32):
-            pixels = rng.integers(low, low + 128, (32, 32, 3), np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return root
 
 
 def config(images: Path, output: Path, **fields) -> TrainConfig:

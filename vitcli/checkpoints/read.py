@@ -70,12 +70,12 @@ def _weights_file(path: Path) -> Path:
     raise CheckpointError(
         f"no checkpoint in this directory; found {found}",
         where=path,
-        hint=unfinished if (path / STATE).is_file() else None,
+        hint=unfinished if (path / STATE).is_dir() else None,
     )
 
 
-STATE = "state.safetensors"
-"""What an unfinished run resumes from; not a model."""
+STATE = "state"
+"""The directory of what an unfinished run resumes from."""
 
 
 def read_info(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from vitcli.devices import choose_device, ran_out_of_memory
 from vitcli.distributed import joined, restarts
 from vitcli.errors import NOT_FINITE, DivergedError, LeftError, OutputError, RunError
+from vitcli.machine import is_launched
 from vitcli.train import report, setup
 from vitcli.train.directory import RunDirectory, restarted
 from vitcli.train.events import Caution, Event, Note, OnEvent, Probe, Step, Validation
@@ -382,7 +383,8 @@ class _Stop:
 @contextlib.contextmanager
 def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
     """Notes the first of the signals `STOPS`, which lets the step end and the state be saved, and
-    reports it; a second one acts at once. Outside the main thread signals are left alone."""
+    reports it; a second one acts at once, if there is no launcher. Outside the main thread signals
+    are left alone."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -396,7 +398,8 @@ def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
 
     def request(number: int, frame: object) -> None:
         stop.signal = number
-        restore()
+        if not is_launched():  # a launcher passes on what a scheduler sends to all processes
+            restore()
         on_event(STOPPING)
 
     for s in before:
@@ -404,7 +407,7 @@ def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
     try:
         yield stop
     except RuntimeError as error:
-        if stop.signal is None or isinstance(error, torch.OutOfMemoryError):
+        if stop.signal is None or not is_launched() or isinstance(error, torch.OutOfMemoryError):
             raise
         # Another rank has gone, and the launcher ends this one too.
         raise LeftError("another rank has failed") from error
