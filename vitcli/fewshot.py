@@ -17,9 +17,11 @@ import numpy as np
 from vitcli import __version__
 from vitcli.atomic import write_text
 from vitcli.checkpoints import tensor_file
+from vitcli.checkpoints.adapt import RESAMPLED, adapt_tensor
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
 from vitcli.data.dataset import Splits, open_data
 from vitcli.data.source import Source
@@ -150,7 +152,8 @@ def check_shots(
         name, most = train.classes[worst].name, left[worst]
         others = f" ({len(short):,} classes have too few)" if len(short) > 1 else ""
         raise DataError(
-            f"class '{name}' has {most} training images, fewer than {shots} shots{others}",
+            f"class '{name}' has {most} training image{'s' * (most != 1)}, "
+            f"fewer than {shots} shot{'s' * (shots != 1)}{others}",
             where=where,
             hint=f"use at most --shots {most}" if most else None,
         )
@@ -217,11 +220,14 @@ def save_head(
         "data": config.data.name,
         "train_images": trial.shots * len(classes),
         "seed": trial.seed,
-        "note": f"{trial.shots} shots, least squares with l2 {trial.l2:g} on frozen features",
+        "note": f"{trial.shots} shot{'s' * (trial.shots != 1)}, "
+        f"least squares with l2 {trial.l2:g} on frozen features",
         "metrics": {"test_top1": trial.accuracy},
     }
+    if resized := predictor.info.provenance.get("posemb_resize"):
+        provenance["posemb_resize"] = resized
     info = CheckpointInfo(model, report.model.preprocess, classes, "softmax", provenance)
-    stored = open_checkpoint(predictor.file).tensors
+    stored = _stored(predictor)
     rows = {"weight": head.weight.astype(np.float32), "bias": head.bias.astype(np.float32)}
     tensors = {
         name: rows[name.rpartition(".")[2]].reshape(shape)
@@ -241,3 +247,17 @@ def save_head(
         write_config(path / "config.json", info)
         write_text(path / "README.md", model_card(info))
         write_text(path / "split.json", json.dumps(report.splits.record, indent=2) + "\n")
+
+
+def _stored(predictor: Predictor) -> dict[str, np.ndarray | LazyTensor]:
+    """The file's tensors, at the size of the predictor's images."""
+    stored = open_checkpoint(predictor.file).tensors
+    found: dict[str, np.ndarray | LazyTensor] = {**stored}
+    old, new, method = predictor.stored, predictor.info.model, predictor.posemb_method
+    for name in RESAMPLED if new != old else ():
+        if name in stored:
+            table = stored[name].read()
+            exact = table.astype(np.promote_types(table.dtype, np.float32), copy=False)
+            resampled = adapt_tensor(name, exact, old, new, method)
+            found[name] = stored[name] if resampled is exact else resampled
+    return found

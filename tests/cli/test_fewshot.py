@@ -144,6 +144,23 @@ def test_a_saved_model_decides_as_measured(choice, greys, tiny_checkpoint, tmp_p
     assert "5 shots, least squares" in (saved / "README.md").read_text()
 
 
+def test_a_saved_model_has_the_size_of_the_images_it_was_measured_with(greys, tmp_path):
+    """DINOv2 of transformers, which is given smaller images than it was trained on."""
+    dino, saved = tmp_path / "dino", tmp_path / "few"
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "hf_dinov2", dino)
+    said = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
+    (dino / "preprocessor_config.json").write_text(json.dumps(said))
+    words = ("--shots", "5", "--save", saved, "--json")
+    (row,) = rows(fewshot(greys, dino, *words, "--preprocess", "checkpoint"))
+    info, _ = read_info(saved)
+    assert info.model.image_size == info.preprocess.size == (28, 28)
+    assert info.provenance["posemb_resize"]["from"] == [4, 4]
+    assert evaluated(greys, saved)["top1"] == row["accuracies"][0]
+    before, after = (Predictor(path, "cpu", "fp32").embed(greys) for path in (dino, saved))
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(one.features, other.features, atol=1e-5)
+
+
 def test_a_head_on_a_resnet(colours, tmp_path):
     model = BiT(BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64)))
     model.init_weights(0)
