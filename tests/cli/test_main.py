@@ -44,6 +44,8 @@ def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
         ),
         (["finetune", "--data", ""], "Invalid value for '--data': the value is empty"),
         (["convert", "", "x"], "Invalid value for 'SRC': the value is empty"),
+        (["convert", "default", "o.npz", "--to", "timm"], "o.npz: the layout vit must be written"),
+        (["convert", "default", "out", "--to", "vit-npz"], "must be written to a .npz file"),
     ],
 )
 def test_wrong_calls_have_the_plain_form(vit, arguments, message):

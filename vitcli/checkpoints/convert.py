@@ -25,7 +25,7 @@ from vitcli.checkpoints.tensor_file import write as write_tensors
 from vitcli.config import Size
 from vitcli.errors import OutputError
 from vitcli.hub import fetch as hub
-from vitcli.layouts.catalogue import Format, default_format, layout_of
+from vitcli.layouts.catalogue import OURS, Format, default_format, layout_of
 from vitcli.layouts.layout import Layout
 from vitcli.layouts.writing import write_layout
 
@@ -143,13 +143,13 @@ def plan_convert(
     allow_pickle: bool = False,
 ) -> Conversion:
     """Reads the source's header and decides what is written. Arguments and errors as `convert`."""
+    check_output(output, to)
     located = read.locate(spec, offline, on_progress, allow_pickle)
     source = read.open_checkpoint(located.file, located.entry, old_grid)
     kind = _kind_of_output(output)
     info, tensors = change(source.info, source.tensors, changes or Changes())
     target = to or default_format(info.model, kind)
     layout = layout_of(target)
-    _check_output(output, kind, target, layout)
     if problems := layout.refusals(info.model):
         raise OutputError(
             f"the layout {target} cannot express this model: {', '.join(problems)}",
@@ -186,8 +186,12 @@ def _kind_of_output(output: str | Path) -> str:
     return suffix if file and not directory else ""
 
 
-def _check_output(output: str | Path, kind: str, target: Format, layout: Layout) -> None:
-    if kind in layout.suffixes:
+def check_output(output: str | Path, to: Format | None) -> None:
+    """Raises OutputError if such a file or a directory cannot hold the layout, which is `to`, or
+    the default for the suffix."""
+    kind, target = _kind_of_output(output), to or OURS
+    layout = layout_of(target)
+    if kind in layout.suffixes or (to is None and kind == ".npz"):
         return
     words = {"": "a directory", ".npz": "a .npz file", ".safetensors": "a .safetensors file"}
     wanted = " or ".join(words[suffix] for suffix in layout.suffixes)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from vitcli.checkpoints.changes import Changes
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, Writing
@@ -61,7 +63,12 @@ def convert(args: Convert) -> None:
       vit convert runs/pets pets-hf --to transformers --dtype float16
     """
     from vitcli.checkpoints import convert as converting
+    from vitcli.errors import OutputError
 
+    try:
+        converting.check_output(args.target, args.to)
+    except OutputError as error:
+        raise typer.BadParameter(str(error), param_hint="'DST'") from error
     with output.FetchDisplay(args.quiet) as fetching:
         job = converting.plan_convert(
             args.source,
