@@ -134,6 +134,19 @@ def test_examples_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -
     assert len(printed) == 2 * len(wanted) + 1, done.stdout
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_demo_shows_what_it_installs() -> None:
+    """Its first run downloads torch, which takes minutes."""
+    command = ["make", "--dry-run", "--always-make", "demo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    recipe = done.stdout.splitlines()
+    (place,) = (i for i, line in enumerate(recipe) if "pip install" in line)
+    install = recipe[place].split()
+    assert recipe[place - 1].startswith("echo ") and "torch" in recipe[place - 1]
+    assert not {"--quiet", "-q", "--progress-bar"} & set(install) and ">" not in recipe[place]
+    assert "--editable" in install and "vit predict" in "".join(recipe[place:])
+
+
 def known_options() -> set[str]:
     """Every option that some command's help shows: of several long names, the first."""
 
