@@ -135,7 +135,7 @@ def test_images_of_unknown_classes_are_left_out_and_reported(predictor, labelled
     root = labelled("zebra", "dog")
     report = evaluate(predictor, DataConfig(str(root)), rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1
-    assert report.warnings == ("left out: 1 images of 'zebra'",)
+    assert report.warnings == ("left out: 1 image of 'zebra'",)
     rules = MatchRules(mapping={"zebra": [], "dog": []})
     with pytest.raises(DataError):
         evaluate(predictor, DataConfig(str(root)), rules=rules)

@@ -195,7 +195,7 @@ def evaluate(
         on_progress(done, len(source))
     if not tally.count:
         raise DataError(
-            f"none of the {len(source):,} images can be read",
+            "none of the images can be read",
             where=data.path,
             hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
         )
@@ -296,7 +296,8 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
             for label, count, place in zip(source.classes, counts, aligned.of_data, strict=True)
             if count and place < 0
         ]
-        lines = [f"left out: {len(source) - len(kept):,} images of {listed(names)}"]
+        count = len(source) - len(kept)
+        lines = [f"left out: {count:,} image{'s' * (count != 1)} of {listed(names)}"]
     return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
 
 

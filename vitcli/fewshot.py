@@ -149,7 +149,7 @@ def check_shots(
     short = np.flatnonzero((counts > 0) & (left < shots))
     if len(short):
         worst = short[left[short].argmin()]
-        name, most = train.classes[worst].name, left[worst]
+        name, most = train.classes[worst].name, int(left[worst])
         others = f" ({len(short):,} classes have too few)" if len(short) > 1 else ""
         raise DataError(
             f"class '{name}' has {most} training image{'s' * (most != 1)}, "

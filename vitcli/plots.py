@@ -229,7 +229,7 @@ def training_curves(
                 axes.plot(steps, values, color=ORANGE, label="validation", **style)
         for key, colour in zip(probes, COLOURS, strict=False):
             points = _series(lines, key)
-            label = f"{_shots(key)} images per class"
+            label = f"{_shots(key)} image{'s' * (_shots(key) != 1)} per class"
             panels["few-shot accuracy"].plot(*points, "-o", ms=3, color=colour, label=label)
         rate = panels["learning rate"]
         rate.plot(*_series(lines, "lr"), color=GREY)

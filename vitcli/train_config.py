@@ -393,8 +393,8 @@ class TrainConfig:
             raise ConfigError("--mask-ratio, --target and --decoder-* require another --objective")
         if self.batch_size and self.batch_size % (self.accumulate or 1):
             raise ConfigError(
-                f"a batch of {self.batch_size} images cannot be split into {self.accumulate} "
-                "equal micro-batches"
+                f"a batch of {self.batch_size} image{'s' * (self.batch_size != 1)} cannot be "
+                f"split into {self.accumulate} equal micro-batches"
             )
         # Bilinear, because it may be the model's that goes with antialias=False.
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})

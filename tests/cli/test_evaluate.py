@@ -188,7 +188,7 @@ def test_predictions_by_real_labels_and_of_an_unreadable_image(
     assert rows["00003"]["error"].startswith("not an image")
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
     text = vit(*words).stdout.splitlines()[2]
-    assert re.fullmatch(r"ReaL \S+% of 1 images \(1 without a correct class are left out\)", text)
+    assert re.fullmatch(r"ReaL \S+% of 1 image \(1 without a correct class left out\)", text)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_images_without_labels_of_their_own_by_real_labels(
     text = vit(*words).stdout.splitlines()
     assert text == [
         f"{tiny_checkpoint} on {unlabelled}: all images, 2 images",
-        f"ReaL {right:.2%} of 1 images (1 without a correct class are left out)",
+        f"ReaL {right:.2%} of 1 image (1 without a correct class left out)",
     ]
     labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer
     assert vit(*words).stdout.splitlines()[1].startswith("ReaL - of 0 images (2 without")

@@ -183,7 +183,8 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
         raise ConfigError(
-            f"{len(classes)} class names for a model with {model.num_classes} classes"
+            f"{len(classes)} class name{'s' * (len(classes) != 1)} for a model with "
+            f"{model.num_classes} class{'es' * (model.num_classes != 1)}"
         )
     provenance = info.provenance
     if (model, prepared.preprocess) != (info.model, info.preprocess):  # metrics are of the old one

@@ -68,13 +68,14 @@ def show(report: Report) -> None:
     from vitcli.checkpoints.info import unique_names
 
     found, names, real = report.evaluation, unique_names(report.classes), report.real
-    output.line(f"{report.model} on {report.data}: {report.split}, {report.images:,} images")
+    images = f"{report.images:,} image{'s' * (report.images != 1)}"
+    output.line(f"{report.model} on {report.data}: {report.split}, {images}")
     if found is not None:
         output.line("   ".join([*output.metrics(found.metrics()), f"loss {found.loss:.4f}"]))
     if real is not None:
         output.line(
-            f"ReaL {_percent(real.accuracy, 2)} of {real.count:,} images "
-            f"({real.left_out:,} without a correct class are left out)"
+            f"ReaL {_percent(real.accuracy, 2)} of {real.count:,} image{'s' * (real.count != 1)} "
+            f"({real.left_out:,} without a correct class left out)"
         )
     if found is None:
         return

@@ -89,7 +89,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         output.error(f"{error.where}: {error.what}")
     held_out = report.splits.record["kind"] == "held out"
     kind = "test" if report.splits.test else "held-out" if held_out else "validation"
-    output.note(f"tested on {report.tested:,} {kind} images", quiet)
+    output.note(f"tested on {report.tested:,} {kind} image{'s' * (report.tested != 1)}", quiet)
     rows = summary(report.trials, config)
     if args.json:
         counts = {"test": report.tested, "unreadable": len(report.unreadable)}
@@ -103,11 +103,12 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial, _ = report.saved
-        what = f"{trial.shots} shots, seed {trial.seed}, l2 {trial.l2:g}: {trial.accuracy:.2%}"
+        shots = f"{trial.shots} shot{'s' * (trial.shots != 1)}"
+        what = f"{shots}, seed {trial.seed}, l2 {trial.l2:g}: {trial.accuracy:.2%}"
         output.note(f"saved the model of {what} in {save}", quiet)
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}", quiet)
-    if report.unreadable:
-        output.note(f"skipped {len(report.unreadable):,} images that cannot be read", quiet)
+    if skipped := len(report.unreadable):
+        output.note(f"skipped {skipped:,} image{'s' * (skipped != 1)} that cannot be read", quiet)
         raise typer.Exit(1)
 
 

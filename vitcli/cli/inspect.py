@@ -187,7 +187,7 @@ class _Show:
         attention_plots.distance_by_depth(found.array, figure)
         write_text(table, "\n".join(["layer,head,pixels", *cells, ""]))
         self.arrays["distance"] = found.array
-        text = f"mean attention distance over {images:,} images"
+        text = f"mean attention distance over {images:,} image{'s' * (images != 1)}"
         self.report(text, [figure, table], view="distance", images=images, distances=distances)
 
     def images(self, view: str, found: Iterable[Inspected]) -> None:

@@ -215,7 +215,9 @@ def _run(config: TrainConfig, args: Start) -> None:
             output.line(f"{split}: {', '.join(metrics)}")
     output.line(f"model: {outcome.directory.path}")
     if outcome.skipped:
-        output.warning(f"skipped {outcome.skipped:,} images that cannot be read")
+        output.warning(
+            f"skipped {outcome.skipped:,} image{'s' * (outcome.skipped != 1)} that cannot be read"
+        )
     output.note(stored_text(outcome))
     then = "predict IMAGE" if config.objective == "classify" else "finetune --data DATA"
     output.note(f"next: vit {then} --model {where}")

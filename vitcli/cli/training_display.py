@@ -114,10 +114,12 @@ def plan_text(plan: Plan) -> str:
         "model": f"{plan.model}, {plan.parameters:,} parameters{some}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: {plan.tokens:,} tokens per "
         "image",
-        "data": f"{plan.train_images:,} training images, {plan.val_images:,} validation images, "
+        "data": f"{plan.train_images:,} training image{'s' * (plan.train_images != 1)}, "
+        f"{plan.val_images:,} validation image{'s' * (plan.val_images != 1)}, "
         + (f"{plan.classes:,} classes" if plan.classes else "no labels used"),
-        "plan": f"{plan.steps:,} steps of {plan.batch_size}{parts} ({plan.epochs:.3g} epochs), "
-        f"{plan.optimizer}, {rate}, warm-up {plan.warmup} steps",
+        "plan": f"{plan.steps:,} step{'s' * (plan.steps != 1)} of {plan.batch_size}{parts} "
+        f"({plan.epochs:.3g} epochs), "
+        f"{plan.optimizer}, {rate}, warm-up {plan.warmup} step{'s' * (plan.warmup != 1)}",
         "cost": f"{plan.flops / 1e9:,.3g} GFLOPs per image, {plan.exaflops:,.3g} exaFLOPs in all",
         "machine": f"{machine}, {plan.precision}{time}",
     }

@@ -120,7 +120,7 @@ def open_data(
         if val is not None:
             train, val = join_sources(train, val), None
     elif val is not None:
-        note = f"validation: the data's own split, {len(val):,} images"
+        note = f"validation: the data's own split, {len(val):,} image{'s' * (len(val) != 1)}"
         written["kind"] = "given"
     elif dataset.test is not None and not select:
         note, written["kind"] = "validation: none", "none"
@@ -146,7 +146,7 @@ def _streamed(
     written["kind"] = "none" if val is None else "given"
     note = "validation: none, as the images are streamed; name the shards of a validation split"
     if val is not None:
-        note = f"validation: the data's own split, {len(val):,} images"
+        note = f"validation: the data's own split, {len(val):,} image{'s' * (len(val) != 1)}"
     return Splits(train, val, dataset.test, note, tuple(warnings), written)
 
 
@@ -331,7 +331,7 @@ def _hold_out(
                 f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} recorded "
                 "validation images no longer exist"
             )
-        return held, f"validation: the {len(held):,} images held out before"
+        return held, f"validation: {len(held):,} image{'s' * (len(held) != 1)} held out before"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)

@@ -43,18 +43,19 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
         listing = list_classes(root, place)
         skipped.update(listing.skipped)
         loose = sum(is_image(entry.name) and entry.is_file() for entry in os.scandir(place))
+        images = f"{loose:,} image{'s' * (loose != 1)}"
         if not len(listing.names):
             if split == "test" and len(places) > 1:  # often images without labels
                 warnings.append(f"{place} has no class directories with images: ignored")
                 continue
-            what = f"{loose:,} images, but no class directories" if loose else "no images"
+            what = f"{images}, but no class directories" if loose else "no images"
             if skipped:
                 what += f" ({skipped_words(skipped)})"
             raise DataError(what, where=place, hint=_HINT)
         if empty := [name for name, count in listing.counts.items() if not count]:
             warnings.append(f"{place}: no images in {listed(empty)}: ignored")
         if loose:
-            warnings.append(f"{place}: ignored {loose:,} images outside the class directories")
+            warnings.append(f"{place}: ignored {images} outside the class directories")
         listings[split] = listing
     if skipped:
         warnings.append(f"{root}: {skipped_words(skipped)}")

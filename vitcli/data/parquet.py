@@ -86,7 +86,8 @@ def label_tables(
         else:
             rows = np.array([i for i, text in enumerate(labels) if text], np.int64)
         if unlabelled := len(labels) - len(rows):
-            warnings.append(f"{where}: ignored {unlabelled:,} rows of {split} without a label")
+            words = f"{unlabelled:,} row{'s' * (unlabelled != 1)}"
+            warnings.append(f"{where}: ignored {words} of {split} without a label")
         if len(rows):
             given = labels[rows] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
             reader = ArrowReader(table, image)

@@ -97,7 +97,8 @@ def index_shards(
     if packed := [shard for shard in shards if not _tar(shard)[0].is_file()]:
         size = sum(shard.stat().st_size for shard in packed) / 1e6
         place = cache_directory("shards")
-        report(f"unpacking {len(packed):,} compressed shards ({size:,.0f} MB) into {place}")
+        words = f"{len(packed):,} compressed shard{'s' * (len(packed) != 1)}"
+        report(f"unpacking {words} ({size:,.0f} MB) into {place}")
     raw: dict[str, RawSplit] = {}
     for split, group in groups.items():
         indexes = [index_shard(shard) for shard in group]

@@ -155,11 +155,12 @@ def _introduction(info: CheckpointInfo) -> list[str]:
     mean, std = (
         side[0] if len(set(side)) == 1 else side for side in (preprocess.mean, preprocess.std)
     )
+    classes = f"{model.num_classes} class{'es' * (model.num_classes != 1)}"
     return [
         "",
         f"A {kind} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
         f"{2 * model.macs() / 1e9:.2f} GFLOPs per image) for images of {height} x {width} pixels, "
-        + (f"with {model.num_classes} classes.{named}" if model.num_classes else "without a head."),
+        + (f"with {classes}.{named}" if model.num_classes else "without a head."),
         "",
         f"Images are resized ({filtered}, {preprocess.crop_mode}, crop {preprocess.crop_pct:g}), "
         f"scaled to [0, 1] and normalized with mean {mean} and std {std}."
@@ -188,7 +189,11 @@ def _metrics(
         lines += ["| metric | |", "|---|---|"]
         lines += [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
     if shown is not None:
-        lines += [*([""] if numbers else []), f"On {shown.count:,} images:", ""]
+        lines += [
+            *([""] if numbers else []),
+            f"On {shown.count:,} image{'s' * (shown.count != 1)}:",
+            "",
+        ]
         lines += _by_class(info, shown)
     for caption, file in images.items():
         lines += ["", f"![{caption}]({file})"]

@@ -90,7 +90,7 @@ def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
             run.directory.append_skipped(error.where, error.what)
             if len(run.skipped) > most:
                 raise DataError(
-                    f"more than {most:,} images cannot be read",
+                    f"more than {most:,} image{'s' * (most != 1)} cannot be read",
                     where=run.directory.skipped,
                     hint="repair or remove them, or allow more with --max-bad",
                 ) from error

@@ -40,7 +40,7 @@ def fill_gaps(
     batch = config.batch_size or _power_of_two(train_size // 16, 8, 1024 if pretrain else 512)
     if batch < ranks:
         raise ConfigError(
-            f"a batch of {batch} images cannot be split over {ranks} ranks",
+            f"a batch of {batch} image{'s' * (batch != 1)} cannot be split over {ranks} ranks",
             hint="use a larger --batch-size or fewer --devices",
         )
     steps = config.steps
