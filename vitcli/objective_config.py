@@ -1,4 +1,4 @@
-"""What `vit pretrain` may learn from images, and what the options of each objective are.
+"""The objectives of `vit pretrain`, their options and their defaults.
 
 Standard library only.
 """
@@ -33,21 +33,21 @@ class MaskingConfig:
     target: Literal["mean-3bit", "4x4-3bit", "pixels"] = option(
         "mean-3bit",
         "--target",
-        "What masked-patch predicts: a patch's mean color in 512 classes, 4 x 4 such colors, or "
-        "its pixels.",
+        "What masked-patch predicts: the mean colour of a patch (512 classes), 4 x 4 such colours, "
+        "or all pixels.",
         task="pretrain",
     )
     decoder_width: int | None = option(
         None,
         "--decoder-width N",
-        "Width of mae's decoder, a multiple of 32.  [default: 2/3 of the model's, at most 512]",
+        "Width of the mae decoder, a multiple of 32.  [default: 2/3 of the model's, at most 512]",
         task="pretrain",
         min=32,
     )
     decoder_depth: int | None = option(
         None,
         "--decoder-depth N",
-        "Blocks of mae's decoder.  [default: 2/3 of the model's, at most 8]",
+        "Number of blocks of the mae decoder.  [default: 2/3 of the model's, at most 8]",
         task="pretrain",
         min=1,
     )
@@ -68,10 +68,10 @@ OBJECTIVE_DEFAULTS: dict[Objective, dict[str, Any]] = {
         "augment": {"crop_area": (0.2, 1.0)},
     },
 }
-"""Where `vit pretrain` departs from its defaults."""
+"""Defaults of `vit pretrain` that an objective changes."""
 
 CLASSIFY_ONLY = (
     *("loss", "class_weights", "balanced_sampling", "label_smoothing", "head_bias", "sweep"),
     *("keep_head", "freeze", "layer_decay"),
 )
-"""Fields that mean nothing where there are no classes."""
+"""Fields that require classes."""

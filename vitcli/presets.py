@@ -1,4 +1,4 @@
-"""Published recipes (`--preset`), of fine-tuning and of pre-training: where they depart from the
+"""Published recipes (`--preset`) for fine-tuning and pre-training: where they differ from the
 defaults of TrainConfig, which are the paper's for fine-tuning (SGD with momentum 0.9, no weight
 decay, gradients clipped at norm 1, cosine decay, softmax cross-entropy, inception crops and flips,
 evaluation on squashed images).

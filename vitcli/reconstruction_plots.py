@@ -1,5 +1,4 @@
-"""Figures of what a model makes of images of which it has seen a part. Arrays in, a file out, as in
-`plots.py`."""
+"""Figures of masked images and their reconstructions. Arrays in, a file out, as in `plots.py`."""
 
 from __future__ import annotations
 

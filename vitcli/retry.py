@@ -1,4 +1,4 @@
-"""The one policy of retries: how long a request over the network is tried, and when again."""
+"""The retry policy of all requests over the network: how long and how often to retry."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PAUSE = 1.0
 
 
 class Failure(NamedTuple):
-    """What went wrong in one try."""
+    """What went wrong in one attempt."""
 
     meaning: VitError
     may_pass: bool
-    """Whether the next try may succeed."""
+    """Whether another attempt may succeed."""
     wait: float = 0.0
     """Seconds that the server asks to wait."""
     silent: bool = False
@@ -45,8 +45,8 @@ def persist(
     Args:
         call: is given the seconds for which the server may be silent.
         explain: what an exception of `call` means.
-        timeout: of all tries together; default TIMEOUT; 0 tries once.
-        patience: the most seconds of silence in one try.
+        timeout: seconds without progress, over all attempts; default TIMEOUT; 0: one attempt.
+        patience: the most seconds of silence in one attempt.
         on_retry: called before the pause, with its seconds.
 
     Raises:

@@ -1,7 +1,7 @@
 """How fast a model runs on this machine, and how large a batch fits (`vit bench`).
 
-Weights are random: speed does not depend on them. Images are random pixels on the device, so that
-neither decoding nor copying counts.
+Weights are random: speed does not depend on them. Images are random pixels on the device, so
+decoding and copying are not measured.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from vitcli.models.vit import ViT
 
 Work = Literal["inference", "training"]
 Compute = Callable[[Tensor], object]
-"""Does the work on images (B, 3, H, W)."""
+"""A forward pass or a training step on images (B, 3, H, W)."""
 
 CLASSES = 1000
-"""Of a model without a head."""
+"""Classes of the head that a model without one gets."""
 TRAINING_BATCH = {"cpu": 32, "cuda": 128, "mps": 32}
 PRODUCT = {"cpu": 2048, "cuda": 8192, "mps": 4096}
-"""Rows and columns of the matrices whose product shows what the machine can do."""
+"""Rows and columns of the square matrices whose product is the peak for MFU."""
 SEEN = 256 << 20
-"""Bytes by which the memory of a CPU process has to grow before images are counted in it."""
+"""Bytes by which a CPU process must grow before its growth gives the memory per image."""
 TIMED_SECONDS, TIMED_RUNS = 1.0, 3
-"""A measurement takes at least so long and so many runs."""
+"""A measurement takes at least this long and this many runs."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,26 @@ class Speed:
     model: str
     resolution: Size
     work: Work
-    """training: a step, that is forward, backward, clipping and AdamW."""
+    """training: a step of forward pass, backward pass, gradient clipping and AdamW."""
     device: str
     precision: str
     threads: int
     parameters: int
     tokens: int | None
-    """Of an image; None: a ResNet."""
+    """Per image; None for a ResNet."""
     flops: int
-    """Of the forward pass of one image; a step of training takes three times as many."""
+    """Of the forward pass of one image; a training step takes three times as many."""
     batch_size: int
-    """The one that the next three are of."""
+    """Of the next three fields."""
     images_per_second: float
     mfu: float
     """FLOPs per second, as a share of those of a large matrix product in the same precision."""
     memory: int | None
-    """Bytes: the most that torch had allocated on a GPU, or that this process held on a CPU; None
-    where the system does not tell."""
+    """Peak memory in bytes: allocated by torch on a GPU, or used by this process on a CPU; None if
+    the system does not report it."""
     largest_batch: int
-    """That fits into memory, if it is below the limit of the search. On a CPU, where a process that
-    takes too much is killed, computed from the memory that smaller batches took."""
+    """The largest batch that fits in memory, up to the limit of the search. On a CPU, where a
+    process that uses too much is killed, extrapolated from the memory that smaller batches used."""
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as a line of JSON."""
@@ -88,15 +88,15 @@ def measure(
 
     Args:
         models: (name, architecture at its resolution).
-        dtype: what inference computes in, and training under autocast.
-        batch_size: of the measurements, not of the search for the largest one; None: one that
-            suits the device.
-        max_batch: where this search ends.
+        dtype: of inference, and of autocast in training.
+        batch_size: of the measurements, not of the search for the largest; None: a default for the
+            device.
+        max_batch: upper limit of this search.
         on_start: called with what is measured next.
 
     Raises:
-        ConfigError: an image needs more memory than there is.
-        RunError: the batch does.
+        ConfigError: one image needs more memory than there is.
+        RunError: the batch does not fit in memory.
     """
     for _, config in models:
         check_memory(config, device.type)
@@ -140,8 +140,8 @@ def _measure(
     if count > largest and (largest < max_batch or not _fits(run, count)):
         height, width = config.image_size
         raise RunError(
-            f"{name}: a batch of {count:,} images of {height} x {width} pixels does not fit into "
-            f"memory in {work}",
+            f"{name}: a batch of {count:,} images of {height} x {width} pixels does not fit in "
+            f"memory for {work}",
             hint=f"use a --batch-size of {largest:,} or less" if largest else None,
         )
     _reset_peak(device)
@@ -174,14 +174,14 @@ def _build(config: Architecture) -> ViT | BiT:
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
     model.init_weights(0)
     for weight in model.head.parameters():
-        nn.init.normal_(weight, std=0.02)  # with zeros, all gradients would be zeros
+        nn.init.normal_(weight, std=0.02)  # with zeros, all gradients would be zero
     return model
 
 
 def _inference(
     config: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, int]:
-    """As `vit predict` computes, and its batch size."""
+    """Inference as in `vit predict`, and its batch size."""
     info = CheckpointInfo(config, Preprocess(size=config.image_size))
     inference, cores = Inference(info, _build(config).state_dict(), device, dtype), Cores(device)
 
@@ -198,7 +198,7 @@ def _inference(
 def _training(
     config: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, int]:
-    """A step as the training loop takes it."""
+    """A training step as in the training loop, and its batch size."""
     model = _build(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -224,7 +224,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _times(compute: Callable[[], object], device: torch.device) -> list[float]:
-    """Seconds of each of several runs, after one that warms up."""
+    """Seconds of each of several runs, after a warm-up run."""
     compute()
     _wait(device)
     times: list[float] = []
@@ -271,7 +271,7 @@ def _largest_by_trial(run: Callable[[int], None], device: torch.device, limit: i
 
 
 def _largest_by_estimate(run: Callable[[int], None], device: torch.device, limit: int) -> int:
-    """The same on a CPU from the growth of this process; the limit where nothing shows it."""
+    """The same on a CPU, estimated from the growth of this process; the limit without any."""
     run(1)  # loads what every batch needs
     one = _peak_of(run, 1)
     count, growth = 1, 0

@@ -47,14 +47,14 @@ class TrainConfig:
     train_images: int | None = option(
         None,
         "--train-images N",
-        "Number of training images, for shards at a URL without a sizes.json beside them.",
+        "Number of training images, if shards at URLs have no sizes.json next to them.",
         min=1,
     )
     streams: int | None = option(
         None,
         "--streams N",
-        "Number of streams to read shards at a URL in, shared by all workers; the order of the "
-        "images depends on it.  [default: the number of shards, at most 64]",
+        "Number of parallel streams that shards at URLs are read in, over all workers; the order "
+        "of the images depends on it.  [default: the number of shards, at most 64]",
         min=1,
     )
     task: Literal["pretrain", "finetune"] = "finetune"
@@ -101,8 +101,8 @@ class TrainConfig:
     objective: Objective = option(
         "classify",
         "--objective",
-        "What to learn: the images' classes; or without labels, the colors of corrupted patches "
-        "(masked-patch) or the pixels of hidden ones (mae).",
+        "What to predict: the classes of images or, without labels, the colours of corrupted "
+        "patches (masked-patch) or the pixels of hidden patches (mae).",
         OBJECTIVE,
         task="pretrain",
     )
@@ -158,8 +158,8 @@ class TrainConfig:
     decay_by: Literal["lr", "schedule"] = option(
         "lr",
         "--decay-by",
-        "What scales decoupled weight decay at each step: the learning rate (PyTorch, the paper), "
-        "or its schedule alone, from 0 to 1 (big_vision).",
+        "What multiplies decoupled weight decay at each step: the learning rate (PyTorch, the "
+        "paper), or only its schedule, from 0 to 1 (big_vision).",
     )
     clip_norm: float | None = option(
         1.0, "--clip-norm X", "Clip the global norm of the gradients to X.", above=0
@@ -279,8 +279,8 @@ class TrainConfig:
     probe_every: int | None = option(
         None,
         "--probe-every N",
-        "Steps between measurements of few-shot accuracy, by least squares on the features of 5 "
-        "and 10 images per class.  [default: off]",
+        "Steps between measurements of few-shot accuracy: least squares on the features of 5 and "
+        "10 training images per class.  [default: off]",
         task="pretrain",
         min=1,
     )
@@ -347,7 +347,7 @@ class TrainConfig:
     shard: bool = option(
         False,
         "--shard",
-        "Split weights, gradients and optimizer state over the devices (FSDP2), for models that "
+        "Shard weights, gradients and optimizer state over the devices (FSDP2), for models that "
         "do not fit on one.",
         on_resume=True,
     )
@@ -357,14 +357,14 @@ class TrainConfig:
     grad_checkpointing: bool = option(
         False,
         "--grad-checkpointing",
-        "Keep only the inputs of each block for the backward pass: less memory, about a third "
-        "more time.",
+        "Store only the input of each block and recompute the rest in the backward pass: less "
+        "memory, about a third more time.",
         on_resume=True,
     )
     rank_timeout: float = option(
         600.0,
         "--rank-timeout SECONDS",
-        "With several devices: end the run if one does not answer for this long.",
+        "With several devices: stop the run if one of them does not respond for this long.",
         on_resume=True,
         above=0,
     )
@@ -390,7 +390,9 @@ class TrainConfig:
         if self.objective != "classify":
             self._check_unlabelled()
         elif self.masking != MaskingConfig():
-            raise ConfigError("--mask-ratio, --target and --decoder-* require another --objective")
+            raise ConfigError(
+                "--mask-ratio, --target and --decoder-* require --objective masked-patch or mae"
+            )
         if self.batch_size and self.batch_size % (self.accumulate or 1):
             raise ConfigError(
                 f"a batch of {self.batch_size} image{'s' * (self.batch_size != 1)} cannot be "
@@ -408,7 +410,7 @@ class TrainConfig:
         wrong += [name for name in ("mixup", "cutmix") if getattr(self.augment, name)]
         if wrong:
             name = "several learning rates" if wrong[0] == "sweep" else wrong[0].replace("_", " ")
-            raise ConfigError(f"{name}: requires --objective classify, not {self.objective}")
+            raise ConfigError(f"{name} requires --objective classify, not {self.objective}")
         if self.objective == "mae" and self.masking.target != "mean-3bit":
             raise ConfigError(f"--target {self.masking.target} requires --objective masked-patch")
         if self.objective != "mae" and (self.masking.decoder_width or self.masking.decoder_depth):

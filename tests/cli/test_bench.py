@@ -68,7 +68,7 @@ def test_bad_input_is_refused_before_anything_is_measured(vit, tmp_path, monkeyp
 def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
     monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, device, limit: 7)
     done = vit("bench", "Ti/16", "--resolution", "32", "--batch-size", "8")
-    assert done.exit_code == 1 and "does not fit into memory" in done.stderr
+    assert done.exit_code == 1 and "does not fit in memory" in done.stderr
     assert "--batch-size of 7 or less" in done.stderr
 
 

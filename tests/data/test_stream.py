@@ -228,7 +228,7 @@ def test_labels_in_json(web: Web) -> None:
 def test_without_sizes_the_number_of_images_is_given(web: Web) -> None:
     del web.files["data/sizes.json"]
     config = DataConfig(f"{web.url}/data/{PATTERN}")
-    with pytest.raises(DataError, match="how many") as caught:
+    with pytest.raises(DataError, match="number of training images") as caught:
         open_data(config)
     assert "sizes.json" in str(caught.value.hint) and "--train-images" in str(caught.value.hint)
     splits = open_data(config, streaming=Streaming(33))

@@ -33,15 +33,15 @@ class Bench(Fetching):
         "Input sizes in pixels, each measured in turn.  [default: the model's]",
         parse=lambda text: tuple(map(parse_size, text.split(","))),
     )
-    train: bool = option(True, "--train/--no-train", "Also measure steps of training.")
+    train: bool = option(True, "--train/--no-train", "Also measure training steps.")
     batch_size: int | None = option(
         None,
         "--batch-size -b N",
-        "Images per batch of the measured rates.  [default: depends on the device]",
+        "Images per batch when measuring speed and memory.  [default: depends on the device]",
         min=1,
     )
     max_batch: int = option(
-        4096, "--max-batch N", "Largest batch that is tried to find the largest that fits.", min=1
+        4096, "--max-batch N", "Upper limit when searching for the largest batch that fits.", min=1
     )
     plot: str | None = option(
         None,
@@ -61,9 +61,9 @@ class Bench(Fetching):
 def bench(args: Bench) -> None:
     """Measure the speed of models on this machine.
 
-    For each model and resolution: images per second, the share of the machine's FLOPs that this
-    is (MFU, from a matrix product measured first), peak memory, and the largest batch that fits.
-    Weights are random; of a checkpoint, only the header is read.
+    For each model and resolution: images per second, MFU (the FLOPs per second as a share of those
+    of a large matrix product), peak memory, and the largest batch that fits. Weights are random;
+    only the header of a checkpoint is read.
 
     \b
     Examples:

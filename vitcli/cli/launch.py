@@ -1,4 +1,4 @@
-"""`--devices N`: the command as N processes, one for each device, by torchrun's own launcher."""
+"""`--devices N`: runs a command as N ranks, one per device, with torchrun's own launcher."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
     """Gives a command, whose first argument is a `Running`, its `--devices`.
 
     Args:
-        outputs: its options that name what it writes. Rank 0 writes it; what the others write goes
-            to a directory that is removed.
+        outputs: its options that name output files. Rank 0 writes them; those of the other ranks go
+            to a temporary directory.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -28,8 +28,8 @@ INPUT = "Input"
 CHECKPOINT = "Checkpoint file of any layout, model directory, model name, or Hub repo."
 CLASSES = "File with the names of the dataset's classes, one per line, in index order."
 DEVICES = (
-    "Run on N devices of this machine, with a process for each; on a CPU they share its cores. For "
-    "several machines, use torchrun."
+    "Run on N devices of this machine, with one process per device; on a CPU, the processes share "
+    "the cores. For several machines, use torchrun."
 )
 RESIZED = "Input size in pixels; position embeddings are resized to match.  [default: the model's]"
 

@@ -52,8 +52,8 @@ class Start(Fetching):
     pretraining: PretrainName | None = option(
         None,
         f"--preset {'|'.join(PRETRAINING)}",
-        "Use the paper's pre-training recipe for this dataset and variant, or big_vision's for "
-        "S/16 on ImageNet-1k; other options override it.",
+        "Use the paper's pre-training recipe for this dataset and --variant, or big_vision's for "
+        "S/16 on ImageNet-1k (s16-i1k); other options override it.",
         RECIPE,
         task="pretrain",
     )
@@ -61,7 +61,7 @@ class Start(Fetching):
     max_restarts: int = option(
         0,
         "--max-restarts N",
-        "With --devices: if a process fails, restart from the last state, up to N times.",
+        "With --devices: if a process fails, restart all from the last state, up to N times.",
         min=0,
     )
 

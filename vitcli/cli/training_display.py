@@ -92,7 +92,7 @@ def validation_text(event: Validation) -> str:
 def probe_text(event: Probe) -> str:
     """Few-shot accuracies in one line."""
     found = {key.removeprefix("probe_").removesuffix("shot"): v for key, v in event.metrics.items()}
-    parts = ", ".join(f"{value:.2%} of {shots} shots" for shots, value in found.items())
+    parts = ", ".join(f"{value:.2%} with {shots} shots" for shots, value in found.items())
     return f"step {event.step:,}: few-shot accuracy {parts}"
 
 
@@ -116,7 +116,7 @@ def plan_text(plan: Plan) -> str:
         "image",
         "data": f"{plan.train_images:,} training image{'s' * (plan.train_images != 1)}, "
         f"{plan.val_images:,} validation image{'s' * (plan.val_images != 1)}, "
-        + (f"{plan.classes:,} classes" if plan.classes else "no labels used"),
+        + (f"{plan.classes:,} classes" if plan.classes else "labels not used"),
         "plan": f"{plan.steps:,} step{'s' * (plan.steps != 1)} of {plan.batch_size}{parts} "
         f"({plan.epochs:.3g} epochs), "
         f"{plan.optimizer}, {rate}, warm-up {plan.warmup} step{'s' * (plan.warmup != 1)}",

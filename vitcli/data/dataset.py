@@ -144,7 +144,7 @@ def _streamed(
     warnings, val = [*dataset.warnings], dataset.val
     written = _described(train, config, record, warnings)
     written["kind"] = "none" if val is None else "given"
-    note = "validation: none, as the images are streamed; name the shards of a validation split"
+    note = "validation: none, because training data is streamed; add shards of a validation split"
     if val is not None:
         note = f"validation: the data's own split, {len(val):,} image{'s' * (len(val) != 1)}"
     return Splits(train, val, dataset.test, note, tuple(warnings), written)
@@ -214,7 +214,7 @@ def require_mergeable(split: Source | Stream) -> None:
     """Raises DataError if validation images cannot be added to a training split."""
     if isinstance(split, Stream):
         raise DataError(
-            "validation images cannot be added to a stream",
+            "validation images cannot be added to streamed training data",
             where=split.root,
             hint="with several learning rates, pass --no-retrain",
         )
@@ -224,7 +224,7 @@ def indexed(split: Source | Stream) -> Source:
     """A split whose images can be read in any order. Raises DataError if it is a stream."""
     if isinstance(split, Stream):
         raise DataError(
-            "the training split is a stream, and this needs its images in another order",
+            "the training split is streamed, but this needs random access to its images",
             where=split.root,
             hint="download the shards and pass their directory",
         )

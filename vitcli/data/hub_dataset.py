@@ -1,5 +1,5 @@
-"""Datasets on the Hub that are stored as parquet files: the training split is streamed by
-`datasets`, the others are downloaded once, into its cache."""
+"""Hub datasets stored as parquet files: `datasets` streams the training split, and downloads the
+other splits once, into its cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitcli.errors import DataError
 from vitcli.retry import Failure, persist
 
 _AT_ONCE = 16
-"""Files whose footer is asked for at the same time."""
+"""Footers that are requested at the same time."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class HubShard:
     image: str
     label: str
     classes: Classes = ()
-    """Those that the labels are indices of, if the run's are others."""
+    """The classes that the labels index, if the run uses others."""
 
     def samples(self, start: int) -> Iterator[Sample]:
-        """The rows from number `start` on; reading goes on after a failure that may pass."""
+        """The rows from number `start` on; continues after temporary failures."""
         rows: Iterator[Any] | None = None
         number, name = start, self.name.rpartition("/")[2]
 
@@ -76,7 +76,7 @@ def explain(error: Exception, where: str) -> Failure:
         passes = isinstance(error, httpx.TransportError | ConnectionError | TimeoutError)
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     meaning = DataError(f"cannot be read: {reason}", where=where)
-    if isinstance(error, ConnectionError):  # what `datasets` makes of a Hub that is not there
+    if isinstance(error, ConnectionError):  # what `datasets` raises if the Hub is unreachable
         what = "no such file or directory here, and the Hub cannot be reached"
         meaning = DataError(
             what, where=where, hint="check the path, or the network and HF_ENDPOINT"
@@ -90,7 +90,7 @@ def open_hub(
     """The splits of hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
     Raises:
-        DataError: there is no such dataset, it is not stored as parquet, or has no labelled images.
+        DataError: the dataset does not exist, is not stored as parquet, or has no labelled images.
     """
     datasets = library()
     datasets.config.STREAMING_READ_MAX_RETRIES = 1  # `persist` retries
@@ -143,7 +143,7 @@ def open_hub(
 
 
 def _footers(files: Sequence[str]) -> list[Any]:
-    """What each parquet file says of itself: `pyarrow.parquet.FileMetaData`."""
+    """The metadata of each parquet file: `pyarrow.parquet.FileMetaData`."""
     parquet: Any = importlib.import_module("pyarrow.parquet")
     system: Any = importlib.import_module("huggingface_hub").HfFileSystem()
 

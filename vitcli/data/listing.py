@@ -1,8 +1,8 @@
-"""The images in class directories: listed once, kept in the cache directory, and listed again only
-once a directory has changed.
+"""The images in class directories: listed once, cached, and listed again only after a directory has
+changed.
 
-A million names are handled by the directory, not one by one: what is done for each costs as much
-as listing it.
+Names are handled a whole directory at a time: with a million of them, work on each name would cost
+as much as the listing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from vitcli.data.source import Names
 from vitcli.errors import DataError, OutputError
 
 KEPT_FROM = 10_000
-"""Images from which a listing is kept: a smaller one is made at once."""
+"""Images from which on a listing is cached: a smaller one is made in no time."""
 SETTLED = 2.0
-"""Seconds since the last change after which a directory's time tells it from the next one."""
+"""Seconds after which the next change of a directory is certain to alter its modification time."""
 
 _COMMON = ("jpeg", "jpg", "png")
 _SUFFIXES = (*_COMMON, *sorted(IMAGE_SUFFIXES.difference(_COMMON)))
@@ -47,8 +47,8 @@ class Listing(NamedTuple):
 def list_classes(root: Path, place: Path) -> Listing:
     """The images of each class directory in `place`, which is `root` or a directory below it.
 
-    Links are followed, and named like an image they are images: what they lead to is seen when
-    they are read.
+    Links are followed; a link with the name of an image counts as one, and its target is checked
+    when it is read.
     """
     key = hashlib.sha256(os.fsencode(f"v1\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
     kept = cache_directory("listings") / f"{key}.npz"
@@ -86,7 +86,7 @@ def subdirectories(directory: Path) -> list[str]:
 
 
 def cache_directory(kind: str) -> Path:
-    """Where what is computed of datasets is kept: $VIT_CACHE, else the user's cache directory."""
+    """Where data computed from datasets is cached: $VIT_CACHE, else the user's cache directory."""
     if os.environ.get("VIT_CACHE"):
         return Path(os.environ["VIT_CACHE"]) / kind
     if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
@@ -96,7 +96,7 @@ def cache_directory(kind: str) -> Path:
 
 
 def _times(place: Path, classes: Iterable[str]) -> list[int]:
-    """When a directory and the class directories in it were changed."""
+    """Modification times of a directory and the class directories in it."""
     return [os.stat(path).st_mtime_ns for path in (place, *(place / name for name in classes))]
 
 
@@ -111,7 +111,7 @@ def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, boo
         try:
             found = sorted(os.listdir(directory))
         except OSError:
-            found = [""]  # reading it gives the reason
+            found = [""]  # the error appears when it is read
         joined = _join(inner, found)
         if not _all_images(joined, len(found)):
             others = (entry for entry in found if not is_image(entry))

@@ -1,5 +1,5 @@
-"""Files at http(s) URLs, read as they come. A connection that breaks, stalls or ends early is taken
-up where it broke, by the policy of `vitcli/retry.py`. Standard library only."""
+"""Files at http(s) URLs, streamed. If a connection breaks, stalls or ends early, the download
+resumes where it broke, as `vitcli/retry.py` allows. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vitcli.retry import Failure, persist
 SILENCE = 20.0
 """Seconds that a server may be silent before the request is made again."""
 AT_OPENING = 5.0
-"""Seconds for which the first request of a run is retried: an address may be mistyped."""
+"""Seconds for which the first request of a run is retried: its URL may be mistyped."""
 MISSED = 3
-"""Times that a file is asked for again which the server does not have."""
+"""Retries of a file that the server reports missing (404, 410)."""
 
 _DISCARDED = 1 << 20
-"""Bytes that are read and left out rather than asked for anew."""
+"""Bytes that `seek` reads and discards instead of making a new request."""
 
 
 class Missing(DataError):
@@ -34,14 +34,14 @@ class Missing(DataError):
 
 
 class RemoteFile(io.RawIOBase):
-    """A file that is read and searched forwards. Reading raises DataError."""
+    """A file that is read, and can seek, forwards only. Reading raises DataError."""
 
     def __init__(self, url: str, timeout: float | None = None, misses: int = MISSED) -> None:
         self.url, self.timeout, self.misses = url, timeout, misses
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
-        """The server's name of this state of the file (ETag)."""
+        """The ETag: it changes when the file does."""
         self._answer: Any = None
         self._missed = 0
 
@@ -57,7 +57,7 @@ class RemoteFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         target = offset + (self.position if whence == io.SEEK_CUR else 0)
         if whence == io.SEEK_END or target < self.position:
-            raise io.UnsupportedOperation("a download is read forwards")
+            raise io.UnsupportedOperation("a download can only seek forwards")
         if target - self.position > _DISCARDED:
             self._drop()
             self.position = target
@@ -98,7 +98,7 @@ class RemoteFile(io.RawIOBase):
             raise
         if not count and self.size is not None:
             self._drop()
-            raise ConnectionError(f"the answer ended after {self.position:,} bytes")
+            raise ConnectionError(f"the response ended after {self.position:,} bytes")
         return count
 
     def _connect(self, silence: float) -> None:
@@ -117,18 +117,18 @@ class RemoteFile(io.RawIOBase):
         size = int(size) if size is not None and size.isdecimal() else None
         if answer.headers.get_content_type() == "text/html":
             raise DataError(
-                "the server answered with a web page, not a file",
+                "the server sent a web page instead of a file",
                 where=self.url,
-                hint="open the address in a browser: it may ask to log in",
+                hint="open the URL in a browser: it may require a login",
             )
         tag = answer.headers.get("ETag")
         if self.position and ((size, tag) != (self.size, self.tag) or start > self.position):
-            raise DataError("the file changed while it was read", where=self.url)
+            raise DataError("the file changed while it was being read", where=self.url)
         self.size, self.tag, self._answer = size, tag, answer
-        while start < self.position:  # the server knows no ranges
+        while start < self.position:  # the server does not support ranges
             skipped = len(answer.read(min(self.position - start, 1 << 16)))
             if not skipped:
-                raise ConnectionError(f"the answer ended after {start:,} bytes")
+                raise ConnectionError(f"the response ended after {start:,} bytes")
             start += skipped
 
     def _drop(self) -> None:
@@ -137,13 +137,13 @@ class RemoteFile(io.RawIOBase):
             answer.close()
 
     def _explain(self, error: Exception) -> Failure:
-        where, hint = self.url, "try again, or check the address in a browser"
+        where, hint = self.url, "try again, or check the URL in a browser"
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             what = f"the server answered {error.code} ({error.reason})"
             if error.code in (404, 410):
                 self._missed += 1
-                missing = Missing(what, where=where, hint="check the address")
+                missing = Missing(what, where=where, hint="check the URL")
                 return Failure(missing, self._missed <= self.misses)
             said = (error.headers.get("Retry-After") or "").strip()
             wait = float(said) if said.isdecimal() else 0.0
@@ -157,8 +157,8 @@ class RemoteFile(io.RawIOBase):
         if passes and isinstance(reason, OSError | http.client.HTTPException):
             text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             return Failure(DataError(f"cannot be read: {text}", where=where, hint=hint), True)
-        what = f"not the address of a file: {reason}"
-        return Failure(DataError(what, where=where, hint="check the address"), False)
+        what = f"not a valid URL: {reason}"
+        return Failure(DataError(what, where=where, hint="check the URL"), False)
 
 
 def is_url(path: str) -> bool:
@@ -167,10 +167,10 @@ def is_url(path: str) -> bool:
 
 
 def download(url: str, misses: int = MISSED) -> Path:
-    """The file at a URL, from the cache directory if it was there before and has not changed.
+    """The file at a URL, downloaded unless the cache directory has it and it has not changed.
 
     Args:
-        misses: how often a file that the server does not have is asked for again.
+        misses: retries of a file that the server reports missing.
 
     Raises:
         Missing: the server does not have it.

@@ -1,7 +1,8 @@
-"""WebDataset tar shards by URL: those of the training split are streamed, those of the others are
-downloaded once, into the cache directory.
+"""WebDataset tar shards by URL: the training split is streamed, the other splits are downloaded
+once, into the cache directory.
 
-Beside the shards may lie sizes.json, {"train-0000.tar": number of samples}, and classes.txt.
+The directory of the shards may also contain sizes.json, {"train-0000.tar": number of samples}, and
+classes.txt.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class TarShard:
     timeout: float | None = None
 
     def samples(self, start: int) -> Iterator[Sample]:
-        """The samples from number `start` on; files that are no part of one are left out."""
+        """The samples from number `start` on; files that belong to none are skipped."""
         short, number = self.name.rpartition("/")[2], 0
         with self._open() as tar:
             # A sample is complete, and counted, once the first file of the next one is read.
@@ -92,12 +93,12 @@ class TarShard:
 def open_remote_shards(
     path: str, known: Classes | None, streaming: Streaming, report: Callable[[str], None]
 ) -> Dataset:
-    """The splits of shards by URL (https://host/train-{0000..1023}.tar, several with :: between
-    them); which one a shard is of, the last word in its name or its directory's says.
+    """The splits of shards by URL (https://host/train-{0000..1023}.tar; :: separates several). The
+    last split word in the name of a shard or of its directory decides its split.
 
     Raises:
-        DataError: a server does not answer, the first shard is no tar, or it is not known how many
-            samples or which classes there are.
+        DataError: a server does not respond, the first shard is not a tar file, or the number of
+            samples or the classes are not known.
     """
     groups = dict[str, list[str]]()
     for url in webdataset().shardlists.expand_urls(path):
@@ -126,8 +127,8 @@ def open_remote_shards(
     stream.label(first)
     warnings = others.warnings
     if not exact:
-        what = "the sizes of the shards are not known, and taken to be equal"
-        warnings += (f"{path}: {what}; a sizes.json beside them makes epochs exact",)
+        what = "shard sizes are not known and assumed to be equal"
+        warnings += (f"{path}: {what}; a sizes.json next to the shards makes epochs exact",)
     return Dataset(stream, others.val, others.test, warnings)
 
 
@@ -144,8 +145,8 @@ def _classes(urls: list[str]) -> Classes | None:
 
 
 def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
-    """int64 (S,): samples of each shard, and whether they are known; if not, the number of images
-    is divided among them."""
+    """int64 (S,): samples of each shard, and whether they are known; if not, the images are divided
+    evenly among them."""
     tables = {parent: _table(url) for url in urls for parent, _, _ in [_parts(url)]}
     found = [tables[parent].get(name) for parent, name, _ in map(_parts, urls)]
     missing = [url for url, size in zip(urls, found, strict=True) if not isinstance(size, int)]
@@ -153,14 +154,14 @@ def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
         return np.array(found, np.int64).clip(0), True
     if any(tables.values()):
         names = listed(_parts(url)[1] for url in missing)
-        raise DataError(f"not in the sizes.json beside the shards: {names}", where=path)
+        raise DataError(f"the sizes.json next to the shards does not list {names}", where=path)
     if images:
         each, more = divmod(images, len(urls))
         return each + (np.arange(len(urls)) < more), False
     raise DataError(
-        "it is not known how many images there are",
+        "the number of training images is not known",
         where=path,
-        hint=f'put a sizes.json beside the shards, {{"{_parts(urls[0])[1]}": 1000, ...}}, or pass '
+        hint=f'put a sizes.json next to the shards, {{"{_parts(urls[0])[1]}": 1000, ...}}, or pass '
         "--train-images N",
     )
 
@@ -172,7 +173,7 @@ def _table(url: str) -> dict[str, Any]:
     except (Missing, FileNotFoundError):
         return {}
     except (ValueError, OSError) as error:
-        raise DataError("sizes.json is not JSON", where=_parts(url)[0]) from error
+        raise DataError("sizes.json is not valid JSON", where=_parts(url)[0]) from error
     return table if isinstance(table, dict) else {}
 
 
@@ -185,7 +186,7 @@ def _beside(url: str, name: str) -> Path:
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """The directory of a shard, its name, and the query of a signed address."""
+    """The directory of a shard, its name, and the query string of a signed URL."""
     address, mark, query = url.partition("?") if is_url(url) else (url, "", "")
     parent, _, name = address.rpartition("/")
     return parent, name, mark + query

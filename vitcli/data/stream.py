@@ -1,14 +1,14 @@
 """A split that is read in order, because it has no index: shards on another machine.
 
-What a run sees is a function of (seed, step), and does not depend on the number of ranks and
-workers. Each epoch puts the shards into a random order, one after the other, and cuts them into
-lanes; each lane shuffles blocks of its samples. A place in the batch belongs to a lane. Whoever
-loads some places of each batch reads their lanes, and leaves out what belongs to others without
-decoding it.
+The batch of a step is a function of (seed, step), and does not depend on the number of ranks and
+workers. Each epoch concatenates the shards in random order and cuts them into lanes (`--streams`);
+each lane shuffles blocks of its samples. Each place in the batch belongs to one lane. A worker
+that loads some places of each batch reads the lanes of these, and skips samples of other places
+without decoding them.
 
-An epoch is exactly the samples that there are. A lane's share of it is the number of its places in
-the batches of the epoch, so all lanes end together. A resumed run reads each lane from the
-beginning of the block that it is in; of the shards before that nothing is read.
+An epoch has every sample exactly once. A lane's share is the number of its places in the batches
+of the epoch, so all lanes end together. A resumed run reads each lane from the beginning of the
+block that it is in, and no shards before that.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from vitcli.errors import DataError, ImageError
 T = TypeVar("T")
 
 SHUFFLED = 4096
-"""Samples in the blocks of all lanes: encoded images in memory, on all ranks together."""
+"""Samples in the blocks of all lanes together: encoded images in memory, over all ranks."""
 MOST_LANES = 64
-"""Lanes by default, if there are as many shards."""
+"""The most lanes by default."""
 
 
 class Streaming(NamedTuple):
-    """What a user says about a stream."""
+    """Options of a stream."""
 
     images: int | None = None
-    """How many there are, where the data does not say."""
+    """Number of samples, if the data does not say (`--train-images`)."""
     lanes: int | None = None
 
     def lanes_of(self, shards: int) -> int:
-        """The number of lanes of a stream of so many shards."""
+        """The number of lanes of a stream of `shards` shards."""
         return self.lanes or min(shards, MOST_LANES)
 
 
@@ -52,13 +52,13 @@ class Sample(NamedTuple):
     """An image as it is stored, and its label as the data gives it."""
 
     key: str
-    """Where it is, for messages: the shard and the name in it."""
+    """Shard and name, for messages."""
     image: bytes | None
     label: str | int | None
 
     @property
     def number(self) -> int:
-        """A number made of the key, which decides its random choices; 63 bits."""
+        """A 63-bit hash of the key, which seeds its random choices."""
         return int.from_bytes(hashlib.sha256(self.key.encode(errors="replace")).digest()[:8]) >> 1
 
 
@@ -85,8 +85,8 @@ class Stream:
     lanes: int
     root: str
     exact: bool = True
-    """Whether the sizes are known; if not, what a shard has beyond its size is left out, and one
-    with less is read again."""
+    """Whether the sizes are known; if not, samples beyond the assumed size are skipped, and a shard
+    with fewer is read again from its start."""
 
     def __len__(self) -> int:
         return int(self.sizes.sum())
@@ -101,7 +101,7 @@ class Stream:
 
         Raises:
             ImageError: it has no label.
-            DataError: its label is none of the classes.
+            DataError: its label is not one of the classes.
         """
         if sample.label is None or sample.label == "":
             raise ImageError("the sample has no label", where=sample.key)
@@ -193,15 +193,15 @@ class Stream:
 
     def _wrong(self, index: int, found: str) -> DataError:
         return DataError(
-            f"the shard has {found} samples, where {self.sizes[index]:,} were expected",
+            f"the shard has {found} samples, but {self.sizes[index]:,} were expected",
             where=self.shards[index].name,
             hint="correct the number of its samples in sizes.json",
         )
 
 
 def shuffle(samples: Iterator[T], size: int, rngs: Iterator[np.random.Generator]) -> Iterator[T]:
-    """Each block of `size` samples in an order that its generator decides. The next block is read
-    as this one is given away, so `size` samples are held at a time."""
+    """Each block of `size` samples in the order drawn by its generator. The next block is read
+    while this one is yielded, so `size` samples are held at a time."""
     block: list[T | None] = [*itertools.islice(samples, size)]
     while block:
         coming = list[T | None]()

@@ -98,7 +98,7 @@ def members(tar: IO[bytes], shard: object, total: float = math.inf) -> Iterator[
     tar is then at the offset, and may be read from there.
 
     Args:
-        tar: at its beginning; it is only read and searched forwards.
+        tar: at its beginning; it only read and sought forwards.
         total: its bytes, if they are known.
 
     Raises:

@@ -113,7 +113,7 @@ def attention_maps(
     """How much of each patch reaches what the head reads, for images (B, 3, H, W).
 
     Args:
-        method: "rollout": heads averaged, identity added, rows renormalised, multiplied through
+        method: "rollout": heads averaged, identity added, rows renormalized, multiplied through
             the layers (Abnar & Zuidema, arXiv 2005.00928; the paper's Figure 6). "last": the
             attention of one layer. "gradient": each layer's attention times its gradient, positive
             part, accumulated through the layers (Chefer et al., arXiv 2103.15679).
@@ -238,7 +238,7 @@ class DistanceMeter:
 
     For an image, a head and a query patch it is the mean distance between the centres of the query
     patch and of each key patch, weighted by attention; prefix tokens are left out as queries and
-    as keys, and the remaining weights of a query renormalised to sum to 1. The metric is the mean
+    as keys, and the remaining weights of a query renormalized to sum to 1. The metric is the mean
     over all query patches of all images.
     """
 

@@ -1,7 +1,7 @@
-"""Dense layers, trained on a CPU in bf16 without the passes over memory that autocast adds.
+"""Dense layers with the bias fused into the matrix product, for bf16 training on a CPU.
 
-There, `nn.Linear` copies its bias into every row of the result before it multiplies, which takes a
-tenth of a training step. oneDNN adds it while it multiplies.
+Under autocast on a CPU, `nn.Linear` copies its bias into every row of the result before it
+multiplies, which takes a tenth of a training step. oneDNN adds the bias during the product.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Linear(nn.Linear):
 
 
 def _is_bf16_on_cpu(x: Tensor) -> bool:
-    """Whether autocast computes in bf16 here, and eagerly: a compiler fuses by itself."""
+    """Whether this is eager bf16 autocast on a CPU; torch.compile fuses by itself."""
     return (
         x.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")
@@ -36,7 +36,7 @@ def _is_bf16_on_cpu(x: Tensor) -> bool:
 
 @functools.cache
 def _operator_works() -> bool:
-    """Tries oneDNN's operator, which is private to torch."""
+    """Whether oneDNN's operator, which is private to torch, exists and is correct."""
     x = torch.eye(16, dtype=torch.bfloat16)
     try:
         return torch.equal(_multiply(x, x, x[0]), x + x[0])

@@ -68,7 +68,7 @@ class Plan(Event):
     from_step: int
     epochs: float
     exaflops: float
-    """Of the whole run: three forward passes for each image; one, if only the head is trained."""
+    """Of the whole run: three forward passes per image, or one if only the head is trained."""
     batch_size: int
     accumulate: int
     optimizer: str

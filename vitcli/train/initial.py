@@ -139,7 +139,7 @@ def load_beside(objective: Objective, config: TrainConfig) -> str | None:
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot be read: {error}", where=file) from error
     if {k: v.shape for k, v in found.items()} != {k: v.shape for k, v in wanted.items()}:
-        return f"decoder: new weights; {file} is of another objective or size"
+        return f"decoder: new weights, because {file} is for another objective or size"
     objective.load_state_dict(found, strict=False)
     return f"decoder: weights from {file}"
 

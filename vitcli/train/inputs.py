@@ -42,8 +42,8 @@ EVALUATED_AT_ONCE = 8192
 """Rows of features."""
 
 LEAST_BAD = 100
-"""Unreadable images that a run of any size puts up with. A broken copy of the data has more than a
-tenth; a few of a million must not end a run of days."""
+"""Unreadable images that a run of any size tolerates by default. A broken copy of a dataset has
+more than a tenth; a few in a million must not end a long run."""
 
 EVALUATED_MASKED = 64
 """Images whose masked patches are predicted."""

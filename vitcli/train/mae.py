@@ -1,20 +1,20 @@
 """Masked autoencoding (MAE: He et al., arXiv 2111.06377).
 
-Three quarters of an image's patches are hidden. The encoder sees the others alone, with their
-position embeddings and the class token; a light decoder sees its output, and a learned vector for
+Three quarters of an image's patches are hidden. The encoder sees only the visible ones, with their
+position embeddings and the class token. A light decoder gets its output and a learned vector for
 each hidden patch, and predicts the pixels of the hidden patches, normalized by each patch's own
-mean and standard deviation. What is stored as the model is the encoder.
+mean and standard deviation. The encoder is what is stored as the model.
 
 As in the authors' code (github.com/facebookresearch/mae, models_mae.py): int(P (1 - ratio)) patches
-are visible, chosen by an even shuffle of each image's patches; the decoder has fixed sine-cosine
+are visible, chosen by a uniform shuffle of each image's patches; the decoder has fixed sine-cosine
 position embeddings (none for the class token); a patch's variance is unbiased and 1e-6 is added to
-it; the loss of an image is the mean over its hidden patches, that of a patch over its pixels, which
-are those of the model's normalized input. The dense layers start Xavier-uniform with biases of 0,
-the learned vector normal with 0.02.
+it; the loss is the mean over hidden patches and their pixels, in the model's normalized input.
+Dense layers are initialized Xavier-uniform with zero biases, the learned vector normal with std
+0.02.
 
-Not as there: the encoder's position embeddings are those of the model (learned, unless `--set
-posemb=sincos2d`, which in turn requires `--set posemb_tokens=patches`), and the decoder's are
-`posemb.sincos2d`, whose frequencies differ a little. Grids may have any number of rows and columns.
+Unlike the authors' code: the encoder's position embeddings are those of the model (learned, unless
+`--set posemb=sincos2d --set posemb_tokens=patches`), and the decoder's are `posemb.sincos2d`, whose
+frequencies differ slightly. Grids need not be square.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MaskedAutoencoder(Masking):
     def note(self) -> str:
         decoder = self.decoder.config
         return (
-            f"objective: the encoder sees {self.visible} of {self.patches} patches, a decoder of "
+            f"objective: the encoder sees {self.visible} of {self.patches} patches; a decoder of "
             f"depth {decoder.depth} and width {decoder.width} predicts the others"
         )
 
@@ -98,8 +98,8 @@ class MaskedAutoencoder(Masking):
 
     @torch.no_grad()
     def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden patches are grey; what is predicted has each patch's own mean and standard
-        deviation."""
+        """Hidden patches are grey; predictions are denormalized with each patch's own mean and
+        standard deviation."""
         cells, hidden = self.cells(x.float()), y[:, self.visible :]
         _, mean, std = self.target(x, y)
         pixels = (self.predict(x, y).float() * std + mean).unflatten(2, cells.shape[2:])
@@ -131,13 +131,13 @@ class Decoder(nn.Module):
     pos_embed: Tensor
 
     def forward(self, encoded: Tensor, order: Tensor, prefix: int) -> Tensor:
-        """Tokens of the visible patches (B, prefix + visible, D) to the pixels of the others, which
-        come as `order` (B, P) has them."""
+        """Tokens of the visible patches (B, prefix + visible, D) to the pixels of the hidden ones,
+        in their order in `order` (B, P)."""
         x = self.embed(encoded)
         visible = x.shape[1] - prefix
         hidden = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - visible, -1)
         patches = torch.cat([x[:, prefix:], hidden], dim=1)
-        patches = take(patches, order.argsort(dim=1)) + self.pos_embed  # back in their places
+        patches = take(patches, order.argsort(dim=1)) + self.pos_embed  # back in image order
         x = self.norm(self.blocks(torch.cat([x[:, :prefix], patches], dim=1)))
         predicted: Tensor = self.predict(take(x[:, prefix:], order[:, visible:]))
         return predicted
@@ -164,8 +164,8 @@ def _block_macs(config: ModelConfig, tokens: int) -> int:
 
 
 def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:
-    """The decoder's blocks: the paper's for B/16 and all larger models, 8 of width 512. That is two
-    thirds of B's depth and width, and so it is for smaller models: 8 of 256 for S, 8 of 128 for Ti.
+    """The decoder's blocks: for B and larger models the paper's, 8 of width 512. That is two thirds
+    of the depth and width of B; smaller models get the same ratio: 8 of 256 for S, of 128 for Ti.
 
     Raises:
         ConfigError: its width is not a multiple of the width of a head.
@@ -173,7 +173,7 @@ def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:
     scaled = max(HEAD, round(2 * encoder.width / 3 / HEAD) * HEAD)
     width = config.masking.decoder_width or min(WIDTH, scaled)
     if width % HEAD:
-        raise ConfigError(f"the decoder's width must be a multiple of {HEAD}, not {width}")
+        raise ConfigError(f"--decoder-width must be a multiple of {HEAD}, not {width}")
     depth = config.masking.decoder_depth or min(DEPTH, -(-2 * encoder.depth // 3))
     return dataclasses.replace(
         encoder,

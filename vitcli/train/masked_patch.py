@@ -1,33 +1,33 @@
-"""Masked patch prediction, the paper's self-supervision (sections 4.6 and B.1.2).
+"""Masked patch prediction, the paper's self-supervised objective (sections 4.6 and B.1.2).
 
-Half of an image's patch embeddings are corrupted, and the model predicts the colours of every
-corrupted patch, and of no other, from the patch's token after the last block:
+Half of an image's patch embeddings are corrupted, and the model predicts the colours of the
+corrupted patches, and only of these, from their tokens after the last block:
 
     80%  the embedding is replaced by [mask], a learned vector
     10%  by the embedding of another patch of the same image
-    10%  it stays as it is
+    10%  it is kept
 
 Three targets were tried, the first of which is the default:
 
-    mean-3bit  the patch's mean colour in 3 bits a channel: one of 512 classes
-    4x4-3bit   the patch down-sized to 4 x 4 pixels of such colours: 16 predictions of 512 classes
-    pixels     all of its pixels, by L2
+    mean-3bit  the mean colour of the patch in 3 bits per channel: one of 512 classes
+    4x4-3bit   the patch downsized to 4 x 4 such colours: 16 predictions of 512 classes
+    pixels     all pixels of the patch, with an L2 loss
 
-Its authors have released no code. What the text leaves open is decided thus:
+The authors have released no code for it. Where the paper leaves details open, this is done:
 
-- The embedding of a patch is x_p E of equation 1, before its position embedding is added, as BERT
-  has it: a token always knows where it is, else [mask] tokens could not be told apart.
-- Exactly the share of an image's patches is corrupted, evenly drawn, so that every image counts
-  the same. Which of the three fates a corrupted patch has is drawn for each by itself, as in BERT.
-- Colours are quantized as the image file has them, in RGB from 0 to 255: level k of 8 is
-  [255 k / 8, 255 (k + 1) / 8], so of an 8-bit value the three highest bits. A mean that lies on
-  a border belongs to the level above. The class is 64 r + 8 g + b.
-- Down-sizing to 4 x 4 takes means over areas. Where 4 does not divide a side, the areas overlap
+- The embedding of a patch is x_p E of equation 1, before its position embedding is added, as in
+  BERT: otherwise [mask] tokens could not be told apart.
+- The same number of patches is corrupted in every image, drawn uniformly, so that all images count
+  the same. Which of the three happens to a corrupted patch is drawn independently, as in BERT.
+- Colours are quantized as stored in the image file, in RGB from 0 to 255: level k of 8 is
+  [255 k / 8, 255 (k + 1) / 8], the three highest bits of an 8-bit value. A mean on a border belongs
+  to the level above. The class is 64 r + 8 g + b.
+- Downsizing to 4 x 4 averages over areas. Where 4 does not divide a side, the areas overlap
   (torch's `adaptive_avg_pool2d`).
-- pixels are those of the model's normalized input, and L2 is the mean of the squared differences.
+- The target pixels are those of the normalized input; L2 is the mean of the squared differences.
 - The loss of a patch is the mean over its predictions, that of an image the mean over its
   corrupted patches: log 512 = 6.24 at the start for both kinds of classes.
-- The prediction is one linear layer on the token, zero at the start, as the paper's heads are.
+- The prediction is one linear layer on the token, initialized with zeros as the paper's heads.
 - A hybrid's patches are the cells of its feature map: the embeddings of cells are corrupted, after
   the ResNet has seen the whole image, and the target of a cell is the square of its stride.
 """
@@ -45,18 +45,18 @@ from vitcli.train.masking import GREY, Masking, put, take
 from vitcli.train_config import TrainConfig
 
 MASKED, REPLACED = 0.8, 0.1
-"""Shares of the corrupted patches; the others stay."""
+"""Fractions of the corrupted patches; the others keep their embedding."""
 
 LEVELS = 8
 """Of each colour channel: 3 bits."""
 COLOURS = LEVELS**3
 
 SIDE = {"mean-3bit": 1, "4x4-3bit": 4}
-"""How many areas of a patch have a colour, down and across."""
+"""Colours per side of a patch."""
 
 
 class MaskedPatches(Masking):
-    """y: int64 (B, K, 2), for each of the K corrupted patches its place, and the place of the patch
+    """y: int64 (B, K, 2), for each of the K corrupted patches its index, and the index of the patch
     whose embedding it gets: its own, another's, or P for [mask]."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, preprocess: Preprocess) -> None:
@@ -118,8 +118,7 @@ class MaskedPatches(Masking):
 
     def classes(self, x: Tensor) -> Tensor:
         """The colours of images (B, 3, H, W), a class for each area of their patches: int64
-        (B, P, areas). Of whole numbers, so that no rounding decides on which side of a border a
-        mean lies."""
+        (B, P, areas). Computed in integers, so that rounding cannot move a mean across a border."""
         cells = self.cells((self.colours(x) * 255).round().to(torch.int64))  # (B, P, h, w, 3)
         side = SIDE[self.target]
         down, across = (_areas(size, side) for size in cells.shape[2:4])

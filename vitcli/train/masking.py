@@ -1,4 +1,4 @@
-"""What objectives that hide patches of images and predict them have in common."""
+"""What the objectives that hide patches and predict them have in common."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from vitcli.train_config import TrainConfig
 class Masking(Objective):
     """Hides patches of each image and predicts what they show; labels are not needed.
 
-    `prepare` draws what is hidden, for each image by itself, so that a part of a batch has what
-    the whole batch has. x stays the images (B, 3, H, W); y describes what is hidden.
+    `prepare` draws the mask of each image independently, so it does not depend on how a batch is
+    split. x remains the images (B, 3, H, W); y describes the masks.
 
     Args:
         model: a ViT or hybrid without a head.
-        preprocess: of the model, to know colours from its normalized inputs.
+        preprocess: of the model; recovers colours from its normalized inputs.
 
     Raises:
-        ConfigError: the model has no patches, fewer than two, or some outside of the image.
+        ConfigError: the model has no patches, fewer than two, or some that exceed the image.
     """
 
     classifies = False
@@ -45,12 +45,12 @@ class Masking(Objective):
         size = self.architecture.image_size
         if self.patches < 2 or size[0] < rows * height or size[1] < columns * width:
             raise ConfigError(
-                f"{name} requires two or more whole patches of {height} x {width} pixels, which "
-                f"images of {size[0]} x {size[1]} pixels do not have",
-                hint="use another --resolution, a multiple of the patch size",
+                f"{name} requires at least two whole patches of {height} x {width} pixels, but the "
+                f"images have {size[0]} x {size[1]} pixels",
+                hint="set --resolution to a larger multiple of the patch size",
             )
         for part in (model.attn_pool, model.fc_norm, model.pre_logits):
-            if part is not None:  # what the loss does not depend on, DDP must not wait for
+            if part is not None:  # unused in the loss: DDP must not wait for its gradients
                 part.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
@@ -60,16 +60,16 @@ class Masking(Objective):
 
     @property
     def ratio(self) -> float:
-        """The share of the patches that is hidden."""
+        """The fraction of the patches that is hidden."""
         return self.config.masking.ratio or DEFAULT_RATIOS[self.config.objective]
 
     @abstractmethod
     def draw(self, rng: np.random.Generator) -> Ints:
-        """What is hidden of one image: its row of y."""
+        """The mask of one image: its row of y."""
 
     @abstractmethod
     def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(what the model is shown, what it makes of it) of images x, both in the units of x."""
+        """(masked images, reconstructed images), both in the units of x."""
 
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
@@ -79,7 +79,7 @@ class Masking(Objective):
         return x, self._batch(rows, x)
 
     def for_validation(self, x: Tensor, indices: Sequence[int]) -> Tensor:
-        """The y of validation images, which depends on their indices alone."""
+        """The y of validation images; depends only on their indices."""
         return self._batch([self.draw(validation_rng(index)) for index in indices], x)
 
     def _batch(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ class Masking(Objective):
         return -metrics["loss"]
 
     def cells(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) as the pixels of their patches (B, P, h, w, C), row by row. Of a
-        hybrid they are what a cell of its grid stands for: a square of its stride."""
+        """Images (B, C, H, W) as the pixels of their patches (B, P, h, w, C), in row-major order. A
+        patch of a hybrid is a square of its stride, one for each cell of the feature map."""
         (rows, columns), (h, w) = self.architecture.grid, self.architecture.patch_size
         x = images[:, :, : rows * h, : columns * w]
         x = x.reshape(len(x), -1, rows, h, columns, w).permute(0, 2, 4, 3, 5, 1)
@@ -112,7 +112,7 @@ class Masking(Objective):
 
 
 DEFAULT_RATIOS = {"masked-patch": 0.5, "mae": 0.75}
-"""Of the patches hidden: section B.1.2 of the paper; section 4.1 of arXiv 2111.06377."""
+"""Fraction of patches hidden: section B.1.2 of the paper; section 4.1 of arXiv 2111.06377."""
 
 GREY = 0.5
 """The colour of hidden patches in pictures."""

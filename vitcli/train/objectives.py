@@ -1,7 +1,7 @@
-"""What a run trains, and how well it does: a model, whatever is trained beside it, and a loss.
+"""What a run trains: a model, whatever is trained with it, and a loss.
 
-A batch goes through an objective in two steps. `prepare` makes (x, y) of images and labels: all
-that is random about a batch, or needs its other images. `forward` gives the loss of every image;
+A batch goes through an objective in two steps. `prepare` turns images and labels into (x, y): it
+does everything that is random or involves several images. `forward` gives the loss of each image;
 DDP, FSDP2 and torch.compile wrap it.
 """
 
@@ -29,9 +29,9 @@ class Objective(nn.Module):
     """
 
     classifies = True
-    """Whether the model answers with a class, so that there is an accuracy."""
+    """Whether the model predicts classes, so that there is an accuracy."""
     lead = 0
-    """How many images before a part of a batch `prepare` needs with it."""
+    """How many preceding images `prepare` needs in addition to a part of a batch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class Objective(nn.Module):
 
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each image, float32 (B,), and whether its answer is right, bool (B,)."""
+        """The loss of each image, float32 (B,), and whether its class is correct, bool (B,)."""
 
     def beside(self) -> dict[str, Tensor]:
-        """The state of all that is trained beside the model, by name."""
+        """The state of everything that is trained with the model but is not part of it, by name."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
 
     @property
@@ -67,13 +67,13 @@ class Objective(nn.Module):
 
     @property
     def note(self) -> str:
-        """What is good to know about it before a run; may be empty."""
+        """A line shown before a run; may be empty."""
         return ""
 
     @abstractmethod
     def score(self, metrics: Mapping[str, float]) -> float:
-        """What decides which weights a run stores, of the metrics of an evaluation ("top1",
-        "loss", ...): the higher, the better."""
+        """Which weights a run stores: those with the highest score of the metrics of an evaluation
+        ("top1", "loss", ...)."""
 
 
 class Classification(Objective):

@@ -1,7 +1,7 @@
-"""How an objective is spread over ranks, and what makes its blocks take less memory or time.
+"""Data parallelism (DDP, FSDP2), activation checkpointing and compilation of an objective.
 
-All of it works block by block: FSDP2 gathers the weights of one block at a time, compilation
-compiles one and takes it for all, checkpointing keeps the inputs of each.
+All of them work block by block: FSDP2 gathers the weights of one block at a time, torch.compile
+compiles one block and reuses it for the others, checkpointing stores the input of each.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def blocks(objective: nn.Module) -> list[nn.Module]:
 
 
 def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
-    """Splits weights, gradients and what the optimizer remembers over the ranks, in place (FSDP2);
-    a unit is a block, or what is outside of them."""
+    """Shards weights, gradients and optimizer state over the ranks, in place (FSDP2). Each block is
+    an FSDP unit, and everything outside the blocks is another."""
     mesh = init_device_mesh(device.type, (ranks.count,))
     for unit in (*blocks(objective), objective):
         fully_shard(unit, mesh=mesh)
 
 
 def checkpoint_blocks(objective: nn.Module) -> None:
-    """Keeps a block's input alone and computes the rest again in the backward pass."""
+    """Stores only the input of each block, and recomputes the rest in the backward pass."""
     for block in blocks(objective):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def compile_blocks(objective: nn.Module) -> None:
-    """Compiles the blocks by torch.compile, at their first call."""
+    """Compiles each block with torch.compile, at its first call."""
     for block in blocks(objective):
         block.compile()
 
@@ -62,7 +62,8 @@ def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn
 
 @contextlib.contextmanager
 def synchronising(module: nn.Module, wanted: bool) -> Any:
-    """Whether backward passes inside average the gradients, or add to this rank's own."""
+    """Backward passes inside average the gradients over the ranks if `wanted`, and otherwise only
+    accumulate them on this rank."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(wanted)
         yield
@@ -74,6 +75,6 @@ def synchronising(module: nn.Module, wanted: bool) -> Any:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be split over the ranks; all of them call this together."""
+    """The full tensor of one that may be sharded; a collective call if it is."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full

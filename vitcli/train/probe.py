@@ -1,8 +1,8 @@
-"""Few-shot accuracy during a run: how good the features are that an objective makes.
+"""Few-shot accuracy during a run: the quality of the features.
 
-The protocol of `vit fewshot` (`fewshot.py`; paper, section 4.1) with one draw: a few training
-images of each class, least squares from features onto classes, and the validation split classified.
-Images are prepared as in the run's own evaluations.
+The protocol of `vit fewshot` (`fewshot.py`; paper, section 4.1) with one draw: a least-squares
+classifier is fitted to the features of a few training images per class, and evaluated on the
+validation split. Images are preprocessed as in the run's own evaluations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from vitcli.train.inputs import counting, skipping
 from vitcli.train.run import Run
 
 SHOTS = (5, 10)
-"""Training images of each class; where a class has fewer, as many as it has."""
+"""Training images per class, up to the size of the smallest class; if it has fewer than 5, as many
+as it has."""
 SEED, L2 = 0, 2.0**10
 
 
@@ -33,7 +34,7 @@ def shots_of(train: Source, val: Source | None) -> tuple[int, ...]:
     counts = train.counts()
     if np.count_nonzero(counts) < 2 or val is None:
         raise RunError(
-            "--probe-every requires images of two or more classes, and a validation split",
+            "--probe-every requires at least two classes and a validation split",
             where=train.root,
             hint="leave out --probe-every",
         )
@@ -51,10 +52,10 @@ class FewshotProbe:
             shots: choose_shots(train.labels, len(train.classes), shots, SEED)
             for shots in self.shots
         }
-        self.used = np.unique(self.draws[max(self.shots)])  # fewer shots are among more
+        self.used = np.unique(self.draws[max(self.shots)])  # more shots include fewer
 
     def measure(self) -> dict[str, float]:
-        """The accuracy of each number of shots: probe_5shot, ..."""
+        """The accuracy for each number of shots: probe_5shot, ..."""
         train, val = self.run.splits.images, self.run.splits.val
         assert val is not None
         inference = self.run.inference(self.run.model)
@@ -71,7 +72,7 @@ class FewshotProbe:
     def _features(
         self, inference: Inference, source: Source
     ) -> tuple[npt.NDArray[np.float32], Ints]:
-        """(features (n, D), which images of the source they are of: those that can be read)."""
+        """(features (n, D) of the images that can be read, their indices in the source (n,))."""
         unreadable, skip = set[str | None](), skipping(self.run, self.on_event)
 
         def note(error: ImageError) -> None:

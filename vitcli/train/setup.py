@@ -258,8 +258,8 @@ def _warn(config: TrainConfig, model: Architecture, on_event: OnEvent) -> None:
     if config.streams and config.streams < min(readers, config.batch_size or readers):
         on_event(
             Caution(
-                f"{config.streams} streams for {readers} workers: several read the same shards; "
-                f"--streams {readers} reads each once"
+                f"{config.streams} streams for {readers} workers: some workers read the same "
+                f"shards; --streams {readers} avoids this"
             )
         )
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
