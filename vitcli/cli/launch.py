@@ -27,6 +27,9 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(args: Running, *more: Any) -> None:
+            if args.devices or is_launched():
+                for name in {"-", "@-"}.intersection(getattr(args, "images", ())):
+                    raise typer.BadParameter(f"several devices cannot share stdin, '{name}'")
             spread(args.devices, args.device)
             if not is_launched():
                 return command(args, *more)

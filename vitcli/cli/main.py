@@ -91,10 +91,12 @@ class LazyGroup(TyperGroup):
         except (typer.TyperException, typer.Exit, typer.Abort, EOFError):
             raise  # Typer's to report
         except Exception as error:
-            if ctx.meta.get("debug"):
-                raise
             if isinstance(error, LeftError):
                 raise typer.Exit(1) from error
+            if rank():
+                output.unmute()
+            if ctx.meta.get("debug"):
+                raise
             output.error(*_explain(error))
             _print_notes(error)
             raise typer.Exit(1) from error

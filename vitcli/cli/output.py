@@ -73,18 +73,17 @@ def warning(text: str) -> None:
 def error(text: str, hint: str | None = None) -> None:
     """What failed, on stderr, and what to do about it."""
     text = f"{text}\nhint: {hint}" if hint else text
-    stream = _errors or sys.stderr
-    line(f"{paint('error', '1;31', stream)}: {_printable_lines(text)}", stream)
+    line(f"{paint('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
 def mute() -> None:
-    """From now on errors alone are printed: for the ranks that do not talk."""
-    global _errors
-    _errors = sys.stderr
+    """From now on nothing is printed, up to `unmute`: for the ranks that do not talk."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-_errors: TextIO | None = None
+def unmute() -> None:
+    """Ends `mute` on stderr, for the error that ends the command."""
+    sys.stderr = sys.__stderr__ or sys.stderr
 
 
 def is_terminal() -> bool:
