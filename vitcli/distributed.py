@@ -124,7 +124,7 @@ def joined(device: torch.device, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     itself it gives what is there.
 
     Args:
-        device: of this rank (`rank_device`).
+        device: of this rank (`devices.choose_device`).
         timeout: seconds after which a rank that does not answer ends the others.
 
     Raises:
