@@ -1,8 +1,8 @@
-"""The ranks of a command: the processes, one for each device, that work on it together.
+"""The ranks of a command: one process per device.
 
-torchrun, or `--devices N` by the same launcher, starts them; a command alone is rank 0 of 1, and
-takes the same way. Rank 0 talks and writes. What a rank computes decides nothing that the others
-do not know: they agree in a group of their own on the CPU (gloo), beside the devices' (NCCL).
+torchrun, or `--devices N` with the same launcher, starts them; a single process is rank 0 of 1 and
+takes the same path. Rank 0 prints and writes. Ranks agree on decisions through a CPU group (gloo),
+beside the devices' NCCL group.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from vitcli.machine import cpu_cores, is_launched
 T = TypeVar("T")
 
 TIMEOUT = 600.0
-"""Seconds after which a rank that does not answer is given up."""
+"""Seconds after which an unresponsive rank is considered dead."""
 
 _GRACE = 5.0
-"""Seconds in which the others say what became of them, once one cannot be reached."""
+"""Seconds to wait for the other ranks' reasons once one is unreachable."""
 
 
 def restarts() -> int:
@@ -57,7 +57,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that talks and writes."""
+        """Whether this is the one that prints and writes."""
         return self.rank == 0
 
     def share(self, total: int, unit: int = 1) -> range:
@@ -68,7 +68,7 @@ class Ranks:
         return range(min(first * unit, total), min(end * unit, total))
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place, of a tensor on this rank's device."""
+        """All-reduces a tensor on this rank's device (sum), in place."""
         dist.all_reduce(tensor)
         return tensor
 
@@ -98,7 +98,7 @@ class Ranks:
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
         """Lets rank 0 go first, however long it takes, and the others follow, so that what it
-        downloads or indexes is there for them; if it fails, they leave without a word."""
+        downloads or indexes is there for them; if it fails, the others exit silently."""
         key = f"turn/{next(_turns)}"
         while not self.is_first and not self.store.check([key]):
             if self.store.check(["left/0"]):
@@ -112,20 +112,20 @@ class Ranks:
         values = self.gather(value)
         if others := [r for r, other in enumerate(values) if other != values[0]]:
             raise RankError(
-                f"{_named(others)} {'has' if len(others) == 1 else 'have'} another {what} than "
+                f"{_named(others)} {'has' if len(others) == 1 else 'have'} a different {what} than "
                 "rank 0",
-                hint="every rank needs the same command, files and data",
+                hint="run the same command with the same files and data on every rank",
             )
 
 
 @contextlib.contextmanager
 def joined(device: torch.device, timeout: float = TIMEOUT) -> Iterator[Ranks]:
-    """Makes this process one of the ranks that its launcher started, or rank 0 of 1. Inside of
-    itself it gives what is there.
+    """Makes this process one of the ranks that its launcher started, or rank 0 of 1. Nested
+    calls return the same ranks.
 
     Args:
         device: of this rank (`devices.choose_device`).
-        timeout: seconds after which a rank that does not answer ends the others.
+        timeout: seconds after which an unresponsive rank ends the others.
 
     Raises:
         RankError: a rank has died or hangs; the rank that says so is the first of the others.
@@ -176,7 +176,7 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
         first_line = str(error).partition("\n")[0]
         raise RankError(
             f"the ranks cannot reach each other: {first_line}",
-            hint="start them by torchrun, or by --devices N on one machine",
+            hint="start them with torchrun, or with --devices N on one machine",
         ) from error
     return Ranks(rank, count, control, background, PrefixStore("vit", store))
 
@@ -266,7 +266,7 @@ def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
     if not lost:
         if ranks.rank and left.get(0) == words:
             return LeftError("another rank has failed")
-        if ranks.rank and isinstance(error, VitError):
+        if ranks.rank and isinstance(error, VitError) and not isinstance(error, RankError):
             error.what += f" (on rank {ranks.rank})"
         return error
     silent = [r for r in range(ranks.count) if r not in left]
@@ -274,7 +274,7 @@ def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
         return error
     if ranks.rank != min(left):
         return LeftError("another rank has failed")
-    return RankError(f"{_named(silent)} died or did not answer in time")
+    return RankError(f"{_named(silent)} died or did not respond in time")
 
 
 def _named(ranks: list[int]) -> str:

@@ -196,7 +196,7 @@ def test_a_rank_that_hangs_is_named(colours, tmp_path):
             os.kill(process, signal.SIGKILL)
     assert running.returncode == 1
     assert [line for line in text.splitlines() if line.startswith("error")] == [
-        "error: rank 1 died or did not answer in time"
+        "error: rank 1 died or did not respond in time"
     ]
 
 
@@ -245,7 +245,7 @@ main()
     )
     errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert done.returncode == 1
-    assert errors == ["error: rank 1 has another dataset than rank 0"]
+    assert errors == ["error: rank 1 has a different dataset than rank 0"]
 
 
 def test_more_devices_than_there_are(monkeypatch):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitcli.devices import choose_device, ran_out_of_memory
 from vitcli.distributed import joined, restarts
-from vitcli.errors import NOT_FINITE, DivergedError, LeftError, OutputError, RunError
+from vitcli.errors import NOT_FINITE, DivergedError, LeftError, OutputError, RankError
 from vitcli.machine import is_launched
 from vitcli.train import report, setup
 from vitcli.train.directory import RunDirectory, restarted
@@ -111,7 +111,7 @@ def train(
             return Outcome(config, directory, run.progress.step, run.progress.stopped_by)
         run.progress.stopped_by = None
         if restarts():
-            on_event(Caution(f"a process failed: going on from step {run.progress.step}"))
+            on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
         on_event(plan_of(run))
         return _train(run, on_event, {} if computed is None else computed)
 
@@ -199,7 +199,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
                     raise DivergedError(
                         f"the loss is {event.loss} at step {step}",
                         where=directory.path,
-                        hint=LOWER if step > 1 else NOT_FINITE,  # step 1 has learnt nothing yet
+                        hint=LOWER if step > 1 else NOT_FINITE,  # no update has been made before it
                     )
                 tell(event) if meter.is_due(step) else on_event(event)
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
@@ -250,10 +250,10 @@ def _backward_that_fits(
                 raise
             if run.ranks.count > 1:  # the others wait for its gradients
                 more = 2 * run.micro_batches
-                raise RunError(
-                    "out of memory",
+                raise RankError(
+                    f"rank {run.ranks.rank} ran out of memory",
                     where=run.directory.path,
-                    hint=f"use --shard or --grad-checkpointing, or go on with --grad-accum {more}",
+                    hint=f"use --shard, --grad-checkpointing or --grad-accum {more}",
                 ) from error
         # Outside the except clause: its traceback holds on to the tensors that did not fit.
         run.objective.zero_grad(set_to_none=True)

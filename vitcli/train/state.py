@@ -36,9 +36,9 @@ from vitcli.train.directory import RunDirectory
 from vitcli.train.run import Progress, Run
 
 SAVE_SECONDS = 60.0
-"""Least time between states, if --save-every does not say after how many steps."""
+"""Minimum seconds between states, unless --save-every is set."""
 SAVE_SHARE = 0.05
-"""Largest share of a run's time that it may stand still for them then."""
+"""Largest fraction of the time that a run may wait for them then."""
 
 
 class Saver:
@@ -52,7 +52,7 @@ class Saver:
         self._path = run.directory.new_state(0)
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time: often enough to lose little, seldom enough to cost little."""
+        """Whether a state is due: often enough to lose little, seldom enough to cost little."""
         if self.run.config.save_every:
             return step % self.run.config.save_every == 0
         return time.monotonic() - self._saved_at > max(SAVE_SECONDS, self._seconds / SAVE_SHARE)
@@ -118,7 +118,7 @@ def read_state_info(directory: RunDirectory) -> CheckpointInfo:
     except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
     if info is None:
-        raise _damaged(path, CheckpointError("it does not describe its model"))
+        raise _damaged(path, CheckpointError("it has no description of the model"))
     return info
 
 
