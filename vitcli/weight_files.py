@@ -12,7 +12,7 @@ PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
 """Patterns of torch's pickles, the best first."""
 SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
 """Suffixes of weights, whether `vit` reads them or not."""
-NOT_A_MODEL = ("state.safetensors", "training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
+NOT_A_MODEL = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
 
 
 def weights_among(names: Iterable[str], patterns: Iterable[str] = SAFE + PICKLES) -> list[str]:

@@ -50,7 +50,7 @@ def run(tmp_path: Path, tiny_checkpoint: Path) -> Path:
     }
     info = dataclasses.replace(info, provenance=provenance)
     rewrite_info(directory, info, train={"data": {"path": f"/home/{SECRET}/flowers"}})
-    for name in ("state.safetensors", "metrics.jsonl", "split.json", "notes.txt"):
+    for name in ("metrics.jsonl", "split.json", "notes.txt"):
         (directory / name).write_text(SECRET)
     for name in ("confusion.png", "curves.png"):
         (directory / name).write_bytes(b"\x89PNG\0" + name.encode())
