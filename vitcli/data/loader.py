@@ -291,7 +291,8 @@ def _unchanged(chunk: object) -> object:
 
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)  # the processes are the parallelism
-    # Ctrl-C, and the SIGTERM of a scheduler, reach the whole group: the main process alone decides
+    # Ctrl-C, and the signals of a scheduler, reach the whole group: the main process alone decides
     # how a run ends. Workers end with it (they watch an event, and whether it is alive).
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

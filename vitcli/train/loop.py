@@ -397,10 +397,11 @@ def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
             signal.signal(s, handler)
 
     def request(number: int, frame: object) -> None:
-        stop.signal = number
+        is_first, stop.signal = stop.signal is None, number
         if not is_launched():  # a launcher passes on what a scheduler sends to all processes
             restore()
-        on_event(STOPPING)
+        if is_first:
+            on_event(STOPPING)
 
     for s in before:
         signal.signal(s, request)
@@ -412,4 +413,6 @@ def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
         # Another rank has gone, and the launcher ends this one too.
         raise LeftError("another rank has failed") from error
     finally:
+        if is_launched() and stop.signal is not None:
+            before = dict.fromkeys(before, signal.SIG_IGN)
         restore()
