@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
+from vitcli import plots
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.train_config import TrainConfig
 
@@ -56,3 +58,19 @@ def tiny_run(colours, tmp_path):
         return TrainConfig(**(defaults | fields))
 
     return make
+
+
+class RoughFigure(Figure):
+    """A figure without a layout, at a tenth of the resolution."""
+
+    def __init__(self, *arguments, layout=None, **more) -> None:
+        super().__init__(*arguments, **more)
+
+    def savefig(self, *arguments, dpi=200, **more) -> None:
+        super().savefig(*arguments, dpi=dpi // 10, **more)
+
+
+@pytest.fixture(autouse=True)
+def rough_figures(monkeypatch) -> None:
+    """Most of the time of a short run would be its figures, which tests/test_plots.py tests."""
+    monkeypatch.setattr(plots, "Figure", RoughFigure)

@@ -59,6 +59,7 @@ def test_a_run_without_labels(tiny_run, loose, objective):
     assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])
 def test_a_stopped_run_goes_on_as_if_it_had_not(tiny_run, colours, tmp_path, objective):
     """Stopped by a signal, and killed, with labelled images and an average."""
@@ -82,6 +83,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tiny_run, colours, tmp_path, obj
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])
 def test_the_loss_does_not_depend_on_micro_batches(tiny_run, tmp_path, objective):
     losses = []
