@@ -26,12 +26,10 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from vitcli.errors import LeftError, RankError, VitError
-from vitcli.machine import cpu_cores, is_launched
+from vitcli.machine import STOP_SIGNALS, cpu_cores, is_launched
+from vitcli.train_config import TrainConfig
 
 T = TypeVar("T")
-
-TIMEOUT = 600.0
-"""Seconds after which an unresponsive rank is considered dead."""
 
 _GRACE = 5.0
 """Seconds to wait for the other ranks' reasons once one is unreachable."""
@@ -60,12 +58,10 @@ class Ranks:
         """Whether this is the one that prints and writes."""
         return self.rank == 0
 
-    def share(self, total: int, unit: int = 1) -> range:
-        """This rank's part of `total` things in a row, cut only at multiples of `unit`; the parts
-        of all ranks follow each other, and differ by at most one unit."""
-        units = -(-total // unit)
-        first, end = (units * r // self.count for r in (self.rank, self.rank + 1))
-        return range(min(first * unit, total), min(end * unit, total))
+    def share(self, total: int) -> range:
+        """This rank's part of `total` things in a row. The parts of all ranks follow each other and
+        differ by at most one."""
+        return range(total * self.rank // self.count, total * (self.rank + 1) // self.count)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """All-reduces a tensor on this rank's device (sum), in place."""
@@ -119,7 +115,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def joined(device: torch.device, timeout: float = TIMEOUT) -> Iterator[Ranks]:
+def joined(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> Iterator[Ranks]:
     """Makes this process one of the ranks that its launcher started, or rank 0 of 1. Nested
     calls return the same ranks.
 
@@ -188,10 +184,8 @@ def _await_the_launcher(seconds: float = 0.0) -> None:
     time.sleep(seconds)
 
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-"""What `launch` passes on to the ranks."""
 SAVING_SECONDS = "120"
-"""What they have then to save their state."""
+"""What the ranks have to save their state after a signal."""
 
 
 def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
@@ -217,6 +211,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // count)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
+    passed_on = [number.name for number in STOP_SIGNALS] + ["SIGHUP"] * hasattr(signal, "SIGHUP")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -225,7 +220,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
         rdzv_endpoint="localhost:0",  # any free port
         run_id=str(os.getpid()),
         max_restarts=max_restarts,
-        signals_to_handle=",".join(name for name in SIGNALS if hasattr(signal, name)),
+        signals_to_handle=",".join(passed_on),
     )
     try:
         elastic_launch(config, sys.executable)(*command)

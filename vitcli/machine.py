@@ -9,8 +9,14 @@ import contextlib
 import ctypes
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+
+STOP_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+]
+"""Signals that end a run after the step, with a state. Slurm and others send SIGUSR1 on request."""
 
 
 def is_launched() -> bool:

@@ -29,6 +29,7 @@ from vitcli.data.source import Ints, Source
 from vitcli.data.stream import Sample, Stream
 from vitcli.data.transforms import EvalTransform, TrainTransform
 from vitcli.errors import DataError, ImageError, VitError
+from vitcli.machine import STOP_SIGNALS
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,)); of a stream,
@@ -293,6 +294,5 @@ def _start_worker(_: int) -> None:
     torch.set_num_threads(1)  # the processes are the parallelism
     # Ctrl-C, and the signals of a scheduler, reach the whole group: the main process alone decides
     # how a run ends. Workers end with it (they watch an event, and whether it is alive).
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

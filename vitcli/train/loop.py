@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitcli.devices import choose_device, ran_out_of_memory
 from vitcli.distributed import joined, restarts
 from vitcli.errors import NOT_FINITE, DivergedError, LeftError, OutputError, RankError
-from vitcli.machine import is_launched
+from vitcli.machine import STOP_SIGNALS, is_launched
 from vitcli.train import report, setup
 from vitcli.train.directory import RunDirectory, restarted
 from vitcli.train.events import Caution, Event, Note, OnEvent, Probe, Step, Validation
@@ -38,9 +38,6 @@ from vitcli.train_config import TrainConfig
 LOWER = "try a lower --lr, a longer --warmup, or --precision fp32"
 
 STOPPING = Note("stopping after this step; interrupt again to stop at once")
-
-STOPS = ("SIGINT", "SIGTERM", "SIGUSR1")
-"""Signals that end a run after the step, with a state. Slurm and others send SIGUSR1 on request."""
 
 
 @dataclass
@@ -382,15 +379,14 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
-    """Notes the first of the signals `STOPS`, which lets the step end and the state be saved, and
+    """Notes the first of `STOP_SIGNALS`, which lets the step end and the state be saved, and
     reports it; a second one acts at once, if there is no launcher. Outside the main thread signals
     are left alone."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
-    before = {s: signal.getsignal(s) for s in numbers}
+    before = {s: signal.getsignal(s) for s in STOP_SIGNALS}
 
     def restore() -> None:
         for s, handler in before.items():
