@@ -181,7 +181,7 @@ class LoopbackHub:
     @property
     def environment(self) -> dict[str, str]:
         """What makes a client talk to this Hub, as me."""
-        return {"HF_ENDPOINT": self.url, "HF_TOKEN": "hf_me", "HF_HUB_DISABLE_XET": "1"}
+        return {"HF_ENDPOINT": self.url, "HF_TOKEN": "hf_me"}
 
     def create(self, repo: str, private: bool = False, gated: bool = False) -> Repo:
         self.repos[repo] = made = Repo(private, gated)

@@ -340,7 +340,7 @@ def push(
 
     def commit() -> Any:
         files = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
-        with catch_warnings(action="ignore"):  # what the client warns of the card
+        with catch_warnings(action="ignore"), _plain_uploads():  # warnings about the card
             return api.create_commit(
                 repo,
                 [*files, *map(CommitOperationDelete, changes.remove)],
@@ -372,6 +372,19 @@ def push(
         error.add_note(_what_happened(page, found, create_pr and sent, created))
         raise
     return Pushed(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
+
+
+@contextlib.contextmanager
+def _plain_uploads() -> Iterator[None]:
+    """Uploads large files over plain HTTP, as they are downloaded: Xet has time-outs of its own, so
+    `--timeout` would not limit it."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
 
 
 def _find_commit(

@@ -73,7 +73,7 @@ MEANINGS = {
         "cannot store {name}: {error}",
         "check the disk, or set HF_HOME to a directory on another one",
     ),
-    "RuntimeError": ("the transfer failed: {error}", "try again, or with HF_HUB_DISABLE_XET=1"),
+    "RuntimeError": ("the transfer failed: {error}", "try again"),
     **dict.fromkeys(("HTTPError", "ValueError", "TypeError"), NOT_THE_HUB),
     **dict.fromkeys(("KeyError", "AttributeError", "RecursionError"), NOT_THE_HUB),
 }
