@@ -39,6 +39,7 @@ from vitcli.train import inputs, loop, report, setup, state
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
+from vitcli.train.stop import STOPPING
 
 
 def test_a_run_learns_and_writes_its_directory(tiny_run):
@@ -186,7 +187,7 @@ def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number, said
     assert "continue with: vit pretrain --resume" in said and "Traceback" not in said
-    assert f"{loop.STOPPING.text}\n" in said
+    assert f"{STOPPING.text}\n" in said
     assert RunDirectory(run.output).state()
 
 
@@ -217,7 +218,7 @@ def test_a_signal_is_answered_before_the_step_ends(tiny_run, monkeypatch):
     before_each_step(monkeypatch, stop)
     outcome = train(tiny_run(), on_event=events.append)
     assert outcome.stopped_by == signal.SIGTERM and outcome.step == 1
-    assert told == [loop.STOPPING] and events.count(loop.STOPPING) == 1
+    assert told == [STOPPING] and events.count(STOPPING) == 1
 
 
 def test_a_signal_is_answered_after_the_event_that_is_being_shown(tiny_run):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import typer
 
 from vitcli.cli import output
-from vitcli.cli.options import RESIZED, Computing, open_predictor
+from vitcli.cli.options import RESIZED, Computing, ending, open_predictor
 from vitcli.cli.parameters import command
 from vitcli.config import Size
 from vitcli.fields import option, parse_size
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from vitcli.inspection.inspector import Inspected, Inspector
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
-
-
-def _parse_arrays(path: str) -> str:
-    if not path.endswith(".npz"):
-        raise ValueError(f"'{path}' does not end in .npz")
-    return path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +69,7 @@ class Inspect(Computing):
         "revealed in the order of the map, compared with random maps.",
     )
     arrays: str | None = option(
-        None, "--arrays FILE.npz", "Also save the arrays behind the figures.", parse=_parse_arrays
+        None, "--arrays FILE.npz", "Also save the arrays behind the figures.", parse=ending(".npz")
     )
     dark: bool = option(False, "--dark", "Draw on a dark background.")
     resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -136,11 +136,20 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
         )
 
 
-def parse_figure(path: str) -> str:
-    """The path of a figure; an error, before the work, where its kind cannot be drawn."""
-    if not path.lower().endswith((".png", ".pdf", ".svg")):
-        raise ValueError(f"'{path}' does not end in .png, .pdf or .svg")
-    return path
+def ending(*suffixes: str) -> Callable[[str], str]:
+    """Parses the path of an output; an error, before the work, if its kind cannot be written."""
+
+    def parse(path: str) -> str:
+        if not path.lower().endswith(suffixes):
+            *others, last = suffixes
+            kinds = f"{', '.join(others)} or {last}" if others else last
+            raise ValueError(f"'{path}' does not end in {kinds}")
+        return path
+
+    return parse
+
+
+parse_figure = ending(".png", ".pdf", ".svg")
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:

@@ -15,7 +15,7 @@ import typer
 from vitcli.checkpoints.info import assumptions
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
-from vitcli.cli.options import INPUT, RESIZED, Adapting, open_predictor, spare
+from vitcli.cli.options import INPUT, RESIZED, Adapting, ending, open_predictor, spare
 from vitcli.cli.parameters import command
 from vitcli.cli.rows import FORMATS, Csv, Json, RowWriter, open_rows
 from vitcli.config import Score, Size
@@ -24,12 +24,6 @@ from vitcli.prediction import TOP_K, Predictor, Result
 
 BAR = 20
 """Characters of a bar for a score of 1."""
-
-
-def _parse_features(path: str) -> str:
-    if not path.lower().endswith((".npy", ".safetensors")):
-        raise ValueError(f"'{path}' does not end in .npy or .safetensors")
-    return path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +45,7 @@ class Predict(Adapting):
         "--features FILE",
         "Save features (the input of the head) to a .npy or .safetensors file instead of "
         "classifying: one float32 row per image, NaN if the image cannot be read.",
-        parse=_parse_features,
+        parse=ending(".npy", ".safetensors"),
     )
     csv: bool = option(False, "--csv", "Print CSV, one row per class.")
     output: str | None = option(

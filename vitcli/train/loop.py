@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +17,10 @@ from torch import Tensor, nn
 
 from vitcli.devices import choose_device, ran_out_of_memory
 from vitcli.distributed import joined, restarts
-from vitcli.errors import NOT_FINITE, DivergedError, LeftError, OutputError, RankError
-from vitcli.machine import STOP_SIGNALS, is_launched
+from vitcli.errors import NOT_FINITE, DivergedError, OutputError, RankError
 from vitcli.train import report, setup
 from vitcli.train.directory import RunDirectory, restarted
-from vitcli.train.events import Caution, Event, Note, OnEvent, Probe, Step, Validation
+from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
 from vitcli.train.inputs import Computed, Inputs, make_inputs
 from vitcli.train.optim import learning_rate, set_training
 from vitcli.train.parallel import synchronised, synchronising
@@ -32,12 +28,11 @@ from vitcli.train.plan import plan_of
 from vitcli.train.probe import FewshotProbe
 from vitcli.train.run import Run
 from vitcli.train.state import Saver, load_state
+from vitcli.train.stop import stop_requested
 from vitcli.train.tensorboard import scalar_log
 from vitcli.train_config import TrainConfig
 
 LOWER = "try a lower --lr, a longer --warmup, or --precision fp32"
-
-STOPPING = Note("stopping after this step; interrupt again to stop at once")
 
 
 @dataclass
@@ -156,7 +151,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
         contextlib.closing(batches),
         contextlib.closing(saver),
         log as record,
-        _stop_requested(on_event) as stop,
+        stop_requested(on_event) as stop,
     ):
 
         def tell(event: Event) -> None:
@@ -368,47 +363,3 @@ class _OneByOne:
                 self.on_event(self.waiting.pop(0))
         finally:
             self.busy = False
-
-
-@dataclass
-class _Stop:
-    """Which signal asked the run to stop, if any did."""
-
-    signal: int | None = None
-
-
-@contextlib.contextmanager
-def _stop_requested(on_event: OnEvent) -> Iterator[_Stop]:
-    """Notes the first of `STOP_SIGNALS`, which lets the step end and the state be saved, and
-    reports it; a second one acts at once, if there is no launcher. Outside the main thread signals
-    are left alone."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {s: signal.getsignal(s) for s in STOP_SIGNALS}
-
-    def restore() -> None:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-    def request(number: int, frame: object) -> None:
-        is_first, stop.signal = stop.signal is None, number
-        if not is_launched():  # a launcher passes on what a scheduler sends to all processes
-            restore()
-        if is_first:
-            on_event(STOPPING)
-
-    for s in before:
-        signal.signal(s, request)
-    try:
-        yield stop
-    except RuntimeError as error:
-        if stop.signal is None or not is_launched() or isinstance(error, torch.OutOfMemoryError):
-            raise
-        # Another rank has gone, and the launcher ends this one too.
-        raise LeftError("another rank has failed") from error
-    finally:
-        if is_launched() and stop.signal is not None:
-            before = dict.fromkeys(before, signal.SIG_IGN)
-        restore()

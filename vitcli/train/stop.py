@@ -1,0 +1,61 @@
+"""How a signal ends a run: after the step, with a state."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from vitcli.errors import LeftError
+from vitcli.machine import STOP_SIGNALS, is_launched
+from vitcli.train.events import Note, OnEvent
+
+STOPPING = Note("stopping after this step; interrupt again to stop at once")
+
+
+@dataclass
+class Stop:
+    """Which signal asked the run to stop, if any did."""
+
+    signal: int | None = None
+
+
+@contextlib.contextmanager
+def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
+    """Notes the first of `STOP_SIGNALS`, which lets the step end and the state be saved, and
+    reports it; a second one acts at once, if there is no launcher. Outside the main thread signals
+    are left alone."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.getsignal(s) for s in STOP_SIGNALS}
+
+    def restore() -> None:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+    def request(number: int, frame: object) -> None:
+        is_first, stop.signal = stop.signal is None, number
+        if not is_launched():  # a launcher passes on what a scheduler sends to all processes
+            restore()
+        if is_first:
+            on_event(STOPPING)
+
+    for s in before:
+        signal.signal(s, request)
+    try:
+        yield stop
+    except RuntimeError as error:
+        if stop.signal is None or not is_launched() or isinstance(error, torch.OutOfMemoryError):
+            raise
+        # Another rank has gone, and the launcher ends this one too.
+        raise LeftError("another rank has failed") from error
+    finally:
+        if is_launched() and stop.signal is not None:
+            before = dict.fromkeys(before, signal.SIG_IGN)
+        restore()
