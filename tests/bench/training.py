@@ -8,6 +8,9 @@ runs as `vit pretrain`; timm as its train.py does (version 1.0.31, which its whe
 `train_one_epoch` with `create_loader`, `create_optimizer_v2` and `dispatch_clip_grad`, mixup off,
 called as `--amp --amp-dtype bfloat16 --opt adamw --clip-grad 1 --workers 1`. They take turns, the
 first 10 steps are not counted, and ratios are taken within a turn.
+
+Then two ranks of vit (`--devices 2`), each with half of the cores, take turns with one rank that
+has them all, at the same global batch.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ ROOT = HERE.parents[1]
 CASES = {"Ti/16 at 64 px": ("Ti/16", 64, 64), "S/16 at 128 px": ("S/16", 128, 32)}
 """(variant, pixels, batch size)."""
 TIMM = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224"}
-CLASSES, PER_CLASS, BAR, UNCOUNTED = 4, 64, 1.5, 10
+RANKS = "Ti/16 at 64 px"
+"""The case that is also trained by two ranks."""
+CLASSES, PER_CLASS, BAR, RANKS_BAR, UNCOUNTED = 4, 64, 1.5, 0.9, 10
 
 
 def write_images(root: Path) -> None:
@@ -91,9 +96,15 @@ def train_with_timm(images: Path, variant: str, pixels: int, batch: int, steps: 
 
 
 def train_with_vit(
-    checkout: Path, images: Path, variant: str, pixels: int, batch: int, steps: int
+    checkout: Path,
+    images: Path,
+    variant: str,
+    pixels: int,
+    batch: int,
+    steps: int,
+    *more: str,
 ) -> float:
-    """Images per second of `vit pretrain`, as it reports them."""
+    """Images per second of `vit pretrain` (of all ranks together), as it reports them."""
     with tempfile.TemporaryDirectory() as output:
         command = [
             *(sys.executable, "-m", "vitcli", "pretrain", "--data", str(images), "--json"),
@@ -101,6 +112,7 @@ def train_with_vit(
             *("--steps", str(steps), "--log-every", str(UNCOUNTED), "--val-fraction", "0"),
             *("--precision", "bf16", "--workers", "1", "--grad-accum", "1", "--output", output),
             *("--device", "cpu", "--save-every", str(2 * steps), "--force"),
+            *more,
         ]
         events = [json.loads(line) for line in lines_of(command, checkout)]
     rates = [e["images_per_second"] for e in events if e["event"] == "train" and e["step"] > 10]
@@ -116,8 +128,8 @@ def lines_of(command: list[str], checkout: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def compare(name: str, images: Path, turns: int, steps: int, against: Path | None) -> bool:
-    """Prints the rates and the ratio of a case. Whether it reaches the bar."""
+def compare(name: str, images: Path, turns: int, steps: int, against: Path | None) -> None:
+    """Trains a case with timm and vit, and prints their rates."""
     words = [str(images), *map(str, (*CASES[name], steps))]
     rates: dict[str, list[float]] = {"timm": [], "vit": []}
     for _ in range(turns):
@@ -127,14 +139,32 @@ def compare(name: str, images: Path, turns: int, steps: int, against: Path | Non
         if against:
             before = train_with_vit(against, images, *CASES[name], steps)
             rates.setdefault("vit, before", []).append(before)
-    print(f"\nTraining {name}, batch {CASES[name][2]}, {turns} turns of {steps} steps")
-    for who, found in rates.items():
-        ratio = statistics.median(a / b for a, b in zip(found, rates["timm"], strict=True))
-        print(f"  {who:<12}{statistics.median(found):>8.1f} images/s{ratio:>8.2f} of timm", end="")
-        print(f"   ({min(found):.1f} to {max(found):.1f})")
-    ratio = statistics.median(a / b for a, b in zip(rates["vit"], rates["timm"], strict=True))
-    print(f"  at least {BAR}: {'met' if ratio >= BAR else 'MISSED'}", flush=True)
-    return ratio >= BAR
+    report(f"Training {name}, batch {CASES[name][2]}, {turns} turns of {steps} steps", rates, BAR)
+
+
+def compare_ranks(images: Path, turns: int, steps: int) -> None:
+    """Trains a case with one rank and with two, and prints their rates."""
+    rates: dict[str, list[float]] = {"one rank": [], "two ranks": []}
+    for _ in range(turns):
+        for name, more in zip(rates, ((), ("--devices", "2")), strict=True):
+            rates[name].append(train_with_vit(ROOT, images, *CASES[RANKS], steps, *more))
+    batch = CASES[RANKS][2]
+    report(f"{RANKS} by ranks, batch {batch}, {turns} turns of {steps} steps", rates, RANKS_BAR)
+
+
+def report(title: str, rates: dict[str, list[float]], bar: float) -> None:
+    """Prints rates and their ratios to the first one's, and whether the second reaches the bar."""
+    print(f"\n{title}")
+    first, second = list(rates)[:2]
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(found, rates[first], strict=True))
+        for name, found in rates.items()
+    }
+    for name, found in rates.items():
+        print(f"  {name:<12}{statistics.median(found):>8.1f} images/s", end="")
+        print(f"{ratios[name]:>8.2f} of {first}   ({min(found):.1f} to {max(found):.1f})")
+    verdict = "met" if ratios[second] >= bar else "MISSED"
+    print(f"  at least {bar}: {verdict}", flush=True)
 
 
 def main() -> None:
@@ -149,13 +179,18 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="of each run, 10 of them uncounted")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of vit")
-    parser.add_argument("--only", choices=CASES, metavar="CASE")
+    parser.add_argument("--only", choices=[*CASES, "ranks"], metavar="CASE")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as images:
-        write_images(Path(images) / "photographs")
-        for name in [arguments.only] if arguments.only else CASES:
-            where, against = Path(images) / "photographs", arguments.against
-            compare(name, where, arguments.turns, arguments.steps, against and against.resolve())
+        where, against = Path(images) / "photographs", arguments.against
+        write_images(where)
+        for name in [arguments.only] if arguments.only else [*CASES, "ranks"]:
+            if name == "ranks":
+                compare_ranks(where, arguments.turns, arguments.steps)
+            else:
+                compare(
+                    name, where, arguments.turns, arguments.steps, against and against.resolve()
+                )
 
 
 if __name__ == "__main__":

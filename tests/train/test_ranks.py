@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -246,6 +247,19 @@ main()
     errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert done.returncode == 1
     assert errors == ["error: rank 1 has a different dataset than rank 0"]
+
+
+def test_a_port_that_is_in_use(colours, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        command = [*VIT, "pretrain", "--data", str(colours), "-o", str(tmp_path / "run"), *RECIPE]
+        environment = {**ONE_THREAD, **address, **ranks}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert "cannot reach each other" in error and address["MASTER_PORT"] in error
+    assert "torchrun" in hint
 
 
 def test_more_devices_than_there_are(monkeypatch):
