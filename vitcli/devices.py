@@ -75,9 +75,12 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on a device. CUDA copies it while computing; MPS would read it later, when its
-    memory may belong to another (pytorch issue 189690)."""
-    return tensor.to(device, non_blocking=device.type == "cuda")
+    """A CPU tensor on a device. CUDA copies it while computing, for which its memory must be
+    pinned; MPS would read it later, when its memory may belong to another (pytorch issue 189690).
+    """
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def free_memory(device: torch.device) -> float:

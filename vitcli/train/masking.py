@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vitcli.config import Preprocess
 from vitcli.data.order import image_rng, validation_rng
 from vitcli.data.source import Ints
+from vitcli.devices import to_device
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
 from vitcli.train.objectives import Objective
@@ -83,7 +84,7 @@ class Masking(Objective):
         return self._batch([self.draw(validation_rng(index)) for index in indices], x)
 
     def _batch(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
-        return torch.from_numpy(np.stack(rows)).to(x.device, non_blocking=True)
+        return to_device(torch.from_numpy(np.stack(rows)), x.device)
 
     def score(self, metrics: Mapping[str, float]) -> float:
         return -metrics["loss"]
