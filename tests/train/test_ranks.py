@@ -128,10 +128,24 @@ def test_the_number_of_ranks_changes_nothing_that_is_learnt(colours, tmp_path, a
     assert difference(tmp_path / "run", alone[0]) < TOLERANCE
 
 
-def test_torchrun_starts_the_same_run(colours, tmp_path, alone):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m"]
-    command = [*torchrun, "vitcli", "pretrain", "--data", str(colours), "-o", str(tmp_path / "run")]
-    subprocess.run([*command, "--steps=8", "--eval-every=4", *RECIPE], check=True, env=ONE_THREAD)
+@pytest.mark.parametrize("machines", [1, 2])
+def test_torchrun_starts_the_same_run(colours, tmp_path, alone, machines):
+    """On two machines, one of which is a second launcher on this one."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={machines}"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address}", "--rdzv-id=run"]
+    shares = [f"--nproc-per-node={2 // machines}", "-m", "vitcli", "pretrain", *RECIPE]
+    run = ["--data", str(colours), "-o", str(tmp_path / "run"), "--steps=8", "--eval-every=4"]
+    launchers = [
+        subprocess.Popen(
+            [*torchrun, *meeting, *shares, *run], stdout=subprocess.PIPE, text=True, env=ONE_THREAD
+        )
+        for _ in range(machines)
+    ]
+    printed = "".join(launcher.communicate(timeout=300)[0] for launcher in launchers)
+    assert [launcher.returncode for launcher in launchers] == [0] * machines
+    assert [json.loads(line)["event"] for line in printed.splitlines()].count("result") == 1
     assert difference(tmp_path / "run", alone[0]) < TOLERANCE
 
 
