@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import shutil
@@ -93,6 +94,11 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Write a JSON file as `write_text` does."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _temporary(target: Path) -> Path:

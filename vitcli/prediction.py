@@ -133,7 +133,9 @@ class Predictor:
         allow_pickle: bool = False,
         preprocess: Mapping[str, Any] | None = None,
     ) -> None:
-        self._info, self.file = read.read_info(spec, offline, on_progress, allow_pickle)
+        self._info, self.file = read.read_info(
+            spec, offline=offline, on_progress=on_progress, allow_pickle=allow_pickle
+        )
         if preprocess:
             self._info = self._info.prepared(preprocess)
         if resolution is None and "input_size" in self._info.provenance:  # as transformers does

@@ -14,7 +14,7 @@ from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, ModelConfig, Preprocess
 from vitcli.errors import OutputError
 from vitcli.layouts import catalogue

@@ -6,16 +6,17 @@ an .npz) is a warning.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-from vitcli.atomic import whole_directory, write_text
+import numpy as np
+
+from vitcli.atomic import whole_directory, write_json
 from vitcli.checkpoints import read
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.info import CheckpointInfo, assumptions
@@ -24,13 +25,7 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.checkpoints.tensor_file import write as write_tensors
 from vitcli.config import Size
 from vitcli.errors import OutputError
-from vitcli.hub import fetch as hub
 from vitcli.layouts.catalogue import OURS, Format, default_format, layout_of
-from vitcli.layouts.layout import Layout
-from vitcli.layouts.writing import write_layout
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Renamed(NamedTuple):
@@ -124,11 +119,10 @@ def convert(
     Raises:
         VitError: the source cannot be read, or the target cannot express it or be written.
     """
-    conversion = plan_convert(
-        spec, output, to, changes, old_grid=old_grid, offline=offline, allow_pickle=allow_pickle
-    )
-    write(conversion, force)
-    return conversion.output
+    fetching: read.Fetching = {"offline": offline, "allow_pickle": allow_pickle}
+    job = plan_convert(spec, output, to, changes, old_grid, **fetching)
+    write(job, force)
+    return job.output
 
 
 def plan_convert(
@@ -136,18 +130,14 @@ def plan_convert(
     output: str | Path,
     to: Format | None = None,
     changes: Changes | None = None,
-    *,
     old_grid: Size | None = None,
-    offline: bool = False,
-    on_progress: hub.Progress | None = None,
-    allow_pickle: bool = False,
+    **fetching: Unpack[read.Fetching],
 ) -> Conversion:
     """Reads the source's header and decides what is written. Arguments and errors as `convert`."""
     check_output(output, to)
-    located = read.locate(spec, offline, on_progress, allow_pickle)
-    source = read.open_checkpoint(located.file, located.entry, old_grid)
-    kind = _kind_of_output(output)
-    info, tensors = change(source.info, source.tensors, changes or Changes())
+    source = read.open_checkpoint(spec, old_grid, **fetching)
+    kind, changes = _kind_of_output(output), changes or Changes()
+    info, tensors = change(source.info, source.tensors, changes)
     target = to or default_format(info.model, kind)
     layout = layout_of(target)
     if problems := layout.refusals(info.model):
@@ -159,11 +149,13 @@ def plan_convert(
             else None,
         )
     warnings = [*_left_open(info, source), *layout.warnings(info.model)]
-    saved, renamed = write_layout(layout, info.model, tensors)
-    new_head = changes is not None and changes.num_classes is not None
+    saved, renamed = layout.save(info.model, tensors)
+    new_head = changes.num_classes is not None
     made = frozenset(name for name in tensors if new_head and name.startswith("head"))
-    is_file, path = bool(kind), Path(output)
-    return Conversion(source, path, is_file, target, info, tensors, saved, renamed, made, warnings)
+    path = Path(output)
+    return Conversion(
+        source, path, bool(kind), target, info, tensors, saved, renamed, made, warnings
+    )
 
 
 def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
@@ -228,28 +220,19 @@ def write(job: Conversion, force: bool = False) -> None:
         write_tensors(file, tensors, layout.metadata(job.info))
     else:
         with whole_directory(job.output) as directory:
-            _write_directory(directory, job, layout, tensors)
-
-
-def _write_directory(
-    directory: Path, job: Conversion, layout: Layout, tensors: Mapping[str, LazyTensor]
-) -> None:
-    write_tensors(directory / "model.safetensors", tensors, layout.metadata(job.info))
-    for name, table in layout.configs(job.info).items():
-        text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
-        write_text(directory / name, text)
+            write_tensors(directory / file.name, tensors, layout.metadata(job.info))
+            for name, config in layout.configs(job.info).items():
+                write_json(directory / name, config)
 
 
 def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
     """The tensor; reading it notes its name if it holds NaN."""
 
     def read() -> np.ndarray:
-        import numpy as np
-
         array = tensor.read()
         with np.errstate(invalid="ignore"):
             if "float" in tensor.dtype and array.size and math.isnan(float(array.min())):
                 nan.append(name)
         return array
 
-    return LazyTensor(tensor.dtype, tensor.shape, read)
+    return tensor._replace(read=read)

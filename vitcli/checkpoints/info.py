@@ -134,22 +134,21 @@ class CheckpointInfo:
                     hint="pip install --upgrade vitcli",
                 )
             kind = BiTConfig if "resnet" in data["model"] else ModelConfig
+            classes = tuple(ClassLabel(id, name) for id, name in data["classes"])
+            if not all(isinstance(word, str) for label in classes for word in label):
+                raise ValueError("classes: an id or a name is not a string")
             info = cls(
                 model=from_json(kind, data["model"]),
                 preprocess=from_json(Preprocess, data["preprocess"]),
-                classes=_classes(data["classes"]),
+                classes=classes,
                 score=from_json(Score, data["score"]),
                 provenance=_provenance(data["provenance"]),
             )
-            if info.classes and len(info.classes) != info.model.num_classes:
-                count = info.model.num_classes
-                raise ValueError(f"{len(info.classes)} class names for {count} outputs")
+            if classes and len(classes) != info.model.num_classes:
+                raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
             return info
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise CheckpointError(
-                f"the model description is damaged: {reason}", where=where
-            ) from error
+            raise _damaged(error, where) from error
 
     def to_metadata(self) -> dict[str, str]:
         """For the header of a safetensors file; "format" is what transformers looks for."""
@@ -170,30 +169,23 @@ class CheckpointInfo:
         try:
             data = parse(metadata["vit"])
         except ValueError as error:
-            raise CheckpointError(
-                f"the model description is damaged: {error}", where=where
-            ) from error
+            raise _damaged(error, where) from error
         return cls.from_dict(data, where)
 
 
-def _classes(pairs: Any) -> tuple[ClassLabel, ...]:
-    labels = tuple(ClassLabel(id, name) for id, name in pairs)
-    if not all(isinstance(word, str) for label in labels for word in label):
-        raise ValueError("classes: an id or a name is not a string")
-    return labels
+def _damaged(error: Exception, where: object) -> CheckpointError:
+    reason = f"{error} is missing" if isinstance(error, KeyError) else error
+    return CheckpointError(f"the model description is damaged: {reason}", where=where)
 
 
 def _provenance(stored: Any) -> dict[str, Any]:
     """Provenance under today's keys, checked by type; what is stored keeps its JSON types."""
-    renamed = _renamed(stored)
+    renamed = {RENAMED.get(key, key): value for key, value in stored.items()}
     if "history" in renamed:
-        renamed["history"] = [_renamed(run) for run in renamed["history"]]
+        runs = renamed["history"]
+        renamed["history"] = [{RENAMED.get(k, k): v for k, v in run.items()} for run in runs]
     from_json(Provenance, renamed)
     return renamed
-
-
-def _renamed(stored: Any) -> dict[str, Any]:
-    return {RENAMED.get(key, key): value for key, value in stored.items()}
 
 
 def assumptions(info: CheckpointInfo) -> dict[str, str]:

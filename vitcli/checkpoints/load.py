@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +12,7 @@ from torch import Tensor
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import adapt, at_size
 from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.pickles import from_numpy
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.errors import CheckpointError
 from vitcli.hub import fetch as hub
@@ -100,9 +101,14 @@ def load(
         CheckpointError: it is damaged, or its tensors are not those of the model it describes.
         ConfigError: it cannot have that resolution.
     """
-    stored = weights = load_weights(spec, offline, on_progress, allow_pickle)
-    size = (resolution, resolution) if isinstance(resolution, int) else resolution
-    if size is not None:
+    fetching: read.Fetching = {
+        "offline": offline,
+        "on_progress": on_progress,
+        "allow_pickle": allow_pickle,
+    }
+    stored = weights = load_weights(spec, **fetching)
+    if resolution is not None:
+        size = (resolution, resolution) if isinstance(resolution, int) else resolution
         weights = at_resolution(weights, size, posemb_method)
     tensors = weights.tensors
     if dtype is None:
@@ -110,25 +116,21 @@ def load(
     return build(weights.info, tensors, device=device, dtype=dtype).eval()
 
 
-def load_weights(
-    spec: str | Path,
-    offline: bool = False,
-    on_progress: hub.Progress | None = None,
-    allow_pickle: bool = False,
-) -> Weights:
+def load_weights(spec: str | Path, **fetching: Unpack[read.Fetching]) -> Weights:
     """A checkpoint's description and tensors, which are those of the model it describes.
 
     Raises:
         VitError: as `load`.
     """
-    located = read.locate(spec, offline, on_progress, allow_pickle)
-    opened = read.open_checkpoint(located.file, located.entry)
-    if opened.layout == "vit":
-        return Weights(opened.info, _map_tensors(located.file, list(opened.tensors)))
-    from vitcli.checkpoints.pickles import from_numpy
-
-    tensors = {name: from_numpy(tensor.read()) for name, tensor in opened.tensors.items()}
-    return Weights(opened.info, tensors)
+    opened = read.open_checkpoint(spec, **fetching)
+    if opened.layout != "vit":
+        tensors = {name: from_numpy(tensor.read()) for name, tensor in opened.tensors.items()}
+        return Weights(opened.info, tensors)
+    try:
+        with safe_open(str(opened.file), framework="pt", device="cpu") as file:
+            return Weights(opened.info, {name: file.get_tensor(name) for name in opened.tensors})
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=opened.file) from error
 
 
 def at_resolution(weights: Weights, size: Size, method: PosembMethod) -> Weights:
@@ -171,12 +173,3 @@ def build(
     except RuntimeError as error:
         raise CheckpointError(f"weights do not match the model: {error}") from error
     return model
-
-
-def _map_tensors(file: Path, names: list[str]) -> dict[str, Tensor]:
-    """The file's tensors, in the memory that the file is mapped to."""
-    try:
-        with safe_open(str(file), framework="pt", device="cpu") as opened:
-            return {name: opened.get_tensor(name) for name in names}
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise CheckpointError(f"cannot be read: {error}", where=file) from error

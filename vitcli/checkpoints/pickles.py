@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
 from vitcli.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ STATES = (
 """Where training states keep their weights; averaged ones first, as timm and DINO do."""
 
 
-def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
-    """The tensors of a torch pickle, and what was chosen where it holds several states.
+def read_pickle(path: Path) -> Store:
+    """The tensors of a torch pickle.
 
     Raises:
         CheckpointError: it is damaged, holds something that could run code, or no tensors.
@@ -45,7 +45,8 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             # A Namespace holds options and runs nothing. torch warns of TorchScript and refuses it.
             warnings.simplefilter("ignore")
-            found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+            zipped = zipfile.is_zipfile(path)
+            found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except MemoryError:
         raise
     except Exception as error:  # whatever a damaged pickle may raise
@@ -57,21 +58,22 @@ def read_pickle(path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
             break
         found = found[key]
         notes.append(f"the weights under '{key}'")
-    tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)} if _is_dict(found) else {}
+    tensors: dict[str, LazyTensor] = {}
+    if isinstance(found, dict) and all(isinstance(key, str) for key in found):
+        tensors = {k: _lazy(k, v, path) for k, v in found.items() if isinstance(v, Tensor)}
     if not tensors:
         raise CheckpointError("a pickle that contains no dictionary of tensors", where=path)
-    for name, tensor in tensors.items():
-        if not _is_plain(tensor):
-            raise CheckpointError(f"'{name}' is not stored as a plain tensor", where=path)
-    return {name: _lazy(tensor) for name, tensor in tensors.items()}, notes
+    return Store(path, "pickle", tensors, notes=notes)
 
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:
     """What a pickle is that torch refuses; not in torch's words, which advise to run its code."""
     hint = "use a safetensors file of the same weights, or save only the state_dict()"
-    if _is_torchscript(path):  # as OpenAI released CLIP
-        what = "a TorchScript archive, which is a program; nothing in it was run"
-        return CheckpointError(what, where=path, hint=hint)
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            # TorchScript, as OpenAI released CLIP.
+            what = "a TorchScript archive, which is a program; nothing in it was run"
+            return CheckpointError(what, where=path, hint=hint)
     if type(error).__name__ == "UnpicklingError":  # what torch raises for all but tensors
         named = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
         what = f"objects ({named[1] or named[2]})" if named else "objects, or is damaged"
@@ -82,30 +84,11 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"damaged pickle: {reason}", where=path)
 
 
-def _is_torchscript(path: Path) -> bool:
-    if not _is_zip(path):
-        return False
-    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
-    return False
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether it has a value for each element: not sparse, nor a billion views of one number."""
+def _lazy(name: str, tensor: Tensor, path: Path) -> LazyTensor:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return dense and tensor.nbytes <= tensor.untyped_storage().nbytes()
-
-
-def _is_dict(found: object) -> bool:
-    return isinstance(found, dict) and all(isinstance(key, str) for key in found)
-
-
-def _is_zip(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == b"PK"
-
-
-def _lazy(tensor: Tensor) -> LazyTensor:
+    # Neither sparse, nor a billion views of one number.
+    if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise CheckpointError(f"'{name}' is not stored as a plain tensor", where=path)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return LazyTensor(dtype, tuple(tensor.shape), functools.partial(to_numpy, tensor))
 

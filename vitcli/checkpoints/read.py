@@ -7,12 +7,12 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypedDict, Unpack
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import open_store
 from vitcli.checkpoints.tensor_file import DTYPES, LazyTensor
-from vitcli.config import ClassLabel, Score, Size
+from vitcli.config import ClassLabel, Size
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
@@ -21,37 +21,66 @@ from vitcli.layouts.shapes import check_keys
 from vitcli.weight_files import weights_among
 
 
-class Located(NamedTuple):
-    """Where a checkpoint's tensors lie."""
+class Fetching(TypedDict, total=False):
+    """How a model is fetched from the Hub: arguments of `hub.fetch.fetch`."""
+
+    offline: bool
+    on_progress: hub.Progress | None
+    allow_pickle: bool
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open file: its description, and its tensors, each read when it is needed."""
 
     file: Path
-    """Of any kind that `store` reads."""
-    entry: RegistryEntry | None
+    info: CheckpointInfo
+    tensors: dict[str, LazyTensor]
+    """Under our names."""
+    kind: str
+    """Of the file; see `Store`."""
+    layout: str = "vit"
+    """"vit" (which is timm's), or one of `layouts`."""
+    dropped: tuple[str, ...] = ()
+    """Names in the file that are not part of the model."""
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our name -> the names in the file, where they differ."""
+    entry: RegistryEntry | None = None
     """The released model that it is, if the registry knows it."""
 
 
-def locate(
-    spec: str | Path,
-    offline: bool = False,
-    on_progress: hub.Progress | None = None,
-    allow_pickle: bool = False,
-    timeout: float | None = None,
-) -> Located:
-    """The file of a model: a path, a registry name, a Hub repo (fetched if need be).
+def open_checkpoint(
+    spec: str | Path, grid: Size | None = None, **fetching: Unpack[Fetching]
+) -> Checkpoint:
+    """A model's file, of any layout that we read; it is fetched if need be.
+
+    The description comes from the file's header, else from a configuration beside it, else from
+    the shapes, and `provenance["assumed"]` then lists what shapes do not show.
+
+    Args:
+        spec: a path, a registry name or a Hub repo.
+        grid: rows and columns of the position embeddings, if the file does not state them.
 
     Raises:
         ModelNotFoundError: there is no such model.
         HubError: it cannot be fetched from the Hub.
-        CheckpointError: the path does not hold a checkpoint.
+        CheckpointError: it is damaged, of an unknown layout, or holds other tensors than the model
+            that it describes.
     """
     found = registry.resolve(spec)
     entry = found if isinstance(found, RegistryEntry) else None
     if isinstance(found, RegistryEntry):
         found = HubRepo(found.repo, found.revision)
     if isinstance(found, HubRepo):
-        file = hub.fetch(found.id, found.revision, offline, on_progress, allow_pickle, timeout)
-        return Located(file, entry)
-    return Located(_weights_file(found), entry)
+        return open_file(hub.fetch(found.id, found.revision, **fetching), entry, grid)
+    return open_file(_weights_file(found), entry, grid)
+
+
+def read_info(spec: str | Path, **fetching: Unpack[Fetching]) -> tuple[CheckpointInfo, Path]:
+    """The description of a checkpoint, and its file. Raises VitError as `open_checkpoint`."""
+    found = open_checkpoint(spec, **fetching)
+    return found.info, found.file
 
 
 def _weights_file(path: Path) -> Path:
@@ -66,90 +95,35 @@ def _weights_file(path: Path) -> Path:
         found = ", ".join(names)
         raise CheckpointError(f"contains several checkpoints: {found}", where=path, hint=hint)
     found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
-    unfinished = "this run has not saved a model yet: continue it with --resume"
+    is_run = (path / "state").is_dir()  # of what an unfinished run resumes from
     raise CheckpointError(
         f"no checkpoint in this directory; found {found}",
         where=path,
-        hint=unfinished if (path / STATE).is_dir() else None,
+        hint="this run has not saved a model yet: continue it with --resume" if is_run else None,
     )
 
 
-STATE = "state"
-"""The directory of what an unfinished run resumes from."""
-
-
-def read_info(
-    spec: str | Path,
-    offline: bool = False,
-    on_progress: hub.Progress | None = None,
-    allow_pickle: bool = False,
-) -> tuple[CheckpointInfo, Path]:
-    """The description of a checkpoint, checked against its tensors' shapes, and its file.
-
-    It comes from the header, else from a `config.json` beside the file, else from the shapes, and
-    `provenance["assumed"]` then lists what shapes do not show.
-
-    Raises:
-        VitError: as `locate`; CheckpointError if the file is damaged, of an unknown layout, or
-            holds other tensors than the model that it describes.
-    """
-    file, entry = locate(spec, offline, on_progress, allow_pickle)
-    return open_checkpoint(file, entry).info, file
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """An open file: its description, and its tensors, each read when it is needed."""
-
-    file: Path
-    info: CheckpointInfo
-    tensors: dict[str, LazyTensor]
-    """Under our names."""
-    layout: str = "vit"
-    """"vit" (which is timm's), or one of `layouts`."""
-    dropped: tuple[str, ...] = ()
-    """Names in the file that are not part of the model."""
-    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our name -> the names in the file, where they differ."""
-
-
-def open_checkpoint(
+def open_file(
     file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
 ) -> Checkpoint:
-    """A file of any layout that we read.
-
-    Args:
-        entry: of the registry, where the file is a released model.
-        grid: rows and columns of its position embeddings, if the file does not state them.
-
-    Raises:
-        CheckpointError: it is damaged, of an unknown layout, or holds another model.
-    """
+    """`open_checkpoint` of a file that is here; `entry` if it is a released model."""
     store = open_store(file)
-    info = CheckpointInfo.from_metadata(store.metadata, where=file)
-    described = info is not None
-    if info is not None:
-        if info.model.depth > len(store.tensors):
+    stated = CheckpointInfo.from_metadata(store.metadata, where=file)
+    if stated is not None:
+        if stated.model.depth > len(store.tensors):
             raise CheckpointError("describes more blocks than it has tensors", where=file)
-        check_keys(info.model.tensor_shapes(), store.shapes, where=file)
-        found = Checkpoint(file, info, store.tensors)
+        check_keys(stated.model.tensor_shapes(), store.shapes, where=file)
+        found = Checkpoint(file, stated, store.tensors, store.kind, entry=entry)
     else:
         from vitcli.layouts.reading import read_layout  # not needed for our own files
 
-        read = read_layout(store, grid)
-        info, described = read.info, "assumed" not in read.info.provenance
-        found = Checkpoint(file, info, read.tensors, read.layout, read.dropped, read.sources)
-        renamed = any(names != (ours,) for ours, names in read.sources.items())
-        if read.layout == "timm" and store.kind == "safetensors" and not renamed:
-            # Our own layout but for the description.
-            provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
-            info = dataclasses.replace(info, provenance=provenance)
-            found = Checkpoint(file, info, read.tensors, dropped=read.dropped)
-        found = dataclasses.replace(found, info=_with_known_classes(info, entry))
+        found = read_layout(store, grid)
+        info = _with_known_classes(found.info, entry)
+        found = dataclasses.replace(found, info=info, entry=entry)
     for name, tensor in found.tensors.items():
         if tensor.dtype not in DTYPES.values():
             raise CheckpointError(f"'{name}' has the unknown type {tensor.dtype}", where=file)
-    if described and entry is not None:
+    if entry is not None and (stated or "assumed" not in found.info.provenance):
         _warn_of_departures(found.info, entry)
     return found
 
@@ -182,7 +156,9 @@ def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> Ch
         if re.search(r"in1k(_\d+)?$", tag) and count == 1000:
             named = "imagenet-1k"
         elif tag.endswith("in21k") and count == 21843:
-            named, score = "imagenet-21k", _score_of(tag)
+            # AugReg's models of ImageNet-21k were trained with a sigmoid per class.
+            named = "imagenet-21k"
+            score = "sigmoid" if tag == "augreg_in21k" else "softmax"
     elif "converted_from" in info.provenance and count in _LISTS:
         known = registry.labels(_LISTS[count])
         first = known[0].name.partition(",")[0]  # "tench", "organism"
@@ -196,11 +172,6 @@ def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> Ch
 
 
 _LISTS: dict[int, registry.Labels] = {1000: "imagenet-1k", 21843: "imagenet-21k"}
-
-
-def _score_of(tag: str) -> Score:
-    """AugReg's models of ImageNet-21k were trained with a sigmoid per class."""
-    return "sigmoid" if tag == "augreg_in21k" else "softmax"
 
 
 def _with_synset_names(classes: tuple[ClassLabel, ...]) -> tuple[ClassLabel, ...]:

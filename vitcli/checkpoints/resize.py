@@ -13,25 +13,23 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
-from vitcli.atomic import whole_directory, whole_file, write_text
+import numpy as np
+
+from vitcli.atomic import whole_directory, whole_file, write_json, write_text
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.store import RECORD, kind_of, rewrite_npz
+from vitcli.checkpoints.store import RECORD, rewrite_npz
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import card, registry
-from vitcli.hub import fetch as hub
 from vitcli.layouts.catalogue import LAYOUTS, companions
 from vitcli.layouts.foreign_json import read_json
 from vitcli.weight_files import INDEX, SUFFIXES
-
-if TYPE_CHECKING:
-    import numpy as np
 
 TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")
 
@@ -41,8 +39,6 @@ class Resize:
     """What `resize_posemb` will do: decided and checked, but not written yet."""
 
     checkpoint: read.Checkpoint
-    kind: str
-    """Of its file; see `store.Store`."""
     file: Path
     """The file of weights that is written; of shards the index."""
     output: Path
@@ -83,22 +79,18 @@ class Resize:
     def loss(self) -> float:
         """What the new grid cannot hold: the root mean square change of the embeddings after the
         resize and back, relative to their size."""
-        import numpy as np
-
-        back, there = self.models
+        old, new = self.models
         error = size = 0.0
         for name, table in self.tables.items():
-            again = adapt_tensor(name, self.resized.get(name, table), there, back, self.method)
-            prefix = back.posemb_prefix if name == "pos_embed" else 0
-            grid = np.asarray(table, np.float64)[:, prefix:]
-            error += float(((np.asarray(again, np.float64)[:, prefix:] - grid) ** 2).sum())
+            again = adapt_tensor(name, self.resized.get(name, table), new, old, self.method)
+            prefix = old.posemb_prefix if name == "pos_embed" else 0
+            grid = table.astype(np.float64)[:, prefix:]
+            error += float(((again.astype(np.float64)[:, prefix:] - grid) ** 2).sum())
             size += float((grid**2).sum())
         return (error / size) ** 0.5 if size else 0.0
 
     def changed(self) -> dict[str, np.ndarray]:
         """The new tables under the file's names, in its shapes."""
-        import numpy as np
-
         found = {}
         for ours, table in self.resized.items():
             theirs = self.checkpoint.sources.get(ours, (ours,))[0]
@@ -119,9 +111,7 @@ def plan_resize(
     output: str | Path | None = None,
     in_place: bool = False,
     old_grid: Size | None = None,
-    offline: bool = False,
-    on_progress: hub.Progress | None = None,
-    allow_pickle: bool = False,
+    **fetching: Unpack[read.Fetching],
 ) -> Resize:
     """Reads a checkpoint's header and its position embeddings, and resizes them in memory.
 
@@ -146,40 +136,38 @@ def plan_resize(
         raise OutputError(
             "not a local file, so the output needs a name", where=spec, hint="pass -o OUT"
         )
-    located = read.locate(spec, offline, on_progress, allow_pickle)
-    opened = read.open_checkpoint(located.file, located.entry, old_grid)
-    info, kind = opened.info, kind_of(located.file)
-    old = new = info.model
-    if not isinstance(old, ModelConfig) or not isinstance(new, ModelConfig):
-        raise CheckpointError("a ResNet has no position embeddings", where=located.file)
+    opened = read.open_checkpoint(spec, old_grid, **fetching)
+    old, info = opened.info.model, opened.info
+    if not isinstance(old, ModelConfig):
+        raise CheckpointError("a ResNet has no position embeddings", where=opened.file)
     size = resolution or old.image_size
     if grid is not None:
         size = grid[0] * old.patch_size[0], grid[1] * old.patch_size[1]
-    method, tables, resized = actual_method(old, method), _tables(opened), {}
+    new, method, tables, resized = old, actual_method(old, method), _tables(opened), {}
     if size != old.image_size and grid != old.grid:
         info, new = at_size(info, size, method), old.at(size)
         resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
         _check_square(opened, new)
-    elif kind == "pickle":
+    elif opened.kind == "pickle":
         raise CheckpointError(
             f"the grid is already {new.grid[0]} x {new.grid[1]}",
-            where=located.file,
+            where=opened.file,
             hint="convert the pickle to safetensors with `vit convert`",
         )
-    target, is_directory = _output(path, opened.file, kind, new, output, in_place)
-    name = "model.safetensors" if kind == "pickle" else opened.file.name
+    target, is_directory = _output(path, opened, new, output, in_place)
+    name = "model.safetensors" if opened.kind == "pickle" else opened.file.name
     file = target / name if is_directory else target
     # A file of the standard name belongs to the configuration beside it.
-    alone = path.is_file() and located.file.name not in ("model.safetensors", INDEX)
-    directory = None if alone else located.file.parent
-    return Resize(opened, kind, file, target, directory, info, (old, new), method, tables, resized)
+    alone = path.is_file() and opened.file.name not in ("model.safetensors", INDEX)
+    directory = None if alone else opened.file.parent
+    return Resize(opened, file, target, directory, info, (old, new), method, tables, resized)
 
 
 def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings that the file holds. Raises CheckpointError if there are none."""
     names = [n for n in TABLES if n in opened.tensors and opened.sources.get(n, (n,))]
     if not names:
-        computed = getattr(opened.info.model, "posemb", None) == "sincos2d"
+        computed = opened.info.model.posemb == "sincos2d"
         raise CheckpointError(
             "no position embeddings to resize",
             where=opened.file,
@@ -207,13 +195,13 @@ def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
 
 def _output(
     path: Path,
-    file: Path,
-    kind: str,
+    opened: read.Checkpoint,
     model: ModelConfig,
     output: str | Path | None,
     in_place: bool,
 ) -> tuple[Path, bool]:
     """Where the result goes, and whether that is a directory. Raises ConfigError, OutputError."""
+    file, kind = opened.file, opened.kind
     suffix = ".npz" if kind == "npz" else ".safetensors"
     if in_place and output is not None:
         raise ConfigError("--in-place and --output cannot be combined")
@@ -243,6 +231,10 @@ def _output(
     return file.with_name(f"{stem}-{grid}{suffix}"), False
 
 
+# ---------------------------------------------------------------------------------------------
+# Writing
+
+
 def resize_posemb(job: Resize, force: bool = False) -> None:
     """Writes what was planned: a file, or all files of a directory, whole or not at all.
 
@@ -267,20 +259,21 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
             _copy_others(job.directory, place)
         if job.directory and job.resized:
             _resize_configs(job, job.directory, place)
-        described = (place / "config.json").is_file() or job.in_place
-        if job.kind == "pickle" or (job.checkpoint.layout == "vit" and not described):
+        opened, described = job.checkpoint, (place / "config.json").is_file() or job.in_place
+        if opened.kind == "pickle" or (opened.layout == "vit" and not described):
             write_config(place / "config.json", job.info)
 
 
 def _write_weights(job: Resize, file: Path) -> None:
-    if job.kind == "pickle":
+    kind = job.checkpoint.kind
+    if kind == "pickle":
         write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
-    elif job.kind == "shards":
+    elif kind == "shards":
         _write_shards(job, file)
     elif not job.resized:
         with open(job.source, "rb") as old, whole_file(file) as new:
             shutil.copyfileobj(old, new, 1 << 20)
-    elif job.kind == "npz":
+    elif kind == "npz":
         rewrite_npz(job.source, file, job.changed(), {RECORD: json.dumps(job.record)})
     else:
         _write_safetensors(job, job.source, file)
@@ -312,13 +305,15 @@ def _write_shards(job: Resize, index: Path) -> None:
     about = table.get("metadata")
     if isinstance(about, dict) and isinstance(about.get("total_size"), int):
         about["total_size"] += grown
-    text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
-    write_text(index, text if resized else job.source.read_text("utf-8"))
+    if resized:
+        write_json(index, table)
+    else:
+        shutil.copyfile(job.source, index)
 
 
 def _copy_others(source: Path, directory: Path) -> None:
     """Copies the other files of a model's directory, such as its card, but not other weights."""
-    for path in sorted(source.iterdir()):
+    for path in source.iterdir():
         weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name[0] != ".":
             shutil.copyfile(path, directory / path.name)
@@ -335,5 +330,4 @@ def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
             continue
         found = (layout.resized_config(name, config, old, job.info) for layout in LAYOUTS)
         if (resized := next((one for one in found if one is not None), None)) is not None:
-            text = json.dumps(resized, indent=2, ensure_ascii=False) + "\n"
-            write_text(directory / name, text)
+            write_json(directory / name, resized)

@@ -3,12 +3,11 @@ transformers. No torch here: tensors become arrays through their own methods."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from vitcli.atomic import write_text
+from vitcli.atomic import write_json
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, write
 from vitcli.errors import OutputError
@@ -76,7 +75,7 @@ def write_config(
     config = timm.to_config(info)
     if train is not None:
         config["vit"]["train"] = train
-    write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    write_json(path, config)
 
 
 def _lazy(tensor: Any, dtype: SaveDtype | None) -> LazyTensor:

@@ -13,13 +13,18 @@ import math
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.atomic import whole_file
 from vitcli.checkpoints.info import Resized
-from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, tensor_bytes
+from vitcli.checkpoints.tensor_file import (
+    LazyTensor,
+    Store,
+    numpy_dtype,
+    read_header,
+    tensor_bytes,
+)
 from vitcli.errors import CheckpointError, VitError
 from vitcli.typed_json import from_json, parse
 from vitcli.weight_files import weights_among
@@ -30,24 +35,17 @@ if TYPE_CHECKING:
 MOST_INFLATED = 60
 """A zip archive that inflates to more than this many times its size is refused as a bomb: weights
 hardly compress, except for heads of zeros."""
+RECORD = "posemb_resize"
+"""Key of the metadata under which a resize is recorded where a layout has no place for it."""
 
 
-@dataclass(frozen=True)
-class Store:
-    """An open file of arrays."""
+def open_store(path: Path) -> Store:
+    """The arrays of a file of any kind.
 
-    path: Path
-    kind: str
-    """A key of `OPEN`."""
-    tensors: dict[str, LazyTensor]
-    notes: list[str] = field(default_factory=list)
-    """What was chosen where it holds several models, such as the averaged weights."""
-    metadata: dict[str, str] = field(default_factory=dict)
-    """Texts that are stored beside the arrays."""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tensor.shape for name, tensor in self.tensors.items()}
+    Raises:
+        CheckpointError: it is damaged or not a checkpoint.
+    """
+    return OPEN[kind_of(path)](path)
 
 
 def kind_of(path: Path) -> str:
@@ -68,62 +66,36 @@ def kind_of(path: Path) -> str:
         with _reading(path), zipfile.ZipFile(path) as archive:
             arrays = any(name.endswith(".npy") for name in archive.namelist())
         return "npz" if arrays else "pickle"
-    if start.startswith(b"version https:/"):
-        raise CheckpointError(
-            "a Git LFS pointer, not the file itself",
-            where=path,
-            hint="download the file with `git lfs pull`",
-        )
     if start.startswith(b"\x80") and start[8:9] != b"{":  # no length of a header of JSON
         return "pickle"
     if start.startswith(b"{"):
         return "shards"
-    if _is_text(start):
-        page = start.lstrip().lower().startswith((b"<!doctype", b"<html"))
-        hint = "download the file itself instead of its page" if page else None
-        kind = "a web page" if page else "a text file"
-        raise CheckpointError(f"{kind}, not a checkpoint", where=path, hint=hint)
-    if len(start) > 8 and start[8:9] != b"{":
-        raise CheckpointError("not a checkpoint: neither safetensors, npz nor pickle", where=path)
+    what, hint = _other_kind(start)
+    if what:
+        raise CheckpointError(what, where=path, hint=hint)
     return "safetensors"
+
+
+def _other_kind(start: bytes) -> tuple[str, str | None]:
+    """What a file is that begins so and is no checkpoint, and a hint; ("", None) if it may be."""
+    if start.startswith(b"version https:/"):
+        return "a Git LFS pointer, not the file itself", "download the file with `git lfs pull`"
+    with contextlib.suppress(UnicodeDecodeError):
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
+        # A safetensors file has a zero byte among its first eight.
+        if all(character.isprintable() or character.isspace() for character in text):
+            page = text.lstrip().lower().startswith(("<!doctype", "<html"))
+            hint = "download the file itself instead of its page" if page else None
+            return f"{'a web page' if page else 'a text file'}, not a checkpoint", hint
+    if len(start) > 8 and start[8:9] != b"{":
+        return "not a checkpoint: neither safetensors, npz nor pickle", None
+    return "", None
 
 
 def _require_file(path: Path) -> None:
     """Raises CheckpointError for a pipe or a device, which might make a reader wait for ever."""
     if path.exists() and not path.is_file():
         raise CheckpointError("not a regular file", where=path)
-
-
-def _is_text(start: bytes) -> bool:
-    """Whether a file begins with text. A safetensors file has a zero byte among its first eight."""
-    with contextlib.suppress(UnicodeDecodeError):
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
-        return all(character.isprintable() or character.isspace() for character in text)
-    return False
-
-
-def open_store(path: Path) -> Store:
-    """The arrays of a file of any kind.
-
-    Raises:
-        CheckpointError: it is damaged or not a checkpoint.
-    """
-    return OPEN[kind_of(path)](path)
-
-
-def _open_safetensors(path: Path) -> Store:
-    header = read_header(path)
-    return Store(path, "safetensors", header.tensors, metadata=header.metadata)
-
-
-def _open_pickle(path: Path) -> Store:
-    from vitcli.checkpoints.pickles import read_pickle
-
-    return Store(path, "pickle", *read_pickle(path))
-
-
-RECORD = "posemb_resize"
-"""Key of the metadata under which a resize is recorded where a layout has no place for it."""
 
 
 def recorded(store: Store) -> dict[str, Any] | None:
@@ -136,11 +108,10 @@ def recorded(store: Store) -> dict[str, Any] | None:
     return found
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files whose bytes decide what `open_store(path)` holds."""
-    if kind_of(path) != "shards":
-        return [path]
-    return [path, *(path.with_name(name) for name in sorted(set(read_index(path).values())))]
+def _open_pickle(path: Path) -> Store:
+    from vitcli.checkpoints.pickles import read_pickle
+
+    return read_pickle(path)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -172,12 +143,19 @@ def read_index(path: Path) -> dict[str, str]:
     return names
 
 
+def files_of(path: Path) -> list[Path]:
+    """A file of weights; of an index, its shards too."""
+    if kind_of(path) != "shards":
+        return [path]
+    return [path, *(path.with_name(name) for name in sorted(set(read_index(path).values())))]
+
+
 def _open_shards(path: Path) -> Store:
     """The tensors that an index finds in several files."""
-    names = read_index(path)
+    names, shards = read_index(path), {}
     for file in set(names.values()):
         _require_file(path.with_name(file))
-    shards = {file: read_header(path.with_name(file)).tensors for file in set(names.values())}
+        shards[file] = read_header(path.with_name(file)).tensors
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(
@@ -185,8 +163,7 @@ def _open_shards(path: Path) -> Store:
             f"{missing[0]}",
             where=path,
         )
-    tensors = {name: shards[file][name] for name, file in names.items()}
-    return Store(path, "shards", tensors)
+    return Store(path, "shards", {name: shards[file][name] for name, file in names.items()})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,7 +182,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _open_npz(path: Path) -> Store:
-    """The arrays of an .npz file; big_vision's bfloat16, which numpy calls V2, by its name.
+    """The arrays of an .npz file.
 
     Raises:
         CheckpointError: it is damaged, holds Python objects, or inflates beyond reason.
@@ -218,15 +195,15 @@ def _open_npz(path: Path) -> Store:
             raise CheckpointError(
                 f"would decompress to {inflated:,} bytes, which is suspiciously large", where=path
             )
-        found = {}
+        found: dict[str, LazyTensor] = {}
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in found:
                 raise CheckpointError(f"contains the array '{name}' twice", where=path)
             found[name] = _npy(archive, member, path)
-        lines = archive.comment.decode("utf-8", "replace").splitlines()
+        lines = archive.comment.decode(errors="replace").splitlines()
         metadata = {key: value for key, _, value in (line.partition(" ") for line in lines)}
-        return Store(path, "npz", found, metadata=metadata)
+        return Store(path, "npz", found, metadata)
 
 
 def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyTensor:
@@ -246,6 +223,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
         raise CheckpointError(
             f"the size of '{member.filename}' does not match its shape {shape}", where=path
         )
+    # As big_vision stores it, and numpy names it.
     dtype = numpy_dtype("bfloat16") if dtype.str == "|V2" else dtype
 
     def read() -> np.ndarray:
@@ -259,8 +237,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
 
 
 def write_npz(path: str | Path, tensors: Mapping[str, LazyTensor]) -> None:
-    """Writes an uncompressed .npz file whole or not at all, one array at a time. bfloat16 becomes
-    V2, as big_vision stores it.
+    """Writes an uncompressed .npz file whole or not at all, one array at a time.
 
     Raises:
         OutputError: it cannot be written.
@@ -268,7 +245,7 @@ def write_npz(path: str | Path, tensors: Mapping[str, LazyTensor]) -> None:
     with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, tensor in tensors.items():
             # Dated 1980, ZipInfo's default: the same arrays make the same file.
-            _write_array(archive, zipfile.ZipInfo(f"{name}.npy"), tensor.read())
+            _write_array(archive, zipfile.ZipInfo(f"{name}.npy"), tensor)
 
 
 def rewrite_npz(
@@ -304,22 +281,25 @@ def rewrite_npz(
         new.comment = b"\n".join([*kept, *(f"{k} {v}".encode() for k, v in metadata.items())])
 
 
-def _write_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, array: np.ndarray) -> None:
+def _write_array(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, tensor: np.ndarray | LazyTensor
+) -> None:
     """Appends an array to an archive as a .npy file."""
-    import numpy as np
+    from numpy.lib import format as npy
 
-    descr = "|V2" if array.dtype.name == "bfloat16" else numpy_dtype(array.dtype.name).str
-    about = {"descr": descr, "fortran_order": False, "shape": tuple(array.shape)}
-    with archive.open(member, "w", force_zip64=array.nbytes > 1 << 30) as out:
-        np.lib.format.write_array_header_1_0(out, about)
-        out.write(tensor_bytes(array))
+    data, name = tensor_bytes(tensor), str(tensor.dtype)
+    descr = "|V2" if name == "bfloat16" else numpy_dtype(name).str
+    about = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
+    with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:
+        npy.write_array_header_1_0(out, about)
+        out.write(data)
 
 
 # ---------------------------------------------------------------------------------------------
 # Kinds
 
 OPEN: dict[str, Callable[[Path], Store]] = {
-    "safetensors": _open_safetensors,
+    "safetensors": read_header,
     "shards": _open_shards,
     "npz": _open_npz,
     "pickle": _open_pickle,

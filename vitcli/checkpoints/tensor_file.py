@@ -1,10 +1,8 @@
 """A safetensors file: an 8-byte little-endian length, a JSON header of that length, and the bytes
 of the tensors, back to back (https://github.com/huggingface/safetensors, "Format").
 
-Tensors are read by the safetensors library, which checks the whole header. Two things are done
-here: the header is read without the library, which imports numpy (0.1 s) to open a file that
-`vit info` only describes; and the file is written tensor by tensor, while the library's writer
-takes all tensors at once.
+The library reads the tensors and checks the whole header. Here the header is read without it, as it
+imports numpy (0.1 s), and a file is written tensor by tensor, while its writer takes all at once.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,19 +51,25 @@ class LazyTensor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Header:
-    """What a safetensors file holds; its tensors are not read yet."""
+class Store:
+    """An open file of named arrays, which are not read yet."""
 
+    path: Path
+    kind: str
+    """A key of `store.OPEN`."""
     tensors: dict[str, LazyTensor]
     """In the order of the file."""
-    metadata: dict[str, str]
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Texts that are stored beside the arrays."""
+    notes: list[str] = field(default_factory=list)
+    """What was chosen where it holds several models, such as the averaged weights."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
-def read_header(path: str | Path) -> Header:
+def read_header(path: str | Path) -> Store:
     """Names, types and shapes of a safetensors file's tensors, and its metadata.
 
     Raises:
@@ -88,7 +92,7 @@ def read_header(path: str | Path) -> Header:
             end = max(end, offsets[1])
         if 8 + length + end != size:
             raise ValueError(f"the file has {size:,} bytes instead of {8 + length + end:,}")
-        return Header(tensors, from_json(dict[str, str], metadata))
+        return Store(Path(path), "safetensors", tensors, from_json(dict[str, str], metadata))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", where=path) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -141,14 +145,14 @@ def write(
         OutputError: the file cannot be written.
     """
     codes = {dtype: code for code, dtype in DTYPES.items()}
-    types = {name: _dtype_name(tensor) for name, tensor in tensors.items()}
-    order = sorted(tensors, key=lambda name: -numpy_dtype(types[name]).itemsize)
+    sizes = {name: _dtype(tensor).itemsize for name, tensor in tensors.items()}
+    order = sorted(tensors, key=lambda name: -sizes[name])
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in order:
-        shape = list(tensors[name].shape)
-        start, end = end, end + math.prod(shape) * numpy_dtype(types[name]).itemsize
-        entries[name] = {"dtype": codes[types[name]], "shape": shape, "data_offsets": [start, end]}
+        shape, code = list(tensors[name].shape), codes[_dtype(tensors[name]).name]
+        start, end = end, end + math.prod(shape) * sizes[name]
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
     with whole_file(path) as file:  # which refuses text that is not Unicode
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
@@ -164,16 +168,15 @@ def _made_ahead(tensors: Iterable[np.ndarray | LazyTensor]) -> Iterator[memoryvi
     with ThreadPoolExecutor(1) as thread:
         made: Future[memoryview] | None = None
         for tensor in tensors:
-            following = thread.submit(tensor_bytes, tensor)
-            if made is not None:
-                yield made.result()
-            made = following
+            previous, made = made, thread.submit(tensor_bytes, tensor)
+            if previous is not None:
+                yield previous.result()
         if made is not None:
             yield made.result()
 
 
-def _dtype_name(tensor: np.ndarray | LazyTensor) -> str:
-    return tensor.dtype if isinstance(tensor, LazyTensor) else tensor.dtype.name
+def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype[Any]:
+    return numpy_dtype(tensor.dtype if isinstance(tensor, LazyTensor) else tensor.dtype.name)
 
 
 def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
@@ -183,5 +186,4 @@ def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
     array = tensor.read() if isinstance(tensor, LazyTensor) else tensor
     if isinstance(tensor, LazyTensor) and (array.dtype.name, array.shape) != tensor[:2]:
         raise ValueError(f"announced {tensor[:2]}, made {(array.dtype.name, array.shape)}")
-    array = np.ascontiguousarray(array, numpy_dtype(array.dtype.name))
-    return array.reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(array, _dtype(array)).reshape(-1).view(np.uint8).data

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitcli.checkpoints.read import locate, open_checkpoint
+from vitcli.checkpoints.read import open_checkpoint
 from vitcli.cli import output
 from vitcli.cli.info import named_architecture
 from vitcli.cli.options import Fetching, parse_figure
@@ -121,8 +121,10 @@ def _architecture(name: str, args: Bench) -> Architecture:
     if isinstance(found, registry.RegistryEntry):
         return found.model
     with output.FetchDisplay(args.quiet) as fetching:
-        located = locate(name, args.offline, fetching, args.allow_pickle)
-    return open_checkpoint(*located).info.model
+        opened = open_checkpoint(
+            name, offline=args.offline, on_progress=fetching, allow_pickle=args.allow_pickle
+        )
+    return opened.info.model
 
 
 def show_table(found: Sequence[Speed], max_batch: int) -> None:

@@ -123,7 +123,7 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
     from vitcli.checkpoints.verify import check_verifiable
     from vitcli.errors import CheckpointError
 
-    written = read.open_checkpoint(read.locate(job.output).file)
+    written = read.open_checkpoint(job.output)
     try:
         check_verifiable(written)
     except CheckpointError as error:

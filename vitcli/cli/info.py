@@ -13,7 +13,8 @@ from typing import Any
 import typer
 
 from vitcli.checkpoints.info import unique_names
-from vitcli.checkpoints.read import Checkpoint, locate, open_checkpoint
+from vitcli.checkpoints.read import Checkpoint, open_checkpoint
+from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
 from vitcli.cli.options import Fetching
 from vitcli.cli.parameters import command
@@ -28,7 +29,6 @@ from vitcli.config import (
 )
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
-from vitcli.hub.fetch import with_shards
 
 SHOWN_CLASSES = 10
 COPIED = ("file", "command", "then")
@@ -74,8 +74,12 @@ def info(args: Info) -> None:
     checkpoint, config = None, named_architecture(args.model)
     if config is None:
         with output.FetchDisplay(args.quiet) as fetching:
-            located = locate(args.model, args.offline, fetching, args.allow_pickle)
-        checkpoint = open_checkpoint(*located)
+            checkpoint = open_checkpoint(
+                args.model,
+                offline=args.offline,
+                on_progress=fetching,
+                allow_pickle=args.allow_pickle,
+            )
         config, found["file"] = checkpoint.info.model, str(checkpoint.file)
     config = config.at(args.resolution) if args.resolution else config
     found |= describe_model(config)
@@ -126,7 +130,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "classes": [label._asdict() for label in checkpoint.info.classes],
         "provenance": checkpoint.info.provenance,
         "dtypes": sorted({tensor.dtype for tensor in checkpoint.tensors.values()}),
-        "bytes": sum(file.stat().st_size for file in with_shards(checkpoint.file)),
+        "bytes": sum(file.stat().st_size for file in files_of(checkpoint.file)),
     }
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import typer
 
-from vitcli.checkpoints.read import locate, open_checkpoint
+from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
 from vitcli.cli.models import NAMES
 from vitcli.cli.options import Fetching
@@ -14,7 +15,6 @@ from vitcli.cli.parameters import command
 from vitcli.errors import VitError
 from vitcli.fields import option
 from vitcli.hub import registry
-from vitcli.hub.fetch import with_shards
 from vitcli.hub.registry import HubRepo
 from vitcli.retry import TIMEOUT
 
@@ -56,8 +56,13 @@ def pull(args: Pull) -> None:
         try:
             found = registry.resolve(name)
             with output.FetchDisplay(args.quiet) as display:
-                file, entry = locate(name, args.offline, display, args.allow_pickle, args.timeout)
-            open_checkpoint(file, entry)  # warns where the registry is wrong
+                opened = open_checkpoint(  # which warns where the registry is wrong
+                    name,
+                    offline=args.offline,
+                    on_progress=display,
+                    allow_pickle=args.allow_pickle,
+                    timeout=args.timeout,
+                )
         except KeyboardInterrupt as stop:
             stop.add_note(f"stopped; resume the download with `vit pull {name}`")
             raise
@@ -71,12 +76,13 @@ def pull(args: Pull) -> None:
                 output.error(str(error))
             continue
         if args.json:
+            entry, file = opened.entry, opened.file
             repo = entry.repo if entry else found.id if isinstance(found, HubRepo) else None
-            size = sum(path.stat().st_size for path in with_shards(file))
+            size = sum(path.stat().st_size for path in files_of(file))
             output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
         else:
             if not display.shown:
                 output.note(f"{name} is already in the cache", args.quiet)
-            output.line(str(file))
+            output.line(str(opened.file))
     if failed:
         raise typer.Exit(1)

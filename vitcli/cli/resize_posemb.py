@@ -106,7 +106,7 @@ def resize_posemb(args: ResizePosemb) -> None:
         )
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
         output.note("the position embeddings of the decoder were not resized", args.quiet)
-    if job.kind == "pickle":
+    if job.checkpoint.kind == "pickle":
         text = "vit does not write pickles: the output is safetensors in vit's layout"
         output.note(text, args.quiet)
 

@@ -82,11 +82,6 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
     return directory if all(shard in present for shard in shards) else None
 
 
-def with_shards(file: Path) -> list[Path]:
-    """A file of weights; of an index, its shards too. Raises HubError."""
-    return [file, *(file.with_name(n) for n in _shards(file))] if file.name == INDEX else [file]
-
-
 def reachable(repo: str, timeout: float = 3.0) -> bool:
     """Whether the Hub answers within so many seconds with a file of a repo."""
     if is_offline():

@@ -129,9 +129,8 @@ def pack(
     The license is the given one, else what the run's card says, else that of the model that it
     was trained from, where the registry knows it; never a guess. Raises VitError.
     """
-    located = read.locate(spec, on_progress=on_progress, allow_pickle=allow_pickle)
-    source = read.open_checkpoint(located.file, located.entry)
-    beside = located.file.parent
+    source = read.open_checkpoint(spec, on_progress=on_progress, allow_pickle=allow_pickle)
+    beside = source.file.parent
     places = {beside, beside.absolute(), beside.absolute().parent}
     info = dataclasses.replace(source.info, provenance=publishable(source.info.provenance, places))
     needed, free = 4 * info.model.num_params(), shutil.disk_usage(directory).free
@@ -145,7 +144,7 @@ def pack(
     tensor_file.write(directory / WEIGHTS, source.tensors, info.to_metadata())
     write_config(directory / CONFIG, info)
 
-    base_model, inherited = lineage(info, located.entry)
+    base_model, inherited = lineage(info, source.entry)
     own = beside / CARD
     old = Card.parse(own.read_text("utf-8", "replace") if own.is_file() else "")
     is_run = old.is_ours or "command" in info.provenance

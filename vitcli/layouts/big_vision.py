@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError
 from vitcli.layouts import flax

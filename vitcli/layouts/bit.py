@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.layouts import flax
 from vitcli.layouts.layout import Match, below, bit_refusals, find_prefix, renamed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.errors import CheckpointError
 from vitcli.layouts import transformers

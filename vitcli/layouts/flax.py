@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vitcli.architectures import STEM
-from vitcli.checkpoints.store import Store
-from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Preprocess
 from vitcli.layouts.layout import Layout, Match, below, find_prefix
 from vitcli.layouts.table import CHANNELS, SAME, Row, rows

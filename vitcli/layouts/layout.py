@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.store import Store
-from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, Score, Size
+from vitcli.errors import OutputError
+from vitcli.layouts import table
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.table import Row
 
@@ -108,6 +109,33 @@ class Layout(ABC):
     def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
         """Tensors that readers need and our model does not have."""
         return {}
+
+    def save(
+        self, model: Architecture, tensors: Mapping[str, LazyTensor]
+    ) -> tuple[dict[str, LazyTensor], dict[str, tuple[str, ...]]]:
+        """A model's tensors in this layout, and their names by ours (none where readers compute a
+        tensor).
+
+        Raises:
+            OutputError: a tensor has no place, or is not what readers compute.
+        """
+        saved: dict[str, LazyTensor] = {}
+        renamed: dict[str, tuple[str, ...]] = {}
+        for name, array in self.computed(model).items():
+            if not (tensors[name].read() == array).all():
+                raise OutputError(
+                    f"{name} would be computed differently by readers of the layout {self.name}"
+                )
+            renamed[name] = ()
+        for row in table.expand(self.rows(model), model.depth):
+            if set(row.ours) <= tensors.keys() - renamed.keys():
+                saved |= table.save(row, tensors, getattr(model, "num_heads", 1))
+                renamed |= dict.fromkeys(row.ours, row.theirs)
+        saved |= self.extra(model, next(iter(tensors.values())).dtype)
+        if left := tensors.keys() - renamed.keys():
+            names = ", ".join(sorted(left))
+            raise OutputError(f"the layout {self.name} cannot store {names}")
+        return saved, renamed
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
         """Metadata of a safetensors file."""

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, Preprocess, Size
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import CLIP, Layout, Match, below, find_prefix

@@ -1,6 +1,6 @@
 """What model a file holds, by the table of the layout that recognises it.
 
-Nothing is left out silently: every tensor is the model's, or listed in `Reading.dropped`.
+Nothing is left out silently: every tensor is the model's, or listed in `Checkpoint.dropped`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.store import RECORD, Store, recorded
-from vitcli.checkpoints.tensor_file import LazyTensor
-from vitcli.config import Architecture, BiTConfig, ModelConfig, Size
+from vitcli.checkpoints.read import Checkpoint
+from vitcli.checkpoints.store import RECORD, recorded
+from vitcli.checkpoints.tensor_file import LazyTensor, Store
+from vitcli.config import Architecture, BiTConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import table
 from vitcli.layouts.catalogue import recognise
@@ -23,22 +23,8 @@ from vitcli.layouts.shapes import assumption, check_keys, infer_architecture
 from vitcli.resnets import Shape
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A file as a model of ours."""
-
-    layout: str
-    info: CheckpointInfo
-    tensors: dict[str, LazyTensor]
-    """Under our names, each made when it is read."""
-    sources: dict[str, tuple[str, ...]]
-    """Our name -> the file's names."""
-    dropped: tuple[str, ...] = ()
-    """Names in the file that are no part of the model."""
-
-
-def read_layout(store: Store, grid: Size | None = None) -> Reading:
-    """What model a file holds.
+def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
+    """A file as a model of ours.
 
     Args:
         grid: rows and columns of its position embeddings, if the file does not state them.
@@ -56,14 +42,13 @@ def read_layout(store: Store, grid: Size | None = None) -> Reading:
     expected: dict[str, Shape] = {}
     tensors: dict[str, LazyTensor] = {}
     sources: dict[str, tuple[str, ...]] = {}
-    if isinstance(model, ModelConfig) and model.posemb == "sincos2d" and _computes(match):
+    if model.posemb == "sincos2d" and not _is_stored(match, "pos_embed"):
         read = functools.partial(_sincos2d, model.grid, model.width)
         tensors["pos_embed"] = LazyTensor("float32", wanted["pos_embed"], read)
         sources["pos_embed"] = ()
-    order = {name: k for k, name in enumerate(wanted)}
-    rows = [row for row in table.expand(match.rows, model.depth) if set(row.ours) <= set(wanted)]
-    for row in sorted(rows, key=lambda row: order[row.ours[0]]):
-        if set(row.ours) <= set(tensors):  # another name for tensors that are there already
+    for row in table.expand(match.rows, model.depth):
+        # Not a part that this model lacks, nor another name for tensors that are there already.
+        if not set(row.ours) <= wanted.keys() or set(row.ours) <= tensors.keys():
             continue
         expected |= dict.fromkeys(row.theirs, table.save_shape(row, wanted, heads))
         for name, tensor in table.load(row, wanted, match.tensors):
@@ -74,16 +59,22 @@ def read_layout(store: Store, grid: Size | None = None) -> Reading:
     dropped = [name for name in extra if re.search(match.droppable, name)]
     found = {n: t.shape for n, t in match.tensors.items() if n not in dropped}
     check_keys(expected, found, where=store.path)
-    ordered = {name: tensors[name] for name in wanted}
     left = (*match.outside, *(match.prefix + name for name in dropped))
     if projections := [name for name in left if re.search(layout.projections, name)]:
         info = dataclasses.replace(info, provenance={**info.provenance, "left_out": projections})
-    return Reading(layout.name, info, ordered, sources, left)
+    ordered = {name: tensors[name] for name in wanted}
+    opened = Checkpoint(store.path, info, ordered, store.kind, layout.name, left, sources)
+    renamed = any(names != (ours,) for ours, names in sources.items())
+    if layout.name != "timm" or store.kind != "safetensors" or renamed:
+        return opened
+    # Our own layout but for the description.
+    provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
+    info = dataclasses.replace(info, provenance=provenance)
+    return dataclasses.replace(opened, info=info, layout="vit", sources={})
 
 
-def _computes(match: Match) -> bool:
-    """Whether the position embeddings are computed and not stored."""
-    return not any("pos_embed" in row.ours and row.theirs[0] in match.tensors for row in match.rows)
+def _is_stored(match: Match, ours: str) -> bool:
+    return any(ours in row.ours and row.theirs[0] in match.tensors for row in match.rows)
 
 
 def _sincos2d(grid: Size, width: int) -> Any:
@@ -96,8 +87,7 @@ def _describe(
     store: Store, layout: Layout, match: Match, depth: int, grid: Size | None
 ) -> CheckpointInfo:
     """The model from its shapes and from what its makers take for granted."""
-    theirs = {name: tensor.shape for name, tensor in match.tensors.items()}
-    shapes = table.load_shapes(table.expand(match.rows, depth), theirs)
+    shapes = table.load_shapes(table.expand(match.rows, depth), match.tensors)
     patch, size = shapes.get("patch_embed.proj.weight", ()), match.fields.get("image_size")
     resized = recorded(store)
     if grid is None and resized:
@@ -118,16 +108,13 @@ def _describe(
         preprocess = layout.default_preprocess(match, model)
         assumed.add("preprocess")
     preprocess = dataclasses.replace(preprocess, size=model.image_size)
-    provenance: dict[str, Any] = {"converted_from": layout.name}
-    if resized:
-        provenance[RECORD] = resized
-    if match.input_size is not None:
-        provenance["input_size"] = list(match.input_size)
-    if store.notes:
-        provenance["took"] = store.notes
-    if assumed:
-        texts = {fact: assumption(fact, model, preprocess) for fact in sorted(assumed)}
-        provenance["assumed"] = texts
+    stated = {
+        RECORD: resized,
+        "input_size": match.input_size and list(match.input_size),
+        "took": store.notes,
+        "assumed": {fact: assumption(fact, model, preprocess) for fact in sorted(assumed)},
+    }
+    provenance = {"converted_from": layout.name} | {k: v for k, v in stated.items() if v}
     classes = match.classes if len(match.classes) == model.num_classes else ()
     score = match.score or ("sigmoid" if model.num_classes == 21843 else "softmax")
     return CheckpointInfo(model, preprocess, classes, score, provenance)

@@ -113,21 +113,20 @@ def identity(names: Iterable[str]) -> tuple[Row, ...]:
 def expand(rows: Iterable[Row], depth: int) -> list[Row]:
     """The rows of a model with so many blocks."""
 
-    def numbered(row: Row, i: int) -> Row:
-        left, right = ([n.replace("{i}", str(i)) for n in names] for names in row[:2])
-        return Row(tuple(left), tuple(right), row.op)
+    def numbered(names: tuple[str, ...], i: int) -> tuple[str, ...]:
+        return tuple(name.replace("{i}", str(i)) for name in names)
 
-    return [numbered(row, i) for row in rows for i in range(depth if "{i}" in row.ours[0] else 1)]
+    return [
+        Row(numbered(row.ours, i), numbered(row.theirs, i), row.op)
+        for row in rows
+        for i in range(depth if "{i}" in row.ours[0] else 1)
+    ]
 
 
 def depth_of(rows: Iterable[Row], names: Iterable[str]) -> int:
     """How many blocks the names of a file number."""
-    patterns = {
-        re.escape(name).replace(r"\{i\}", r"(\d{1,4})", 1).replace(r"\{i\}", r"\d{1,4}")
-        for row in rows
-        for name in row.theirs
-        if "{i}" in name
-    }
+    numbered = {name for row in rows for name in row.theirs if "{i}" in name}
+    patterns = (re.escape(name).replace(r"\{i\}", r"(\d{1,4})") for name in numbered)
     pattern = re.compile("|".join(patterns) or r"$^")
     found = (match for name in names if (match := pattern.fullmatch(name)))
     return 1 + max((int(match[match.lastindex or 0]) for match in found), default=0)
@@ -159,12 +158,12 @@ class Outline(NamedTuple):
         return Outline(shape)
 
 
-def load_shapes(rows: Iterable[Row], theirs: Mapping[str, Shape]) -> dict[str, Shape]:
+def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[str, Shape]:
     """Shapes under our names; what is missing or misshapen is left out."""
     found: dict[str, Shape] = {}
     for row in rows:
         try:
-            shapes = [row.op.load(Outline(theirs[name])).shape for name in row.theirs]
+            shapes = [row.op.load(Outline(tensors[name].shape)).shape for name in row.theirs]
         except (KeyError, ValueError, IndexError):
             continue
         total = sum(shape[0] if shape else 0 for shape in shapes)

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import (
     Architecture,
     BiTConfig,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, Preprocess
 from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix
 from vitcli.layouts.table import rows

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.store import Store
-from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
 from vitcli.config import (
     Activation,
     Architecture,

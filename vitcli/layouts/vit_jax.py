@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitcli.checkpoints.store import Store
+from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, ModelConfig
 from vitcli.layouts import flax
 from vitcli.layouts.layout import Match, refusals
