@@ -39,7 +39,7 @@ from safetensors.numpy import load_file, save
 from typer.testing import CliRunner
 
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.read import locate, open_checkpoint
+from vitcli.checkpoints.read import open_checkpoint
 from vitcli.cli.main import app
 from vitcli.config import DataConfig
 from vitcli.data.classes import read_classes
@@ -63,7 +63,7 @@ Target = tuple[dict[str, bytes], Callable[[Path], Any]]
 
 def read_checkpoint(path: Path) -> None:
     path = path.parent if path.name == "config.json" else path
-    for tensor in open_checkpoint(locate(path).file).tensors.values():
+    for tensor in open_checkpoint(path).tensors.values():
         tensor.read()
 
 
@@ -110,7 +110,7 @@ def targets() -> dict[str, Target]:
         found[name] = {"x.pth": file.getvalue()}, read_checkpoint
     np.savez_compressed(file := io.BytesIO(), x=np.zeros(20_000_000))
     found["bomb npz"] = {"x.npz": file.getvalue()}, read_checkpoint
-    found["ours"] = {"model.safetensors": locate("default").file.read_bytes()}, read_ours
+    found["ours"] = {"model.safetensors": open_checkpoint("default").file.read_bytes()}, read_ours
     names = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(arrays)}
     shards = {"model.safetensors.index.json": json.dumps({"weight_map": names}).encode()}
     for part in names.values():

@@ -25,7 +25,7 @@ from golden_table import GOLDEN, cases, unzipped
 from layouts.released_names import NAMES, Arrays
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert
-from vitcli.checkpoints.read import Checkpoint, locate, open_checkpoint
+from vitcli.checkpoints.read import Checkpoint, open_checkpoint
 from vitcli.errors import OutputError
 from vitcli.layouts.catalogue import Format, formats, layout_of
 
@@ -79,7 +79,7 @@ def compare(name: str) -> dict[Format, Cell]:
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "source").mkdir()
         path = sources()[name](Path(directory) / "source")
-        source = open_checkpoint(locate(path).file)
+        source = open_checkpoint(path)
         for target in formats():
             layout = layout_of(target)
             output = Path(directory) / f"{target}{layout.suffixes[0]}"
@@ -93,7 +93,7 @@ def compare(name: str) -> dict[Format, Cell]:
 
 
 def _compared(source: Checkpoint, output: Path) -> Cell:
-    again = open_checkpoint(locate(output).file)
+    again = open_checkpoint(output)
     assert set(again.tensors) == set(source.tensors)
     for name, tensor in source.tensors.items():
         assert _bits(tensor) == _bits(again.tensors[name]), name

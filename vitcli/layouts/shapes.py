@@ -37,7 +37,7 @@ def infer_architecture(
     try:
         resnet = _infer_resnet(shapes, "")
         if resnet is not None and resnet.preact:
-            classes = shapes["head.fc.weight"][0] if "head.fc.weight" in shapes else 0
+            classes = shapes.get("head.fc.weight", (0,))[0]
             return BiTConfig(resnet, num_classes=classes), {"resnet", "image_size"}
         return _infer_vit(shapes, where, grid, posemb_tokens)
     except ConfigError as error:
@@ -184,10 +184,7 @@ def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
         crop = CROPS[preprocess.crop_mode] + part
         mean = ", ".join(f"{value:g}" for value in preprocess.mean)
         return f"preprocessing: {preprocess.interpolation}, {crop}, mean {mean}"
-    if isinstance(model, BiTConfig):
-        resnet: ResNetConfig | None = model.resnet
-    else:
-        resnet = model.stem
+    resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
     if fact == "resnet" and resnet is not None:
         border = f", max-pool padded with {resnet.pool_padding}" if resnet.preact else ""
         return f"epsilons {resnet.norm_eps:g} and {resnet.std_eps:g} of the ResNet{border}"
@@ -207,25 +204,18 @@ def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
 # Comparing
 
 
-def compare_keys(expected: Shapes, found: Shapes) -> list[str]:
-    """A line for the tensors that are missing, unexpected or of another shape; empty if none."""
-    missing = [f"{name} {_shape(shape)}" for name, shape in expected.items() if name not in found]
-    unexpected = [
-        f"{name} {_shape(shape)}" for name, shape in found.items() if name not in expected
-    ]
-    misshapen = [
-        f"{name} is {_shape(found[name])}, not {_shape(shape)}"
-        for name, shape in expected.items()
-        if name in found and tuple(found[name]) != tuple(shape)
-    ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("with a wrong shape", misshapen))
-    return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in kinds if items]
-
-
 def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
     """Raises CheckpointError with every tensor that is missing, unexpected or misshapen."""
-    problems = compare_keys(expected, found)
-    if problems:
+    kinds = {
+        "missing": [f"{n} {_shape(s)}" for n, s in expected.items() if n not in found],
+        "unexpected": [f"{n} {_shape(s)}" for n, s in found.items() if n not in expected],
+        "with a wrong shape": [
+            f"{name} is {_shape(found[name])}, not {_shape(shape)}"
+            for name, shape in expected.items()
+            if name in found and tuple(found[name]) != tuple(shape)
+        ],
+    }
+    if problems := [f"{len(k)} {kind}: {_listed(k)}" for kind, k in kinds.items() if k]:
         raise CheckpointError(
             "the tensors do not match the model's description: " + "; ".join(problems),
             where=where,

@@ -7,6 +7,7 @@ depart from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's n
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -63,8 +64,9 @@ SIZES: dict[str, Args] = {
 }
 """The word after the family in a timm name."""
 
-GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
-REG_GAP = {"class_token": False, "global_pool": "avg", "no_embed_class": True, "init_values": 1e-5}
+WITHOUT_TOKEN: Args = {"class_token": False, "global_pool": "avg"}
+GAP = {**WITHOUT_TOKEN, "fc_norm": False}
+REG_GAP = {**WITHOUT_TOKEN, "no_embed_class": True, "init_values": 1e-5}
 MAP = {"class_token": False, "global_pool": "map"}
 TANH = {"act_layer": "gelu_tanh"}
 CLIP = {"pre_norm": True, "norm_eps": 1e-5}
@@ -78,6 +80,7 @@ RADIO = {"img_size": 512, "no_embed_class": True, "final_norm": False}
 TIPS = {"img_size": 448, "no_embed_class": True, "init_values": 1.0}
 INTERN = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
 DEIT3 = {"init_values": 1e-6, "no_embed_class": True}
+TEST = {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}
 
 ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_tiny_patch16_{224,384}", {}),
@@ -123,7 +126,7 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_so150m_patch16_reg4_gap_{256,384}", GAP),
     (
         "vit_so150m2_patch16_reg1_gap_{256,384,448}",
-        {"class_token": False, "global_pool": "avg", "qkv_bias": False, **SCALED},
+        {**WITHOUT_TOKEN, "qkv_bias": False, **SCALED},
     ),
     ("vit_{xsmall,medium,base}_patch16_clip_224", CLIP),
     ("vit_{medium,betwixt,base}_patch32_clip_224", CLIP),
@@ -147,26 +150,13 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_{base,large,so400m}_patch14_reg1_tipsv2", TIPS),
     ("vit_giant_patch14_reg1_tipsv2", {**GIANT2, **TIPS}),
     ("vit_intern300m_patch14_448", {**INTERN, "init_values": 0.1, "final_norm": False}),
-    (
-        "test_vit2",
-        {
-            "embed_dim": 64,
-            "depth": 8,
-            "num_heads": 2,
-            "mlp_ratio": 3,
-            "img_size": 160,
-            "class_token": False,
-            "global_pool": "avg",
-            "reg_tokens": 1,
-            **SCALED,
-        },
-    ),
-    ("test_vit", {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}),
-    ("vit_tiny_r_s16_p8_{224,384}", {"stem": (), "patch_size": 8}),
-    ("vit_{small,base}_r26_s32_224", {"stem": (2, 2, 2, 2), "patch_size": 1}),
-    ("vit_small_r26_s32_384", {"stem": (2, 2, 2, 2), "patch_size": 1}),
-    ("vit_base_r50_s16_{224,384}", {"stem": (3, 4, 9), "patch_size": 1}),
-    ("vit_large_r50_s32_{224,384}", {"stem": (3, 4, 6, 3), "patch_size": 1}),
+    ("test_vit2", {**TEST, **WITHOUT_TOKEN, "depth": 8, "reg_tokens": 1, **SCALED}),
+    ("test_vit", TEST),
+    ("vit_tiny_r_s16_p8_{224,384}", {"stem": ResNetConfig(()), "patch_size": 8}),
+    ("vit_{small,base}_r26_s32_224", {"stem": ResNetConfig((2, 2, 2, 2)), "patch_size": 1}),
+    ("vit_small_r26_s32_384", {"stem": ResNetConfig((2, 2, 2, 2)), "patch_size": 1}),
+    ("vit_base_r50_s16_{224,384}", {"stem": ResNetConfig((3, 4, 9)), "patch_size": 1}),
+    ("vit_large_r50_s32_{224,384}", {"stem": ResNetConfig((3, 4, 6, 3)), "patch_size": 1}),
     ("deit_{tiny,small}_patch16_224", {}),
     ("deit_base_patch16_{224,384}", {}),
     ("deit_{tiny,small}_distilled_patch16_224", {"distilled": True}),
@@ -200,8 +190,8 @@ DEFAULTS: Args = {
 """The arguments that decide what the network computes."""
 
 FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
-"""What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet, as
-blocks a stage; its patch size counts cells of the feature map."""
+"""What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet; its
+patch size counts cells of the feature map."""
 
 
 @cache
@@ -216,12 +206,9 @@ def architectures() -> dict[str, Args]:
 
 def _expand(pattern: str) -> Iterator[str]:
     """Alternatives in braces, as a shell expands them."""
-    match = re.search(r"\{([^}]*)\}", pattern)
-    if match is None:
-        yield pattern
-        return
-    for word in match[1].split(","):
-        yield from _expand(pattern[: match.start()] + word + pattern[match.end() :])
+    parts = re.split(r"[{}]", pattern)  # each second one was in braces
+    for words in itertools.product(*(part.split(",") for part in parts)):
+        yield "".join(words)
 
 
 def _said_by(name: str) -> Args:
@@ -239,8 +226,6 @@ def _said_by(name: str) -> Args:
     return args
 
 
-_SIZES_READ: tuple[str, ...] = ("img_size", "patch_size")
-_NULLABLE = ("init_values", "fc_norm", "act_layer")
 _WORDS = {
     "pos_embed": {"learn": "learn", "none": "none"},
     "global_pool": {"token": "token", "avg": "gap", "map": "map"},
@@ -299,10 +284,9 @@ def architecture_from_args(
         )
     _check_args(given, DEFAULTS, _NEUTRAL, _IGNORED)
     merged = known[name] | {key: _argument(given, key) for key in given if key in DEFAULTS}
-    stem = _stem(merged)
-    if stem is not None and backbone is not None:
-        stem = _stem_from_backbone(backbone)
-    return _to_model(merged, stem)
+    if merged["stem"] is not None and backbone is not None:
+        merged["stem"] = _stem_from_backbone(backbone)
+    return _to_model(merged)
 
 
 def _check_args(given: ForeignJson, known: Any, neutral: Args, ignored: str) -> None:
@@ -317,28 +301,23 @@ def _check_args(given: ForeignJson, known: Any, neutral: Args, ignored: str) -> 
 
 def _argument(given: ForeignJson, key: str) -> Any:
     """The value of an argument, checked for its type and range."""
-    default = DEFAULTS[key]
-    if key not in given and key in _NULLABLE:
+    if key not in given and key in ("init_values", "fc_norm", "act_layer"):
         return None
-    if key in _SIZES_READ:
+    if key in ("img_size", "patch_size"):
         return given.size(key)
     if key in _WORDS:
         given.word(key, _WORDS[key])
         return given.values[key]
-    if isinstance(default, bool) or key == "fc_norm":
+    if isinstance(DEFAULTS[key], bool) or key == "fc_norm":
         return given.flag(key, False)
     if key in ("mlp_ratio", "init_values"):
         return given.number(key)
     return given.whole(key, low=0 if key == "reg_tokens" else 1)
 
 
-def _stem(args: Args) -> ResNetConfig | None:
-    return None if args["stem"] is None else ResNetConfig(args["stem"])
-
-
-def _to_model(args: Args, stem: ResNetConfig | None) -> ModelConfig:
+def _to_model(args: Args) -> ModelConfig:
     """timm's arguments in the paper's words."""
-    stride = stem.stride if stem else 1
+    stride = args["stem"].stride if args["stem"] else 1
     rows, columns = _pair(args["patch_size"])
     pool: Any = _WORDS["global_pool"][args["global_pool"]]
     activation: Any = _WORDS["act_layer"][args["act_layer"] or "gelu"]
@@ -365,7 +344,7 @@ def _to_model(args: Args, stem: ResNetConfig | None) -> ModelConfig:
         activation=activation,
         swiglu=args["swiglu"],
         norm_eps=args["norm_eps"],
-        stem=stem,
+        stem=args["stem"],
     )
 
 
@@ -403,41 +382,25 @@ def _bit_from_args(name: str, given: ForeignJson) -> BiTConfig | None:
 
 def _bit_name(resnet: ResNetConfig) -> str | None:
     """timm's name of a BiT ResNet of these sizes. (Its functions take no others.)"""
-    for sizes in RELEASED:
-        known = _bit_from_args(f"resnetv2_{sizes}_bit", ForeignJson({}))
-        if known is not None and known.resnet == bit_resnet(resnet.depths, resnet.width_factor):
-            return f"resnetv2_{sizes}_bit"
-    return None
-
-
-def _timms_resnet(resnet: ResNetConfig) -> ResNetConfig:
-    """The ResNet as timm computes it: epsilons and padding are constants in timm's code."""
-    if resnet.preact:
-        return bit_resnet(resnet.depths, resnet.width_factor)
-    # A hybrid's max-pool follows a ReLU, where its border makes no difference.
-    plain = ResNetConfig(resnet.depths, resnet.width_factor)
-    return dataclasses.replace(plain, pool_padding=resnet.pool_padding)
-
-
-def _resnet_refusals(resnet: ResNetConfig) -> list[str]:
-    timms = dataclasses.asdict(_timms_resnet(resnet))
-    found = dataclasses.asdict(resnet)
-    return [f"a ResNet's {key} {found[key]!r}" for key in found if found[key] != timms[key]]
+    number = next((key for key, depths in DEPTHS.items() if depths == resnet.depths), None)
+    size = f"{number}x{resnet.width_factor:g}"
+    return f"resnetv2_{size}_bit" if size in RELEASED else None
 
 
 # ---------------------------------------------------------------------------------------------
 # Models in timm's words
 
 
+TIMMS_RESNET: Args = {"std_eps": 1e-8, "std_eps_in": "variance", "norm_eps": 1e-5}
+"""Epsilons of a ResNet, which are constants in timm's code, as LayerNorm's is (1e-6)."""
+
+
 def with_timms_epsilons(model: Architecture) -> Architecture:
     """The model with the constants of timm's code: its ResNet's, if it has one, and LayerNorm's,
     where it is smaller (transformers' ViT has 1e-12)."""
     if isinstance(model, BiTConfig):
-        timms = _timms_resnet(model.resnet)
-        resnet = model.resnet
-        timms = dataclasses.replace(timms, padding=resnet.padding, pool_padding=resnet.pool_padding)
-        return dataclasses.replace(model, resnet=timms)
-    stem = _timms_resnet(model.stem) if model.stem else None
+        return dataclasses.replace(model, resnet=dataclasses.replace(model.resnet, **TIMMS_RESNET))
+    stem = dataclasses.replace(model.stem, **TIMMS_RESNET) if model.stem else None
     return dataclasses.replace(_with_timms_norm(model), stem=stem)
 
 
@@ -448,37 +411,45 @@ def _with_timms_norm(model: ModelConfig) -> ModelConfig:
 def not_in_timm(model: Architecture) -> list[str]:
     """What of a model timm cannot express; empty if it can load it: if the model that the nearest
     architecture and its arguments stand for is the same."""
+    resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
+    reasons, sizes = [], ""
+    if resnet is not None:
+        timms: Args = {"padding": "symmetric" if resnet.preact else "same"}
+        if resnet.preact:  # a hybrid's max-pool follows a ReLU, where its border does not matter
+            timms["pool_padding"] = "zeros"
+        timms |= TIMMS_RESNET
+        found = {key: getattr(resnet, key) for key in timms}
+        reasons = [f"a ResNet's {k} {v!r}" for k, v in found.items() if v != timms[k]]
+        sizes = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
     if isinstance(model, BiTConfig):
-        depths, factor = model.resnet.depths, model.resnet.width_factor
-        named = _bit_name(model.resnet) is not None
-        size = [] if named else [f"a BiT ResNet of {depths} blocks, width factor {factor:g}"]
-        return _resnet_refusals(model.resnet) + size
+        return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {sizes}"]
     model = _with_timms_norm(model)
     name, departures = best_architecture(model)
-    args = architectures()[name] | departures
-    timms = _to_model(args, _stem(args))
-    reasons = _resnet_refusals(model.stem) if model.stem else []
-    sizes = [stem and (stem.depths, stem.width_factor) for stem in (model.stem, timms.stem)]
-    if model.stem and sizes[0] != sizes[1]:
-        what = f"of {model.stem.depths} blocks, width factor {model.stem.width_factor:g}"
-        return [*reasons, f"a ResNet stem {what}"]
+    nearest_model = _to_model(architectures()[name] | departures)
+    if model.stem and (model.stem.depths, model.stem.width_factor) != (_depths(nearest_model), 1.0):
+        return [*reasons, f"a ResNet stem {sizes}"]
     # timm keeps a sine-cosine table as a learned one.
     same: Args = {
         "posemb": "learn" if model.posemb == "sincos2d" else model.posemb,
-        "stem": timms.stem,
+        "stem": nearest_model.stem,
+        "num_classes": nearest_model.num_classes,
     }
-    if model.posemb_prefix == timms.posemb_prefix:
-        same["posemb_tokens"] = timms.posemb_tokens
+    if model.posemb_prefix == nearest_model.posemb_prefix:
+        same["posemb_tokens"] = nearest_model.posemb_tokens
     for entry in dataclasses.fields(model):
-        wanted = same.get(entry.name, getattr(model, entry.name))
-        if entry.name != "num_classes" and wanted != getattr(timms, entry.name, entry.default):
-            reasons.append(layout.phrase(entry.name, getattr(model, entry.name)))
+        value = getattr(model, entry.name)
+        if same.get(entry.name, value) != getattr(nearest_model, entry.name, entry.default):
+            reasons.append(layout.phrase(entry.name, value))
     plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
-    checks = {
-        "a distillation token with these options": model.distill_token and not plain,
-        "an attention pool beside a gated MLP": model.swiglu and model.pool == "map",
-    }
-    return reasons + [what for what, impossible in checks.items() if impossible]
+    if model.distill_token and not plain:
+        reasons.append("a distillation token with these options")
+    if model.swiglu and model.pool == "map":
+        reasons.append("an attention pool beside a gated MLP")
+    return reasons
+
+
+def _depths(model: ModelConfig) -> tuple[int, ...] | None:
+    return model.stem.depths if model.stem else None
 
 
 def otherwise_in_timm(model: Architecture) -> list[str]:
@@ -511,32 +482,32 @@ def best_architecture(model: Architecture) -> tuple[str, Args]:
     if isinstance(model, BiTConfig):
         return _bit_name(model.resnet) or "", {}
     model = _with_timms_norm(model)
-    wanted = _to_args(model)
-    fixed = {
-        "distilled": model.distill_token,
-        "swiglu": model.swiglu,
-        "norm_eps": model.norm_eps,
-        "stem": model.stem.depths if model.stem else None,
-    }
+    wanted, fixed = _to_args(model), _fixed(model)
 
     def departures(name: str) -> Args:
-        base = dict(_own_args()[name])
+        base = dict(_known()[name][1])
         if architectures()[name]["fc_norm"] is None:  # timm's rule, which follows the pooling
             base["fc_norm"] = wanted["global_pool"] == "avg"
         return {key: value for key, value in wanted.items() if base[key] != value}
 
     def rank(name: str) -> tuple[int, int]:
-        args = architectures()[name]
-        return sum(args[key] != value for key, value in fixed.items()), len(departures(name))
+        pairs = zip(_fixed(_known()[name][0]), fixed, strict=True)
+        return sum(one != other for one, other in pairs), len(departures(name))
 
     best = min(architectures(), key=rank)
     return best, departures(best)
 
 
 @cache
-def _own_args() -> dict[str, Args]:
-    """The arguments of every architecture, written as `_to_args` does."""
-    return {name: _to_args(_to_model(args, _stem(args))) for name, args in architectures().items()}
+def _known() -> dict[str, tuple[ModelConfig, Args]]:
+    """Every architecture as a model, and its arguments as `_to_args` writes them."""
+    models = {name: _to_model(args) for name, args in architectures().items()}
+    return {name: (model, _to_args(model)) for name, model in models.items()}
+
+
+def _fixed(model: ModelConfig) -> tuple[object, ...]:
+    """What only an architecture's name decides, as `FIXED`."""
+    return model.distill_token, model.swiglu, model.norm_eps, _depths(model)
 
 
 def _to_args(model: ModelConfig) -> Args:
@@ -638,15 +609,17 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     """
     model, preprocess = info.model, info.preprocess
     is_vit = isinstance(model, ModelConfig)
+    classifier: Any = "head" if is_vit else "head.fc"
+    if isinstance(model, ModelConfig) and model.distill_token:
+        classifier = ["head", "head_dist"]
     config: dict[str, Any] = {}
     if not not_in_timm(model):
         name, args = best_architecture(model)
         config = {"architecture": name, "model_args": args}
-    pool = _to_args_pool(model)
     config |= {
         "num_classes": model.num_classes,
         "num_features": model.feature_dim,
-        "global_pool": pool,
+        "global_pool": _to_args(model)["global_pool"] if is_vit else "avg",
         "dtype": "float32",  # transformers would compute in the type that is stored
     }
     if info.classes:
@@ -669,18 +642,9 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
         "first_conv": next(
             layer.name for layer in model.layers() if layer.name.endswith(("conv", "proj"))
         ),
-        "classifier": ["head", "head_dist"]
-        if isinstance(model, ModelConfig) and model.distill_token
-        else "head"
-        if is_vit
-        else "head.fc",
+        "classifier": classifier,
     }
     return {**config, "vit": info.to_dict()}
-
-
-def _to_args_pool(model: Architecture) -> str:
-    names = {"token": "token", "gap": "avg", "map": "map", "token+gap": "token"}
-    return names[model.pool] if isinstance(model, ModelConfig) else "avg"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -736,17 +700,11 @@ class Timm(Layout):
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         info = _described_beside(store)
-        _check_unambiguous(store, tensors, info)
+        if info is None:
+            _check_unambiguous(store, tensors)
+        known: frozenset[str] = frozenset()
         return Match(
-            table,
-            tensors,
-            prefix,
-            names,
-            outside,
-            drop,
-            kind=store.kind,
-            known=frozenset(),
-            info=info,
+            table, tensors, prefix, names, outside, drop, known=known, kind=store.kind, info=info
         )
 
     def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
@@ -812,11 +770,9 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
     raise CheckpointError("not a timm config.json: it has no architecture", where=path)
 
 
-def _check_unambiguous(
-    store: Store, tensors: Mapping[str, Any], info: CheckpointInfo | None
-) -> None:
+def _check_unambiguous(store: Store, tensors: Mapping[str, Any]) -> None:
     """Raises CheckpointError for names that architectures which are not supported have too."""
-    if info is not None or "blocks.0.norm1.weight" not in tensors:
+    if "blocks.0.norm1.weight" not in tensors:
         return
 
     def has(*names: str) -> bool:

@@ -7,6 +7,7 @@ Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from pathlib import Path
@@ -46,6 +47,11 @@ class Kind(NamedTuple):
     """Whether it takes square images only."""
     any_size: bool = False
     """Whether it interpolates its position embeddings where images have another size."""
+
+    def preprocess(self, size: Size) -> Preprocess:
+        """How it prepares images where no file says so."""
+        how = (self.interpolation, self.crop_pct, self.crop_mode)
+        return Preprocess(size, *self.mean_std, *how)
 
 
 _VIT = Kind(1e-12, "gelu", HALF, "bilinear", "squash", 1.0)
@@ -87,32 +93,22 @@ _SCORES: dict[str, Score] = {
 # ---------------------------------------------------------------------------------------------
 # Tables: families, and generations of names. 4.x writes the old names, and 5.x reads both.
 
-_EMBEDDINGS = """
+_VIT_TABLE = """
 cls_token                embeddings.cls_token
 dist_token               embeddings.distillation_token
 reg_token                embeddings.register_tokens
 pos_embed                embeddings.position_embeddings
 patch_embed.proj.*       embeddings.patch_embeddings.projection.*
-norm.*                   layernorm.*
-"""
-_VIT_TABLE = """
-blocks.{i}.norm1.*       {layer}.layernorm_before.*
+blocks.{i}.norm1.*       {layer}.{norm1}.*
 blocks.{i}.attn.qkv.*    {qkv}
-blocks.{i}.attn.proj.*   {out}.*
-blocks.{i}.norm2.*       {layer}.layernorm_after.*
-blocks.{i}.mlp.fc1.*     {fc1}.*
-blocks.{i}.mlp.fc2.*     {fc2}.*
-pre_logits.fc.*          pooler.dense.*
-"""
-_DINOV2_TABLE = """
-blocks.{i}.norm1.*       {layer}.norm1.*
-blocks.{i}.attn.qkv.*    {qkv}
-blocks.{i}.attn.proj.*   {out}.*
+blocks.{i}.attn.proj.*   {layer}.attention.{out}.*
 blocks.{i}.ls1.gamma     {layer}.layer_scale1.lambda1
-blocks.{i}.norm2.*       {layer}.norm2.*
+blocks.{i}.norm2.*       {layer}.{norm2}.*
 blocks.{i}.mlp.fc1.*     {fc1}
-blocks.{i}.mlp.fc2.*     {fc2}
+blocks.{i}.mlp.fc2.*     {layer}.{fc2}.*
 blocks.{i}.ls2.gamma     {layer}.layer_scale2.lambda1
+norm.*                   layernorm.*
+pre_logits.fc.*          pooler.dense.*
 """
 _CLIP_TABLE = """
 cls_token                embeddings.class_embedding                vector
@@ -138,34 +134,32 @@ _HEAD = rows("head.*  classifier.*")
 _TEACHER_HEADS = rows("head.*  cls_classifier.*\nhead_dist.*  distillation_classifier.*")
 
 
-def _qkv(stem: str, names: str) -> str:
+def _each(stem: str, names: str) -> str:
     return ",".join(f"{stem}.{name}.*" for name in names.split())
 
 
-def _table(family: str, new: bool = False, swiglu: bool = False) -> tuple[Row, ...]:
-    """The table of a family: "vit", "dinov2" or "clip"; `new`: of 5.x."""
-    if family == "clip":
-        layer = "encoder.layers.{i}"
-        qkv = _qkv(f"{layer}.self_attn", "q_proj k_proj v_proj")
-        return rows(_CLIP_TABLE, qkv=qkv, layer=layer)
-    layer = "layers.{i}" if new and family == "vit" else "encoder.layer.{i}"
-    out = f"{layer}.attention.o_proj" if new else f"{layer}.attention.output.dense"
-    qkv = _qkv(f"{layer}.attention.attention", "query key value")
-    qkv = _qkv(f"{layer}.attention", "q_proj k_proj v_proj") if new else qkv
-    if family == "vit":
-        fc1 = f"{layer}.mlp.fc1" if new else f"{layer}.intermediate.dense"
-        fc2 = f"{layer}.mlp.fc2" if new else f"{layer}.output.dense"
-        table = _VIT_TABLE
-    else:
-        fc1, fc2 = f"{layer}.mlp.fc1.*", f"{layer}.mlp.fc2.*"
-        if swiglu and new:
-            fc1 = f"{layer}.mlp.gate_proj.*,{layer}.mlp.up_proj.*"
-            fc2 = f"{layer}.mlp.down_proj.*"
-        elif swiglu:
-            fc1, fc2 = f"{layer}.mlp.weights_in.*", f"{layer}.mlp.weights_out.*"
-        table = _DINOV2_TABLE
-    table = _EMBEDDINGS + table.lstrip()
-    return rows(table, qkv=qkv, out=out, layer=layer, fc1=fc1, fc2=fc2)
+def _vit_table(dino: bool, new: bool = False, swiglu: bool = False) -> tuple[Row, ...]:
+    """The table of ViT, or of DINOv2; `new`: of 5.x."""
+    layer = "layers.{i}" if new and not dino else "encoder.layer.{i}"
+    words = {"norm1": "layernorm_before", "norm2": "layernorm_after", "out": "output.dense"}
+    words |= {"fc1": f"{layer}.intermediate.dense.*", "fc2": "output.dense"}
+    words |= {"qkv": _each(f"{layer}.attention.attention", "query key value")}
+    if new:
+        words |= {"qkv": _each(f"{layer}.attention", "q_proj k_proj v_proj"), "out": "o_proj"}
+    if dino:
+        words |= {"norm1": "norm1", "norm2": "norm2"}
+    if dino or new:
+        words |= {"fc1": f"{layer}.mlp.fc1.*", "fc2": "mlp.fc2"}
+    if swiglu and new:
+        words |= {"fc1": _each(f"{layer}.mlp", "gate_proj up_proj"), "fc2": "mlp.down_proj"}
+    elif swiglu:
+        words |= {"fc1": f"{layer}.mlp.weights_in.*", "fc2": "mlp.weights_out"}
+    return rows(_VIT_TABLE, **words, layer=layer)
+
+
+def _clip_table() -> tuple[Row, ...]:
+    layer = "encoder.layers.{i}"
+    return rows(_CLIP_TABLE, qkv=_each(f"{layer}.self_attn", "q_proj k_proj v_proj"), layer=layer)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -215,7 +209,7 @@ class Transformers(Layout):
         )
 
     def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return _default_preprocess(KINDS[match.kind], model.image_size)
+        return KINDS[match.kind].preprocess(model.image_size)
 
     # -----------------------------------------------------------------------------------------
     # Writing
@@ -248,7 +242,7 @@ class Transformers(Layout):
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         assert isinstance(model, ModelConfig)
-        table = _table("dinov2" if model.layer_scale else "vit", swiglu=model.swiglu)
+        table = _vit_table(model.layer_scale, swiglu=model.swiglu)
         return (*prefixed(table, _prefix(model)), *_HEAD)
 
     def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
@@ -257,16 +251,16 @@ class Transformers(Layout):
         assert isinstance(model, ModelConfig)
         import numpy as np
 
-        def tensor(array: np.ndarray) -> LazyTensor:
-            return LazyTensor(dtype, array.shape, lambda: array.astype(numpy_dtype(dtype)))
-
+        arrays = {}
         if model.num_registers:
-            mask_token = tensor(np.zeros((1, model.width)))
-            return {f"{_prefix(model)}embeddings.mask_token": mask_token}
-        if model.num_classes or model.layer_scale or model.pre_logits:
-            return {}
-        weight, bias = tensor(np.eye(model.width)), tensor(np.zeros(model.width))
-        return {"pooler.dense.weight": weight, "pooler.dense.bias": bias}
+            arrays[f"{_prefix(model)}embeddings.mask_token"] = np.zeros((1, model.width))
+        elif not (model.num_classes or model.layer_scale or model.pre_logits):
+            arrays["pooler.dense.weight"] = np.eye(model.width)
+            arrays["pooler.dense.bias"] = np.zeros(model.width)
+        return {
+            name: LazyTensor(dtype, a.shape, functools.partial(a.astype, numpy_dtype(dtype)))
+            for name, a in arrays.items()
+        }
 
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
         height, width = info.provenance.get("input_size", info.preprocess.size)
@@ -320,7 +314,7 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson | None) -> Match:
     dino = any(name.endswith("layer_scale1.lambda1") for name in names)
     new = any(name.endswith("attention.q_proj.weight") for name in names)
     swiglu = any(".mlp.weights_in." in name or ".mlp.gate_proj." in name for name in names)
-    plain = _table("dinov2" if dino else "vit", new, swiglu)
+    plain = _vit_table(dino, new, swiglu)
     table = prefixed(plain, prefix)
     if prefix and any(name.startswith("encoder.layer.") for name in names):
         # As 5.x saves ViTMSNForImageClassification: the blocks without the prefix of the rest.
@@ -370,7 +364,7 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson | None) -> Match:
     names = store.tensors
     siglip = f"{prefix}embeddings.class_embedding" not in names
     kind = "siglip_vision_model" if siglip else "clip_vision_model"
-    table = prefixed(_table("clip"), prefix)
+    table = prefixed(_clip_table(), prefix)
     drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
     fields: dict[str, Any] = {}
     if "classifier.weight" in names:  # which sees the mean of the patches, not what is pooled
@@ -403,11 +397,6 @@ def _score(config: ForeignJson) -> Score | None:
 # How images are prepared
 
 
-def _default_preprocess(kind: Kind, size: Size) -> Preprocess:
-    mean, std = kind.mean_std
-    return Preprocess(size, mean, std, kind.interpolation, kind.crop_pct, kind.crop_mode)
-
-
 def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preprocess | None:
     """What the image processor's file says, for images of its own size where the model can take
     them; None if there is none."""
@@ -417,7 +406,7 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
         said = outer.object("image_processor") if outer is not None else None
     if said is None or not said.values:
         return None
-    (mean, std), plain = kind.mean_std, _default_preprocess(kind, size or (224, 224))
+    (mean, std), plain = kind.mean_std, kind.preprocess(size or (224, 224))
     if said.flag("do_normalize", True):
         mean, std = said.triple("image_mean", mean), said.triple("image_std", std, low=1e-6)
     else:
@@ -439,11 +428,12 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
         if kind.any_size:
             how["size"] = side, side
         else:
-            text = (
-                f"images of {side} x {side} pixels, which the model does not take in transformers"
+            warnings.warn(
+                f"{said.where}: images of {side} x {side} pixels, which the model does not take in "
+                f"transformers; {size[0]} x {size[1]} is used",
+                VitWarning,
+                stacklevel=2,
             )
-            used = f"{size[0]} x {size[1]} is used"
-            warnings.warn(f"{said.where}: {text}; {used}", VitWarning, stacklevel=2)
     return dataclasses.replace(plain, **how)
 
 
