@@ -19,15 +19,13 @@ from vitcli.resnets import (
     MOST_BLOCKS,
     BiTConfig,
     Layer,
+    Layered,
     ResNetConfig,
-    Shape,
     Size,
     bit_resnet,
     conv,
     linear,
     norm,
-    num_params,
-    shapes,
 )
 
 Pool = Literal["token", "gap", "map", "token+gap"]
@@ -36,7 +34,7 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Layered):
     """The architecture of a Vision Transformer, or of a hybrid, whose patches are cut from a
     ResNet's feature map: what its checkpoint stores and nothing else.
 
@@ -186,9 +184,7 @@ class ModelConfig:
         return dataclasses.replace(self, num_classes=num_classes)
 
     def layers(self) -> Iterator[Layer]:
-        """The table that describes the architecture: every tensor with its shape, and what each
-        layer costs. The torch module (`models/vit.py`) is tested against it; parameter counts,
-        FLOPs and the tensors of a checkpoint follow from it."""
+        """The table that describes the architecture; `models/vit.py` is tested against it."""
         d, n = self.width, self.num_tokens
         patches = self.grid[0] * self.grid[1]
 
@@ -244,19 +240,6 @@ class ModelConfig:
             half = self.width // 2
             yield Layer("pos_embed_row", {"pos_embed_row": (1, rows, half)})
             yield Layer("pos_embed_column", {"pos_embed_column": (1, columns, half)})
-
-    def tensor_shapes(self) -> dict[str, Shape]:
-        """Name and shape of every tensor of a checkpoint, as the module's `state_dict` has them."""
-        return shapes(self.layers())
-
-    def macs(self) -> int:
-        """Multiply-accumulates of one image's forward pass: convolutions and matrix products,
-        the head excluded (FLOPs = 2 x MACs; one training step = 3 x forward)."""
-        return sum(layer.macs for layer in self.layers())
-
-    def num_params(self) -> int:
-        """Number of learned values, the head included."""
-        return num_params(self.layers())
 
 
 STEM = "patch_embed.backbone."

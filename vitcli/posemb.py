@@ -11,7 +11,6 @@ A resize is linear and separable, so a method is one small matrix per axis. Thre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,11 +29,8 @@ def resize_matrix(old: int, new: int, method: PosembMethod) -> Matrix:
         raise ConfigError(f"cannot resize an axis of {old} positions to {new}")
     if old == new:
         return np.eye(new)
-    if method == "bilinear":
-        return _bilinear(old, new)
-    if method == "bicubic":
-        return _bicubic(old, new)
-    return _bicubic_clamped(old, new)
+    kinds = {"bilinear": _bilinear, "bicubic": _bicubic, "bicubic-hf": _bicubic_clamped}
+    return kinds[method](old, new)
 
 
 def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMethod) -> Any:
@@ -106,28 +102,20 @@ def _bilinear(old: int, new: int) -> Matrix:
 
 def _bicubic(old: int, new: int) -> Matrix:
     """Antialiased: the kernel is widened when the axis shrinks, cut at the border, normalised."""
-    matrix = np.zeros((new, old))
     scale = old / new
-    widen = max(scale, 1.0)
-    for i in range(new):
-        centre = (i + 0.5) * scale
-        first = max(int(centre - 2.0 * widen + 0.5), 0)
-        last = min(int(centre + 2.0 * widen + 0.5), old)
-        at = np.arange(first, last)
-        weights = _cubic((at + 0.5 - centre) / widen, a=-0.5)
-        matrix[i, first:last] = weights / weights.sum()
-    return matrix
+    centres = (np.arange(new)[:, None] + 0.5) * scale
+    weights = _cubic((np.arange(old) + 0.5 - centres) / max(scale, 1.0), a=-0.5)  # (new, old)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _bicubic_clamped(old: int, new: int) -> Matrix:
     """Four taps around each output position; taps beyond the border repeat the border."""
     matrix = np.zeros((new, old))
-    for i in range(new):
-        centre = (i + 0.5) * old / new - 0.5
-        base = math.floor(centre)
-        for tap in range(base - 1, base + 3):
-            weight = _cubic(np.array(tap - centre), a=-0.75)
-            matrix[i, min(max(tap, 0), old - 1)] += weight
+    centres = (np.arange(new) + 0.5) * old / new - 0.5
+    for offset in range(-1, 3):
+        taps = np.floor(centres).astype(int) + offset
+        weights = _cubic(taps - centres, a=-0.75)
+        np.add.at(matrix, (np.arange(new), taps.clip(0, old - 1)), weights)
     return matrix
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from vitcli.errors import ConfigError
 from vitcli.fields import check_range
@@ -59,19 +59,21 @@ class Layer(NamedTuple):
 
 def linear(name: str, inputs: int, outputs: int, positions: int, bias: bool = True) -> Layer:
     """A dense layer that is applied at so many positions of an image."""
-    tensors: dict[str, Shape] = {f"{name}.weight": (outputs, inputs)}
-    tensors |= {f"{name}.bias": (outputs,)} if bias else {}
-    return Layer(name, tensors, inputs * outputs * positions, outputs * positions)
+    macs = inputs * outputs * positions
+    return Layer(name, _weight(name, (outputs, inputs), bias), macs, outputs * positions)
 
 
 def conv(
     name: str, inputs: int, outputs: int, kernel: Size, positions: int, bias: bool = False
 ) -> Layer:
     """A convolution with so many output positions in an image."""
-    tensors: dict[str, Shape] = {f"{name}.weight": (outputs, inputs, *kernel)}
-    tensors |= {f"{name}.bias": (outputs,)} if bias else {}
-    macs = inputs * outputs * math.prod(kernel) * positions
-    return Layer(name, tensors, macs, outputs * positions)
+    shape = (outputs, inputs, *kernel)
+    macs = math.prod(shape) * positions
+    return Layer(name, _weight(name, shape, bias), macs, outputs * positions)
+
+
+def _weight(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def norm(name: str, channels: int) -> Layer:
@@ -79,15 +81,27 @@ def norm(name: str, channels: int) -> Layer:
     return Layer(name, {f"{name}.weight": (channels,), f"{name}.bias": (channels,)})
 
 
-def shapes(layers: Iterable[Layer]) -> dict[str, Shape]:
-    """Name and shape of every tensor of these layers."""
-    return {name: shape for layer in layers for name, shape in layer.tensors.items()}
+@dataclass(frozen=True)
+class Layered:
+    """A model as a table of its layers."""
 
+    def layers(self) -> Iterator[Layer]:
+        """Every layer, in the order in which an image passes them."""
+        raise NotImplementedError
 
-def num_params(layers: Iterable[Layer]) -> int:
-    """Number of learned values in these layers."""
-    learned = (layer for layer in layers if layer.learned)
-    return sum(math.prod(shape) for layer in learned for shape in layer.tensors.values())
+    def tensor_shapes(self) -> dict[str, Shape]:
+        """Name and shape of every tensor of a checkpoint, as the module's `state_dict` has them."""
+        return {name: shape for layer in self.layers() for name, shape in layer.tensors.items()}
+
+    def macs(self) -> int:
+        """Multiply-accumulates of one image's forward pass: convolutions and matrix products,
+        the head excluded (FLOPs = 2 x MACs; one training step = 3 x forward)."""
+        return sum(layer.macs for layer in self.layers())
+
+    def num_params(self) -> int:
+        """Number of learned values, the head included."""
+        learned = (layer for layer in self.layers() if layer.learned)
+        return sum(math.prod(shape) for layer in learned for shape in layer.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -179,7 +193,7 @@ class ResNetConfig:
 
 
 @dataclass(frozen=True)
-class BiTConfig:
+class BiTConfig(Layered):
     """A BiT ResNet: the network, the mean over its last feature map, a linear head."""
 
     resnet: ResNetConfig
@@ -188,6 +202,8 @@ class BiTConfig:
     """Height and width of the images it was trained on; it accepts any size."""
     num_classes: int = 0
     """Outputs of the head; 0 means no head, and `model(images)` gives features."""
+    posemb: ClassVar[Literal["none"]] = "none"
+    posemb_prefix: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if not self.resnet.preact:
@@ -217,16 +233,6 @@ class BiTConfig:
         return self.grid[0] * self.grid[1]
 
     @property
-    def posemb(self) -> Literal["none"]:
-        """A ResNet has no position embeddings."""
-        return "none"
-
-    @property
-    def posemb_prefix(self) -> int:
-        """See `posemb`."""
-        return 0
-
-    @property
     def feature_dim(self) -> int:
         """Size of what `features` returns: the input of the head."""
         return self.resnet.channels
@@ -244,18 +250,6 @@ class BiTConfig:
         yield from self.resnet.layers(self.image_size)
         if self.num_classes:
             yield conv("head.fc", self.feature_dim, self.num_classes, (1, 1), 0, bias=True)
-
-    def tensor_shapes(self) -> dict[str, Shape]:
-        """Name and shape of every tensor of a checkpoint."""
-        return shapes(self.layers())
-
-    def macs(self) -> int:
-        """Multiply-accumulates of one image's forward pass, the head excluded."""
-        return sum(layer.macs for layer in self.layers())
-
-    def num_params(self) -> int:
-        """Number of learned values, the head included."""
-        return num_params(self.layers())
 
 
 def bit_resnet(depths: tuple[int, ...], width_factor: float) -> ResNetConfig:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -45,3 +47,19 @@ def _cases(file: str) -> dict[str, Case]:
 CASES = _cases("model.safetensors")
 PACKED = _cases("model.safetensors.gz")
 """A hybrid and a BiT ResNet, to be unpacked first."""
+
+
+def sharded(folder: Path) -> Path:
+    """Transformers' golden ViT in two files and their index, in a new folder."""
+    shutil.copytree(GOLDEN / "hf_vit", folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
+    for k, file in enumerate(files):
+        part = {name: tensors[name] for name in list(tensors)[k::2]}
+        save_file(part, folder / file, {"format": "pt"})
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    names = {name: files[k % 2] for k, name in enumerate(tensors)}
+    index = {"metadata": {"total_size": total}, "weight_map": names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder

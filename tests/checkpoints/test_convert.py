@@ -1,4 +1,4 @@
-"""Conversions: there and back to the bit, or refused by name."""
+"""What a conversion changes on the way, and what it refuses."""
 
 from __future__ import annotations
 
@@ -20,52 +20,10 @@ from vitcli.config import BiTConfig, ClassLabel, ModelConfig, architecture
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalogue import layout_of
 
-SOURCES = {
-    "vit_jax_token/checkpoint.npz": "vit-npz",
-    "vit_jax_rep/checkpoint.npz": "vit-npz",
-    "vit_jax_gap/checkpoint.npz": "vit-npz",
-    "vit_jax_hybrid_b3/checkpoint.npz": "vit-npz",
-    "vit_jax_hybrid_p2_rep/checkpoint.npz": "vit-npz",
-    "vit_jax_hybrid_stem_only_p8/checkpoint.npz": "vit-npz",
-    "big_vision_tok/checkpoint.npz": "big_vision",
-    "big_vision_gap_sincos/checkpoint.npz": "big_vision",
-    "big_vision_gap_rep_bf16/checkpoint.npz": "big_vision",
-    "big_vision_gap_rep_bf16/checkpoint_bf16.npz": "big_vision",
-    "hf_vit": "transformers",
-    "hf_dinov2": "transformers",
-}
-"""Golden files and the layout that writes them."""
-
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
     """Names and bytes as another reader than ours finds them."""
-    if path.suffix == ".npz":
-        return dict(np.load(path))
-    return load_file(path / "model.safetensors" if path.is_dir() else path)
-
-
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert set(found) == set(expected)
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
-        assert found[name].tobytes() == array.tobytes(), name
-
-
-@pytest.mark.parametrize(("name", "layout"), SOURCES.items(), ids=SOURCES)
-def test_there_and_back_is_the_same_to_the_bit(name: str, layout: str, tmp_path: Path) -> None:
-    source = GOLDEN / name
-    middle = convert(source, tmp_path / "ours.safetensors")
-    back = tmp_path / ("back.npz" if layout != "transformers" else "back")
-    convert(middle, back, layout)  # type: ignore[arg-type]
-    expected = arrays(source)
-    expected = {n.removeprefix("params/"): a for n, a in expected.items() if "mask_token" not in n}
-    assert_same(arrays(back), expected)
-    again = convert(back, tmp_path / "again.safetensors")
-    assert_same(arrays(again), arrays(middle))
-
-
-# ---------------------------------------------------------------------------------------------
-# Changes
+    return load_file(path / "model.safetensors")
 
 
 def test_types_heads_and_names(tmp_path: Path) -> None:
@@ -81,9 +39,6 @@ def test_types_heads_and_names(tmp_path: Path) -> None:
     info, _ = read_info(out)
     assert info.classes == labels and info.model.num_classes == 3
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.crop_mode == "squash"
-    assert {
-        spec.dtype for spec in tensor_file.read_header(out / "model.safetensors").tensors.values()
-    }
     model = load(out)
     assert not model.head.weight.any() and model.head.weight.shape == (3, 48)
     old = torch.from_numpy(arrays(source)["norm.weight"])
@@ -108,13 +63,8 @@ def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
     out = convert(tmp_path / "a.safetensors", tmp_path / "b", changes=Changes(arch="Ti/16"))
     info, _ = read_info(out)
     assert info.model == model and info.provenance["given"] == "Ti/16"
-    assert set(info.provenance["assumed"]) == {
-        "activation",
-        "norm_eps",
-        "grid",
-        "pool",
-        "preprocess",
-    }
+    assumed = {"activation", "norm_eps", "grid", "pool", "preprocess"}
+    assert set(info.provenance["assumed"]) == assumed
     out = convert(tmp_path / "a.safetensors", tmp_path / "d", changes=Changes(num_heads=6))
     assert read_info(out)[0].model == dataclasses.replace(model, num_heads=6)
     timms = Changes(arch="vit_tiny_patch16_224")
@@ -186,7 +136,6 @@ def test_every_model_is_written_or_refused() -> None:
     assert layout_of("transformers").refusals(plain) == []
     tokens = dataclasses.replace(plain, posemb_tokens="patches")
     assert layout_of("big_vision").refusals(tokens) == []
-    harmless = {"pre_logits"}
     for name, value in {
         "distill_token": True,
         "num_registers": 2,
@@ -204,6 +153,6 @@ def test_every_model_is_written_or_refused() -> None:
         changed = {name: value}
         for target, base in (("vit-npz", plain), ("big_vision", tokens)):
             refused = layout_of(target).refusals(dataclasses.replace(base, **changed))
-            assert bool(refused) == (name not in harmless), (target, name)
+            assert bool(refused) == (name != "pre_logits"), (target, name)
         refused = layout_of("transformers").refusals(dataclasses.replace(plain, **changed))
         assert bool(refused) == (name != "qkv_bias"), ("transformers", name)

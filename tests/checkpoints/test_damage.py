@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import signal
 import struct
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,24 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import GOLDEN, sharded
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.errors import CheckpointError
+from vitcli.errors import CheckpointError, OutputError
 
 TIMM = GOLDEN / "timm_vit_default"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
-
-
-def shards(folder: Path) -> Path:
-    tensors = load_file(GOLDEN / "hf_vit" / "model.safetensors")
-    names = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
-    for file in set(names.values()):
-        save_file({n: tensors[n] for n in names if names[n] == file}, folder / file)
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": names}))
-    shutil.copy(GOLDEN / "hf_vit" / "config.json", folder)
-    return folder / "model-00002-of-00002.safetensors"
 
 
 def pickled(folder: Path, zipped: bool) -> Path:
@@ -50,7 +39,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "transformers": lambda folder: (
         Path(shutil.copytree(GOLDEN / "hf_vit", folder / "m")) / "model.safetensors"
     ),
-    "shards": shards,
+    "shards": lambda folder: sharded(folder / "m") / "model-00002-of-00002.safetensors",
     "pickle": lambda folder: pickled(folder, zipped=True),
     "old pickle": lambda folder: pickled(folder, zipped=False),
 }
@@ -182,32 +171,22 @@ def test_weights_that_are_not_numbers_are_named(tmp_path: Path, dtype: str) -> N
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, target: str, most: int) -> None:
     """A limit on the size of files, which is how a full disk answers; the target is there already
     and stays."""
-    old = tmp_path / target
+    old, new = tmp_path / target, tmp_path / f"new-{target}"
     convert(TIMM, old)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    code = (
-        "import resource, sys\n"
-        "from vitcli.checkpoints.convert import convert\n"
-        "from vitcli.errors import OutputError\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))\n"
-        "for path, force in ((sys.argv[2], True), (sys.argv[3], False)):\n"
-        "    try:\n"
-        "        convert(sys.argv[1], path, force=force)\n"
-        "    except OutputError as error:\n"
-        "        print(error)\n"
-    )
-    new = tmp_path / f"new-{target}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(TIMM), str(old), str(new)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 and all("cannot be written: File too large" in line for line in lines)
-    assert lines[0].startswith(str(old)) and lines[1].startswith(str(new))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limit[1]))
+    try:
+        for path, force in ((old, True), (new, False)):
+            with pytest.raises(OutputError, match="cannot be written: File too large") as caught:
+                convert(TIMM, path, force=force)
+            assert str(caught.value).startswith(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, previous)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
-    assert not new.exists() and sorted(p.name for p in tmp_path.iterdir()) == [target]
+    assert [p.name for p in tmp_path.iterdir()] == [target]
 
 
 def test_what_a_model_of_transformers_that_is_none_of_ours_is_called(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from checkpoints.golden_cases import CASES, GOLDEN
-from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.checkpoints.tensor_file import LazyTensor, read_header, write
+from vitcli.checkpoints.read import open_file, read_info
+from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError, VitError, VitWarning
 from vitcli.hub import registry
@@ -58,12 +58,7 @@ def test_no_torch_is_needed() -> None:
 def test_the_header_comes_before_the_config_beside_it(model: Path) -> None:
     file = model / "model.safetensors"
     info = dataclasses.replace(read_info(model)[0], provenance={"seed": 1})
-    header = read_header(file)
-    tensors = {
-        name: LazyTensor("float32", spec.shape, lambda s=spec.shape: np.zeros(s, np.float32))
-        for name, spec in header.tensors.items()
-    }
-    write(file, tensors, info.to_metadata())
+    write(file, read_header(file).tensors, info.to_metadata())
     (model / "config.json").write_text("nonsense")
     assert read_info(model)[0] == info
 
@@ -94,10 +89,7 @@ def test_one_safetensors_file_of_any_name_will_do(model: Path) -> None:
 def labelled(config: ModelConfig, folder: Path, tag: str, **more: Any) -> Path:
     """A checkpoint of zeros as timm releases it: classes named by the tag alone."""
     folder.mkdir()
-    tensors = {
-        name: LazyTensor("float16", shape, lambda s=shape: np.zeros(s, np.float16))
-        for name, shape in config.tensor_shapes().items()
-    }
+    tensors = {name: np.zeros(shape, "f2") for name, shape in config.tensor_shapes().items()}
     write(folder / "model.safetensors", tensors, {"format": "pt"})
     said = {
         "architecture": "test_vit",
@@ -135,7 +127,7 @@ def test_the_registry_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
     folder = labelled(tiny(21843), tmp_path / "x", "unknown tag")
     entry = registry.entries()["vit-b16-i21k"]
     with pytest.warns(VitWarning, match="the repo is followed"):
-        info = open_checkpoint(folder / "model.safetensors", entry).info
+        info = open_file(folder / "model.safetensors", entry).info
     assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
 
 

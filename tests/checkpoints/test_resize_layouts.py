@@ -12,10 +12,11 @@ import pytest
 import torch
 from scipy.ndimage import zoom
 
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import GOLDEN, sharded
+from checkpoints.test_resize import resize, tensors_in
 from layouts.released_names import open_clip
 from vitcli.checkpoints import read, tensor_file
-from vitcli.checkpoints.resize import plan_resize, resize_posemb
+from vitcli.checkpoints.resize import plan_resize
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
 TRANSFORMERS = {
@@ -28,17 +29,6 @@ TRANSFORMERS = {
     "hf_clip_vision": ("embeddings.position_embedding.weight", 1),
 }
 """The table's name in a golden case, and the prefix tokens that have an embedding."""
-
-
-def resize(spec: Path, **options: object) -> Path:
-    job = plan_resize(spec, **options)  # type: ignore[arg-type]
-    resize_posemb(job)
-    return job.file
-
-
-def tensors_in(path: Path) -> dict[str, np.ndarray]:
-    header = tensor_file.read_header(path)
-    return {name: header.tensors[name].read() for name in header.tensors}
 
 
 def scipys(table: np.ndarray, prefix: int, grid: tuple[int, int]) -> np.ndarray:
@@ -105,26 +95,10 @@ def test_what_transformers_cannot_load_is_refused() -> None:
         assert "vit convert" in str(error.value.hint)
 
 
-def sharded(folder: Path) -> Path:
-    """The golden ViT of transformers in two files and their index."""
-    shutil.copytree(GOLDEN / "hf_vit", folder)
-    tensors = {n: np.array(t) for n, t in tensors_in(folder / "model.safetensors").items()}
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"other weights")
-    weight_map = {}
-    for k, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
-        file = f"model-0000{k + 1}-of-00002.safetensors"
-        tensor_file.write(folder / file, {n: tensors[n] for n in names}, {"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_shards_stay_shards(tmp_path: Path, in_place: bool) -> None:
     source = sharded(tmp_path / "model")
+    (source / "pytorch_model.bin").write_bytes(b"other weights")
     before = shutil.copytree(source, tmp_path / "before")
     index = resize(source, grid=(7, 7), in_place=in_place)
     folder = index.parent

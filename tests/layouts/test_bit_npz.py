@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import BiTConfig, Preprocess, architecture
-from vitcli.errors import CheckpointError, ConfigError, OutputError
+from vitcli.errors import CheckpointError, ConfigError
 
 CASE = PACKED["timm_bit_resnetv2"]
 
@@ -99,38 +98,6 @@ def test_big_visions_files_compute_what_big_vision_computes(
     expected = forward(bit_paper(theirs, ""), images)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     assert (found - torch.from_numpy(CASE.arrays["logits"])).abs().max() > 1e-3  # the border
-
-
-@pytest.mark.parametrize(("make", "to"), [(bit, None), (bit_paper, "big_vision")])
-def test_there_and_back_is_the_same_to_the_bit(
-    theirs: Arrays, tmp_path: Path, make: Any, to: Any
-) -> None:
-    arrays = make(theirs)
-    np.savez(tmp_path / "x.npz", **arrays)
-    middle = convert(tmp_path / "x.npz", tmp_path / "ours")
-    back = dict(np.load(convert(middle, tmp_path / "back.npz", to)))
-    arrays = {name.removeprefix("params/"): array for name, array in arrays.items()}
-    assert set(back) == set(arrays)
-    for name, array in arrays.items():
-        assert back[name].dtype == array.dtype and np.array_equal(back[name], array), name
-    found = safetensors.numpy.load_file(middle / "model.safetensors")
-    assert {n: a.tobytes() for n, a in found.items()} == {n: a.tobytes() for n, a in theirs.items()}
-
-
-def test_the_border_of_the_max_pool_is_refused_where_it_is_another(
-    theirs: Arrays, tmp_path: Path
-) -> None:
-    np.savez(tmp_path / "a.npz", **bit(theirs))
-    np.savez(tmp_path / "b.npz", **bit_paper(theirs))
-    for source, to, said in (
-        ("a.npz", "big_vision", "a border of zeros"),
-        ("b.npz", "bit-npz", "a border of -inf"),
-        ("a.npz", "vit-npz", "a BiT ResNet"),
-        ("a.npz", "transformers", "a BiT ResNet"),
-    ):
-        out = tmp_path / ("x.npz" if "npz" in to or to == "big_vision" else "x")
-        with pytest.raises(OutputError, match=f"the layout {to} cannot express.*{said}"):
-            convert(tmp_path / source, out, to)
 
 
 def test_a_name_of_timms_takes_timms_epsilons() -> None:

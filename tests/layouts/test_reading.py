@@ -14,13 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import GOLDEN, sharded
 from layouts.released_names import open_clip
-from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.config import Activation, ClassLabel, ModelConfig
+from vitcli.config import Activation, ModelConfig
 from vitcli.errors import CheckpointError
 from vitcli.models.vit import ViT
 
@@ -47,39 +46,16 @@ def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: 
     assert torch.equal(load(tmp_path)(images), load(old)(images))
 
 
-@pytest.mark.parametrize(
-    ("said", "score"),
-    [({}, "softmax"), ({"problem_type": "multi_label_classification"}, "sigmoid")],
-)
-def test_the_score_function_of_transformers(
-    tmp_path: Path, said: dict[str, str], score: str
-) -> None:
-    """As its pipeline has it; written back for it."""
-    case = GOLDEN / "hf_vit"
-    config = json.loads((case / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | said))
-    shutil.copy(case / "model.safetensors", tmp_path)
-    assert read_info(tmp_path)[0].score == score
-    convert(tmp_path, tmp_path / "back", "transformers")
-    assert read_info(tmp_path / "back")[0].score == score
-
-
 def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
-    old = GOLDEN / "hf_vit"
-    tensors = load_file(old / "model.safetensors")
-    names = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
-    for file in set(names.values()):
-        save_file({n: tensors[n] for n in names if names[n] == file}, tmp_path / file)
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": names}))
-    shutil.copy(old / "config.json", tmp_path)
+    folder = sharded(tmp_path / "model")
     images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(load(tmp_path)(images), load(old)(images))
+    assert torch.equal(load(folder)(images), load(GOLDEN / "hf_vit")(images))
+    index = folder / "model.safetensors.index.json"
     wrongs = ({"weight_map": {"x": "../x"}}, {"weight_map": {"x": ""}}, {}, {"weight_map": 3})
     for wrong in wrongs:
         index.write_text(json.dumps(wrong))
         with pytest.raises(CheckpointError, match="index"):
-            read_info(tmp_path)
+            read_info(folder)
 
 
 def test_a_pickle_of_a_training_state_gives_its_averaged_weights(tmp_path: Path) -> None:
@@ -170,26 +146,6 @@ def test_a_half_of_a_file_is_not_guessed(tmp_path: Path) -> None:
     assert "1 missing: Transformer/encoder_norm/bias (48)" in text
     assert "1 unexpected: more (3)" in text
     assert "head/kernel is (40, 10), not (48, 10)" in text
-
-
-def test_class_names_and_images_come_from_transformers_files(tmp_path: Path) -> None:
-    folder = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    config["id2label"] = {str(i): name for i, name in enumerate("abcdefg")}
-    (folder / "config.json").write_text(json.dumps(config))
-    processor = {
-        "size": {"shortest_edge": 40},
-        "crop_size": {"height": 32, "width": 32},
-        "do_center_crop": True,
-        "resample": 3,
-        "image_mean": [0.1, 0.2, 0.3],
-        "image_std": [0.4, 0.5, 0.6],
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    info, _ = read_info(folder)
-    assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
-    assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
-    assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
 
 
 def bare(path: Path, **fields: Any) -> Path:

@@ -1,12 +1,9 @@
-"""Hybrids and BiT ResNets from checkpoint to model, and back, in timm's layout."""
+"""Hybrids and BiT ResNets in timm's layout."""
 
 from __future__ import annotations
 
-import dataclasses
-import gzip
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,112 +11,20 @@ import torch
 
 import vitcli
 from checkpoints.golden_cases import PACKED, Case
+from layouts.test_shapes import RESNETS, random_model
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load_weights
-from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import (
-    Architecture,
-    BiTConfig,
-    ClassLabel,
-    ModelConfig,
-    Preprocess,
-    ResNetConfig,
-    architecture,
-)
+from vitcli.config import Preprocess, architecture
 from vitcli.errors import CheckpointError
 from vitcli.layouts.foreign_json import ForeignJson
-from vitcli.layouts.shapes import infer_architecture
 from vitcli.layouts.timm import architecture_from_args, from_config, not_in_timm, to_config
-from vitcli.models.resnet import BiT
-from vitcli.models.vit import ViT
-from vitcli.resnets import bit_resnet
 
 HYBRID, RESNET = PACKED["timm_hybrid_r50_s16"], PACKED["timm_bit_resnetv2"]
-SMALL = ModelConfig(16, 1, 2, 24, (16, 16), (64, 64), num_classes=3)
-
-
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of the golden cases with their weights as timm wrote them."""
-    root = tmp_path_factory.mktemp("golden")
-    for name, case in PACKED.items():
-        (root / name).mkdir()
-        shutil.copy(case.folder / "config.json", root / name)
-        packed = (case.folder / "model.safetensors.gz").read_bytes()
-        (root / name / "model.safetensors").write_bytes(gzip.decompress(packed))
-    return {name: root / name for name in PACKED}
-
-
-@pytest.mark.parametrize("name", PACKED)
-def test_files_without_a_config_are_understood_but_for_heads_and_epsilons(
-    unpacked: dict[str, Path], name: str, tmp_path: Path
-) -> None:
-    true = read_info(unpacked[name])[0].model
-    shutil.copy(unpacked[name] / "model.safetensors", tmp_path)
-    info = read_info(tmp_path)[0]
-    found = info.model
-    if isinstance(true, ModelConfig) and isinstance(found, ModelConfig):
-        found = dataclasses.replace(found, num_heads=true.num_heads)
-    assert found == true
-    assumed = info.provenance["assumed"]
-    assert "resnet" in assumed
-    if isinstance(found, BiTConfig):  # no heads, no class token, no GELU
-        assert set(assumed) == {"resnet", "image_size", "preprocess"}
-
-
-MODELS: dict[str, Architecture] = {
-    "root alone": dataclasses.replace(SMALL, stem=ResNetConfig((), 0.5)),
-    "two stages, patches of 2": dataclasses.replace(SMALL, stem=ResNetConfig((1, 2), 0.5)),
-    "three stages": dataclasses.replace(SMALL, stem=ResNetConfig((2, 1, 1), 1.0)),
-    "the authors' epsilons": dataclasses.replace(
-        SMALL,
-        pre_logits=5,
-        stem=ResNetConfig((1,), 0.5, std_eps=1e-5, std_eps_in="deviation", norm_eps=1e-6),
-    ),
-    "a BiT ResNet": BiTConfig(bit_resnet((1, 2), 0.5), (48, 64), num_classes=3),
-    "-inf": BiTConfig(
-        dataclasses.replace(bit_resnet((1, 1, 1, 1), 0.5), pool_padding="-inf"), (64, 64), 3
-    ),
-    "no head": BiTConfig(bit_resnet((1, 1), 0.5), (64, 64)),
-}
-
-
-def random_model(config: Architecture) -> ViT | BiT:
-    model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(generator=generator)
-    return model.eval()
-
-
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_shapes_are_the_modules(config: Architecture) -> None:
-    state = random_model(config).state_dict()
-    assert config.tensor_shapes() == {name: tuple(t.shape) for name, t in state.items()}
-    assert sum(tensor.numel() for tensor in state.values()) == config.num_params()
-    found, _ = infer_architecture(config.tensor_shapes())
-    assert found.tensor_shapes() == config.tensor_shapes()
-
-
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_what_is_saved_is_loaded(config: Architecture, tmp_path: Path) -> None:
-    model = random_model(config)
-    classes = tuple(ClassLabel(str(i), str(i)) for i in range(config.num_classes))
-    info = CheckpointInfo(config, Preprocess(size=config.image_size), classes)
-    save_checkpoint(tmp_path, model.state_dict(), info)
-    again = vitcli.load(tmp_path)
-    assert again.info == info and again.config == config
-    images = torch.randn(2, 3, *config.image_size)
-    with torch.inference_mode():
-        assert torch.equal(again(images), model(images))
-    (tmp_path / "config.json").unlink()  # the file stands alone
-    assert vitcli.load(tmp_path / "model.safetensors").info == info
 
 
 def test_a_bit_resnet_at_another_resolution_is_the_same(tmp_path: Path) -> None:
-    config = MODELS["a BiT ResNet"]
+    config = RESNETS["a BiT ResNet"]
     info = CheckpointInfo(config, Preprocess(size=config.image_size))
     save_checkpoint(tmp_path, random_model(config).state_dict(), info)
     model = vitcli.load(tmp_path, resolution=(33, 47))
@@ -128,9 +33,6 @@ def test_a_bit_resnet_at_another_resolution_is_the_same(tmp_path: Path) -> None:
     before = load_weights(tmp_path).tensors
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
-
-# ---------------------------------------------------------------------------------------------
-# timm's config.json
 
 NAMES = {
     "vit_tiny_r_s16_p8_224": "R+Ti/16",
@@ -183,7 +85,7 @@ def test_the_first_convolution_is_named() -> None:
     ],
 )
 def test_what_timm_cannot_say_is_said(name: str, said: str) -> None:
-    model = MODELS[name]
+    model = RESNETS[name]
     assert re.search(said, "\n".join(not_in_timm(model)))
     assert "architecture" not in to_config(CheckpointInfo(model, Preprocess()))
 

@@ -19,12 +19,13 @@ from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.config import Preprocess
+from vitcli.config import ClassLabel, Preprocess
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts import transformers
 from vitcli.prediction import Predictor
 
 VIT, CLIP = GOLDEN / "hf_vit", GOLDEN / "hf_clip_vision"
+CENTRE = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32}
 
 
 def copied(source: Path, folder: Path, processor: Any = None, **changes: Any) -> Path:
@@ -94,9 +95,8 @@ def test_json_of_another_kind_is_refused(tmp_path: Path, text: str) -> None:
 def test_an_image_processor_with_another_value_is_refused(
     tmp_path: Path, key: str, value: Any
 ) -> None:
-    said = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32, key: value}
     with pytest.raises(CheckpointError, match=key):
-        read_info(copied(VIT, tmp_path / "m", said))
+        read_info(copied(VIT, tmp_path / "m", {**CENTRE, key: value}))
 
 
 def prepared(folder: Path, **said: Any) -> Preprocess:
@@ -168,6 +168,8 @@ def test_every_resize_and_crop_is_met_to_the_pixel() -> None:
         ({"id2label": {"0": "cat"}}, "sigmoid"),
         ({"problem_type": "regression"}, "none"),
         ({"problem_type": "single_label_classification"}, "softmax"),
+        ({"problem_type": "multi_label_classification"}, "sigmoid"),
+        ({}, "softmax"),
     ],
 )
 def test_scores_are_those_of_the_pipeline(
@@ -179,6 +181,17 @@ def test_scores_are_those_of_the_pipeline(
         tensors |= {f"classifier.{n}": tensors[f"classifier.{n}"][:1] for n in ("weight", "bias")}
         save_file(tensors, folder / "model.safetensors")
     assert read_info(folder)[0].score == score
+    convert(folder, tmp_path / "back", "transformers")
+    assert read_info(tmp_path / "back")[0].score == score
+
+
+def test_class_names_and_images_come_from_the_files(tmp_path: Path) -> None:
+    said = {**CENTRE, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    names = {str(i): name for i, name in enumerate("abcdefg")}
+    info, _ = read_info(copied(VIT, tmp_path / "m", said, id2label=names))
+    assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
+    assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
+    assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
 
 
 def test_a_pooler_of_another_activation_is_refused(tmp_path: Path) -> None:
@@ -207,9 +220,8 @@ def test_the_older_key_of_a_two_tower_config_wins(tmp_path: Path) -> None:
     assert (model.activation, model.num_heads) == ("gelu", 1)
 
 
-def test_bare_files_compute_what_they_are_said_to_be_assumed(tmp_path: Path) -> None:
-    bare = shutil.copy(CLIP / "model.safetensors", tmp_path)
-    info, _ = read_info(bare)
+def test_bare_files_say_what_is_assumed(tmp_path: Path) -> None:
+    info, _ = read_info(shutil.copy(CLIP / "model.safetensors", tmp_path))
     model: Any = info.model
     assert model.norm_eps == 1e-5 and model.activation == "quick_gelu"
     assumed = info.provenance["assumed"]
