@@ -14,9 +14,9 @@ from vitcli.checkpoints.rows import row_file
 def test_rows_are_read_back(tmp_path, count, kind):
     values = np.random.default_rng(0).normal(size=(count, 7)).astype(np.float32)
     path = tmp_path / f"rows.{kind}"
-    with row_file(path, 7, {"model": "ünï", "note": ""}) as rows:
+    with row_file(path, 7, {"model": "ünï", "note": ""}) as add:
         for row in values:
-            rows.add(row)
+            add(row)
     if kind == "npy":
         found = np.load(path)
     else:

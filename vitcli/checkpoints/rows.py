@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from vitcli.atomic import whole_file
 from vitcli.errors import OutputError
@@ -16,35 +16,23 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-
-class Rows:
-    """An open table of `width` columns."""
-
-    def __init__(self, file: BinaryIO, width: int) -> None:
-        self.file, self.width, self.count = file, width, 0
-
-    def add(self, row: npt.NDArray[np.float32] | None) -> None:
-        """Appends a row, (width,); None becomes NaN."""
-        import numpy as np
-
-        values = np.full(self.width, np.nan) if row is None else row
-        self.file.write(np.asarray(values, "<f4").tobytes())
-        self.count += 1
+AddRow = Callable[["npt.NDArray[np.float32] | None"], None]
 
 
 @contextlib.contextmanager
-def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Iterator[Rows]:
+def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
     """A table that is written whole or not at all: as .npy, or as .safetensors with the table under
-    "features" and `metadata` in the header.
+    "features" and `metadata` in the header. Yields a function that appends a row, (width,); None
+    becomes NaN.
 
     Raises:
         OutputError: the path has another suffix or cannot be written.
     """
-    kind = Path(path).suffix.lower()
+    kind, count = Path(path).suffix.lower(), 0
     if kind not in (".npy", ".safetensors"):
         raise OutputError("does not end in .npy or .safetensors", where=path)
 
-    def header(count: int) -> bytes:
+    def header() -> bytes:
         """Of the same length for any number of rows."""
         if kind == ".npy":
             from numpy.lib import format as npy
@@ -59,9 +47,16 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
+    def add(row: npt.NDArray[np.float32] | None) -> None:
+        import numpy as np
+
+        nonlocal count
+        values = np.full(width, np.nan) if row is None else row
+        file.write(np.asarray(values, "<f4").tobytes())
+        count += 1
+
     with whole_file(path) as file:
-        file.write(header(0))
-        rows = Rows(file, width)
-        yield rows
+        file.write(header())
+        yield add
         file.seek(0)
-        file.write(header(rows.count))
+        file.write(header())

@@ -120,13 +120,13 @@ def _answers(predictor: Predictor, args: Predict) -> Iterator[ImageRow]:
         return
     from vitcli.checkpoints.rows import row_file
 
-    width = predictor.info.model.feature_dim
-    with row_file(args.features, width, {"model": predictor.name}) as table:
+    width, count = predictor.info.model.feature_dim, 0
+    with row_file(args.features, width, {"model": predictor.name}) as add:
         embedded = predictor.embed(args.images, args.batch_size, args.workers)
-        for number, result in enumerate(embedded):
-            table.add(result.features)
-            yield ImageRow(result, score, number)
-    output.note(f"features: {args.features}, {table.count:,} x {width:,}", args.quiet)
+        for count, result in enumerate(embedded, 1):
+            add(result.features)
+            yield ImageRow(result, score, count - 1)
+    output.note(f"features: {args.features}, {count:,} x {width:,}", args.quiet)
 
 
 def _write(
