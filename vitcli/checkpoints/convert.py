@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -52,33 +51,17 @@ class Conversion:
     """Whether the output is a file, not a directory."""
     format: Format
     info: CheckpointInfo
-    ours: dict[str, LazyTensor]
-    """Under our names, changed as asked for."""
     tensors: dict[str, LazyTensor]
-    """The same under the names of the target."""
-    renamed: dict[str, tuple[str, ...]]
-    """Our names, and those of the target."""
-    made: frozenset[str] = frozenset()
-    """Our names of new tensors, which are zeros."""
-    warnings: list[str] = field(default_factory=list)
+    """Under the names of the target, changed as asked for."""
+    names: list[Renamed]
+    """Each tensor of the model."""
+    warnings: list[str]
     nan: list[str] = field(default_factory=list)
     """Names of tensors that hold NaN, known once they are written."""
 
-    def names(self) -> Iterator[Renamed]:
-        """Each tensor that is written."""
-        for name, new in self.ours.items():
-            old = self.source.tensors.get(name)
-            source: tuple[str, ...] = ()
-            was: list[str] = []
-            if old is not None and name not in self.made:
-                source = self.source.sources.get(name, (name,))
-                was += [" x ".join(map(str, old.shape))] if old.shape != new.shape else []
-                was += [old.dtype] if old.dtype != new.dtype else []
-            yield Renamed(name, new.shape, new.dtype, source, self.renamed[name], " ".join(was))
-
     def to_json(self) -> dict[str, Any]:
         """What is read and written, tensor by tensor."""
-        rows = [row._asdict() for row in self.names()]
+        rows = [row._asdict() for row in self.names]
         return {
             "source": str(self.source.file),
             "layout": self.source.layout,
@@ -150,12 +133,16 @@ def plan_convert(
         )
     warnings = [*_left_open(info, source), *layout.warnings(info.model)]
     saved, renamed = layout.save(info.model, tensors)
-    new_head = changes.num_classes is not None
-    made = frozenset(name for name in tensors if new_head and name.startswith("head"))
-    path = Path(output)
-    return Conversion(
-        source, path, bool(kind), target, info, tensors, saved, renamed, made, warnings
-    )
+    names = []
+    for name, new in tensors.items():
+        is_new = name.startswith("head") and changes.num_classes is not None
+        old = new if is_new else source.tensors[name]
+        was = [" x ".join(map(str, old.shape))] if old.shape != new.shape else []
+        was += [old.dtype] if old.dtype != new.dtype else []
+        theirs = () if is_new else source.sources.get(name, (name,))
+        names.append(Renamed(name, new.shape, new.dtype, theirs, renamed[name], " ".join(was)))
+    path, is_file = Path(output), bool(kind)
+    return Conversion(source, path, is_file, target, info, saved, names, warnings)
 
 
 def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:

@@ -84,7 +84,7 @@ def convert(args: Convert) -> None:
     if not args.dry_run:
         converting.write(job, args.force)
         verified += _verified_result(job) if args.verify else []
-    for row in job.names() if job.nan else ():
+    for row in job.names if job.nan else ():
         if set(row.target) & set(job.nan):
             output.warning(f"{job.source.file}: {_folded(row.source)} contains NaN")
     if args.json:
@@ -134,14 +134,13 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
 
 def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows: what becomes of each tensor. Columns that repeat our names are left out."""
-    names = list(job.names())
     columns: dict[str, list[str]] = {
-        "ours": [row.ours for row in names],
-        "shape": [" x ".join(map(str, row.shape)) or "1" for row in names],
-        "type": [row.dtype for row in names],
-        "was": [row.was for row in names],
-        "in the source": [_folded(row.source) or "(zeros)" for row in names],
-        "in the target": [_folded(row.target) or "(computed)" for row in names],
+        "ours": [row.ours for row in job.names],
+        "shape": [" x ".join(map(str, row.shape)) or "1" for row in job.names],
+        "type": [row.dtype for row in job.names],
+        "was": [row.was for row in job.names],
+        "in the source": [_folded(row.source) or "(zeros)" for row in job.names],
+        "in the target": [_folded(row.target) or "(computed)" for row in job.names],
     }
     shown = {
         title: cells
