@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +62,6 @@ def test_tensors_of_one_type_keep_their_order(tmp_path: Path) -> None:
     names = ["z", "a", "m", "b"]
     write(tmp_path / "x", {name: np.ones(2, np.float16) for name in names}, {})
     assert list(read_header(tmp_path / "x").tensors) == names
-
-
-def test_lazy_tensors_are_made_in_order_when_they_are_written(tmp_path: Path) -> None:
-    made: list[str] = []
-
-    def read(name: str) -> Callable[[], np.ndarray]:
-        return lambda: (made.append(name), np.full(4, len(made), np.float32))[1]
-
-    lazy = {name: LazyTensor("float32", (4,), read(name)) for name in ("x", "y")}
-    assert made == []
-    write(tmp_path / "f", lazy, {})
-    assert made == ["x", "y"]
-    assert load_file(tmp_path / "f")["y"].tolist() == [2, 2, 2, 2]
 
 
 def test_a_lazy_tensor_of_another_shape_leaves_no_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_shapes_tell_the_resnet(config: Architecture) -> None:
 
 
 @pytest.mark.parametrize("name", [*CASES, *PACKED])
-def test_files_without_a_config_are_understood_but_for_the_heads(name: str, tmp_path: Path) -> None:
+def test_files_of_timm_with_and_without_their_config(name: str, tmp_path: Path) -> None:
     case = {**CASES, **PACKED}[name]
     (file,) = case.folder.glob("model.safetensors*")
     data = file.read_bytes()
@@ -136,7 +137,12 @@ def test_files_without_a_config_are_understood_but_for_the_heads(name: str, tmp_
     info = read_info(tmp_path)[0]
     found, assumed = info.model, set(info.provenance["assumed"])
     (tmp_path / "config.json").write_bytes((case.folder / "config.json").read_bytes())
-    true = read_info(tmp_path)[0].model
+    stated, _ = read_info(tmp_path)
+    true, said = stated.model, json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+    assert true.num_params() == case.said["n_params"]
+    assert stated.preprocess.size == true.image_size
+    assert stated.preprocess.mean == tuple(said["mean"])
+    assert stated.preprocess.crop_pct == said["crop_pct"]
     if isinstance(true, ModelConfig) and isinstance(found, ModelConfig):
         found = dataclasses.replace(found, num_heads=true.num_heads)
         assert ("resnet" in assumed) == (true.stem is not None)

@@ -183,8 +183,7 @@ def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
     height, width = model.image_size
     if opened.layout != "transformers" or height == width:
         return
-    config = read_config(opened.file.parent)
-    kind = config.text("model_type") if config is not None else ""
+    kind = read_config(opened.file.parent).text("model_type")
     if kind and KINDS[kind].square:
         raise ConfigError(
             f"{kind} in transformers supports only square images",

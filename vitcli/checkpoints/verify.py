@@ -156,8 +156,7 @@ def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     transformers.logging.disable_progress_bar()
     directory, model = checkpoint.file.parent, checkpoint.info.model
     assert isinstance(model, ModelConfig)
-    config = read_config(directory)
-    kind = config.text("model_type") if config is not None else ""
+    kind = read_config(directory).text("model_type")
     loading: dict[str, Any] = {}
     seeing: dict[str, Any] = {}
     if kind == "vit_mae":  # sees every patch, in order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -44,82 +44,77 @@ class ForeignJson:
 
     def whole(self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20) -> int:
         """A whole number in [low, high]."""
-        value = self._value(key, default)
-        if type(value) is not int or not low <= value <= high:
-            self.refuse(key, f"a whole number from {low} to {high}")
-        return value
+        wanted = f"a whole number from {low} to {high}"
+        return int(self._get(key, default, wanted, lambda v: type(v) is int and low <= v <= high))
 
     def number(
         self, key: str, default: float | None = None, low: float = 0.0, high: float = 1e6
     ) -> float:
         """A number in [low, high]."""
-        value = self._value(key, default)
-        if type(value) not in (int, float) or not low <= value <= high:
-            self.refuse(key, f"a number from {low:g} to {high:g}")
-        return float(value)
+        wanted = f"a number from {low:g} to {high:g}"
+        return float(self._get(key, default, wanted, lambda v: _is_number(v) and low <= v <= high))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            self.refuse(key, "true or false")
-        return value
+        return bool(self._get(key, default, "true or false", lambda v: isinstance(v, bool)))
 
     def word(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
         """What a word (or a number) stands for."""
-        value = self._value(key, default)
-        if not isinstance(value, (str, int)) or value not in choices:
-            self.refuse(key, f"one of {', '.join(map(str, choices))}")
-        return choices[value]
+        wanted = f"one of {', '.join(map(str, choices))}"
+        return choices[
+            self._get(key, default, wanted, lambda v: isinstance(v, (str, int)) and v in choices)
+        ]
 
     def text(self, key: str, default: str = "") -> str:
         """A string."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            self.refuse(key, "a string")
-        return value
+        return str(self._get(key, default, "a string", lambda v: isinstance(v, str)))
 
     def size(self, key: str, default: Size | None = None) -> Size:
         """Height and width: a whole number, or two."""
-        value = self._value(key, default)
-        sides = [value, value] if isinstance(value, int) else value
-        if (
-            not isinstance(sides, (list, tuple))
-            or len(sides) != 2
-            or any(type(side) is not int or not 1 <= side <= LARGEST_IMAGE for side in sides)
-        ):
-            self.refuse(key, "a size in pixels, or a height and a width")
-        return sides[0], sides[1]
+
+        def is_size(value: Any) -> bool:
+            sides = value if isinstance(value, (list, tuple)) else [value, value]
+            return len(sides) == 2 and all(
+                type(side) is int and 1 <= side <= LARGEST_IMAGE for side in sides
+            )
+
+        value = self._get(key, default, "a size in pixels, or a height and a width", is_size)
+        return (value, value) if isinstance(value, int) else (value[0], value[1])
 
     def triple(self, key: str, default: Triple, low: float = -1e6) -> Triple:
         """Three numbers, or one for all."""
-        value = self._value(key, default)
-        values = [value] * 3 if type(value) in (int, float) else value
-        if (
-            not isinstance(values, (list, tuple))
-            or len(values) != 3
-            or any(type(x) not in (int, float) or not low <= x <= 1e6 for x in values)
-        ):
-            self.refuse(key, "three numbers")
-        return float(values[0]), float(values[1]), float(values[2])
+
+        def is_triple(value: Any) -> bool:
+            values = value if isinstance(value, (list, tuple)) else [value] * 3
+            return len(values) == 3 and all(_is_number(x) and low <= x <= 1e6 for x in values)
+
+        value = self._get(key, default, "three numbers", is_triple)
+        first, second, third = value if isinstance(value, (list, tuple)) else [value] * 3
+        return float(first), float(second), float(third)
 
     def list_of(self, key: str, kind: type[T]) -> list[T]:
         """A list of such values; empty where there is none."""
-        value = self._value(key, [])
-        if not isinstance(value, list) or any(type(item) is not kind for item in value):
-            self.refuse(key, f"a list of {kind.__name__}")
-        return value
+
+        def is_list(value: Any) -> bool:
+            return isinstance(value, list) and all(type(item) is kind for item in value)
+
+        return list(self._get(key, [], f"a list of {kind.__name__}", is_list))
 
     def object(self, key: str) -> ForeignJson:
         """An object; an empty one where there is none."""
-        value = self._value(key, {})
-        if not isinstance(value, dict):
-            self.refuse(key, "an object")
+        value = self._get(key, {}, "an object", lambda v: isinstance(v, dict))
         return ForeignJson(value, self.where, f"{self.path}{key}.")
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _get(self, key: str, default: Any, wanted: str, is_right: Callable[[Any], bool]) -> Any:
         value = self.values.get(key)
-        return default if value is None else value
+        value = default if value is None else value
+        if not is_right(value):
+            self.refuse(key, wanted)
+        return value
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
 
 
 def read_json(path: Path) -> ForeignJson | None:

@@ -178,17 +178,15 @@ class Transformers(Layout):
     suffixes = ("",)
 
     def find(self, store: Store) -> Match | None:
-        prefixes = [find_prefix(store.tensors, anchor) for anchor in _ANCHORS]
-        if prefixes == [None, None]:
+        vit, clip = (find_prefix(store.tensors, anchor) for anchor in _ANCHORS)
+        prefix, find = (vit, _find_vit) if clip is None else (clip, _find_clip)
+        if prefix is None:
             return None
         config = read_config(store.path.parent)
-        if prefixes[1] is not None:
-            match = _find_clip(store, prefixes[1], config)
-        else:
-            match = _find_vit(store, prefixes[0] or "", config)
+        match = find(store, prefix, config)
         kind, fields = KINDS[match.kind], dict(match.fields)
         fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **fields}
-        if config is None:
+        if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
             return dataclasses.replace(match, fields=fields, assumed=assumed)
         fields["num_heads"] = config.whole("num_attention_heads", 12)
@@ -278,22 +276,21 @@ class Transformers(Layout):
         if "model_type" not in config or "architecture" in config:
             return None
         size = {"image_size": new[0] if new[0] == new[1] else list(new)}
-        for part in ("vision_config", "vision_config_dict"):
-            if part in config:
-                config = config.merged(ForeignJson({part: config.object(part).values | size}))
-        in_root = "vision_config" not in config and "vision_config_dict" not in config
-        return dict(config.values) | (size if in_root else {})
+        parts = [part for part in ("vision_config", "vision_config_dict") if part in config]
+        halves = {part: config.object(part).values | size for part in parts}
+        return {**config.values, **(halves or size)}
 
 
-def read_config(directory: Path) -> ForeignJson | None:
-    """The config.json in a directory, if it is transformers'; of a two-tower model its image half.
+def read_config(directory: Path) -> ForeignJson:
+    """The config.json in a directory, of a two-tower model its image half; empty if it is not
+    transformers'.
 
     Raises:
         CheckpointError: it is of a kind of model that is not supported, or not JSON.
     """
     config = read_json(directory / CONFIG)
     if config is None or "model_type" not in config:
-        return None
+        return ForeignJson({})
     kind = config.text("model_type")
     kind = kind if kind in KINDS else f"{kind}_vision_model"
     if kind not in KINDS:
@@ -309,7 +306,7 @@ def read_config(directory: Path) -> ForeignJson | None:
     return config.merged(vision, ForeignJson({**named, "model_type": kind}))
 
 
-def _find_vit(store: Store, prefix: str, config: ForeignJson | None) -> Match:
+def _find_vit(store: Store, prefix: str, config: ForeignJson) -> Match:
     names = store.tensors
     dino = any(name.endswith("layer_scale1.lambda1") for name in names)
     new = any(name.endswith("attention.q_proj.weight") for name in names)
@@ -334,14 +331,14 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson | None) -> Match:
     if classifying or not _has_tanh_pooler(store, prefix, config):
         drop += r"|pooler\."
         table = tuple(row for row in table if not row.ours[0].startswith("pre_logits"))
-    kind = config.text("model_type") if config is not None else "dinov2" if dino else "vit"
+    kind = config.text("model_type", "dinov2" if dino else "vit")
     fields: dict[str, Any] = {}
     if f"{prefix}embeddings.cls_token" in names and dino and not classifying:
         fields["pool"] = "token"
     return Match(table, names, droppable=drop, kind=kind, fields=fields)
 
 
-def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson | None) -> bool:
+def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
     """Whether there is a pooler of ours. A linear one must be the identity that `extra` writes.
 
     Raises:
@@ -350,7 +347,7 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson | None) -> b
     weight, bias = (store.tensors.get(f"{prefix}pooler.dense.{n}") for n in ("weight", "bias"))
     if weight is None or bias is None:
         return False
-    if config is None or (act := config.text("pooler_act", "tanh")) == "tanh":
+    if (act := config.text("pooler_act", "tanh")) == "tanh":
         return True
     import numpy as np
 
@@ -360,10 +357,9 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson | None) -> b
     return False
 
 
-def _find_clip(store: Store, prefix: str, config: ForeignJson | None) -> Match:
+def _find_clip(store: Store, prefix: str, config: ForeignJson) -> Match:
     names = store.tensors
     siglip = f"{prefix}embeddings.class_embedding" not in names
-    kind = "siglip_vision_model" if siglip else "clip_vision_model"
     table = prefixed(_clip_table(), prefix)
     drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
     fields: dict[str, Any] = {}
@@ -372,7 +368,7 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson | None) -> Match:
         table = tuple(row for row in table if not row.ours[0].startswith(unused)) + _HEAD
         fields = {"pool": "gap", "fc_norm": False}
         drop += r"|(^|\.)head\." if siglip else r"|(^|\.)post_layernorm\."
-    kind = config.text("model_type") if config is not None else kind
+    kind = config.text("model_type", "siglip_vision_model" if siglip else "clip_vision_model")
     return Match(table, names, droppable=drop, kind=kind, fields=fields)
 
 
