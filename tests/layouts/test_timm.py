@@ -185,39 +185,33 @@ def broken(**changes: Any) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("architecture", "resnet50"),
-        ("architecture", None),
-        ("architecture", ["vit_base_patch16_224"]),
-        ("model_args__qk_norm", True),
-        ("model_args__in_chans", 1),
-        ("model_args__colour", "red"),
-        ("model_args__global_pool", "max"),
-        ("model_args__act_layer", "relu"),
-        ("model_args__embed_dim", "48"),
-        ("model_args__embed_dim", 0),
-        ("model_args__num_heads", 5),
-        ("model_args__img_size", [64]),
-        ("model_args__img_size", [64, 2**40]),
-        ("model_args__depth", 2.5),
-        ("model_args__depth", 10**9),
-        ("model_args__mlp_ratio", 1e300),
-        ("model_args__qkv_bias", 1),
-        ("model_args", [1]),
-        ("pretrained_cfg", "x"),
-        ("pretrained_cfg__mean", [0.5]),
-        ("pretrained_cfg__std", [0, 0, 0]),
-        ("pretrained_cfg__crop_pct", 0),
-        ("pretrained_cfg__interpolation", "psychic"),
-        ("pretrained_cfg__crop_mode", {"oval": 1}),
-        ("pretrained_cfg__input_size", [3, 64, "64"]),
-        ("num_classes", "many"),
-        ("num_classes", -1),
-        ("label_names", [[1]]),
-    ],
-)
+WRONG: dict[str, list[Any]] = {
+    "architecture": ["resnet50", None, ["vit_base_patch16_224"]],
+    "model_args": [[1]],
+    "model_args__qk_norm": [True],
+    "model_args__in_chans": [1],
+    "model_args__colour": ["red"],
+    "model_args__global_pool": ["max"],
+    "model_args__act_layer": ["relu"],
+    "model_args__embed_dim": ["48", 0],
+    "model_args__num_heads": [5],
+    "model_args__img_size": [[64], [64, 2**40]],
+    "model_args__depth": [2.5, 10**9],
+    "model_args__mlp_ratio": [1e300],
+    "model_args__qkv_bias": [1],
+    "pretrained_cfg": ["x"],
+    "pretrained_cfg__mean": [[0.5]],
+    "pretrained_cfg__std": [[0, 0, 0]],
+    "pretrained_cfg__crop_pct": [0],
+    "pretrained_cfg__interpolation": ["psychic"],
+    "pretrained_cfg__crop_mode": [{"oval": 1}],
+    "pretrained_cfg__input_size": [[3, 64, "64"]],
+    "num_classes": ["many", -1],
+    "label_names": [[[1]]],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(k, v) for k, vs in WRONG.items() for v in vs])
 def test_other_configs_name_the_file_and_the_key(key: str, value: Any) -> None:
     with pytest.raises(CheckpointError) as caught:
         from_config(ForeignJson(broken(**{key: value}), "config.json"))

@@ -38,28 +38,22 @@ def copied(source: Path, folder: Path, processor: Any = None, **changes: Any) ->
     return folder
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model_type", ["vit"]),
-        ("model_type", "resnet"),
-        ("num_attention_heads", 0),
-        ("num_attention_heads", "4"),
-        ("num_attention_heads", 2**70),
-        ("num_attention_heads", True),
-        ("hidden_act", ["gelu"]),
-        ("hidden_act", "swish"),
-        ("layer_norm_eps", float("inf")),
-        ("layer_norm_eps", -1),
-        ("layer_norm_eps", {}),
-        ("image_size", [32]),
-        ("image_size", 0),
-        ("image_size", 10**30),
-        ("id2label", ["a"]),
-        ("id2label", {"0": 3}),
-        ("problem_type", "other"),
-    ],
-)
+def each(wrong: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, values in wrong.items() for value in values]
+
+
+WRONG = {
+    "model_type": [["vit"], "resnet"],
+    "num_attention_heads": [0, "4", 2**70, True],
+    "hidden_act": [["gelu"], "swish"],
+    "layer_norm_eps": [float("inf"), -1, {}],
+    "image_size": [[32], 0, 10**30],
+    "id2label": [["a"], {"0": 3}],
+    "problem_type": ["other"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), each(WRONG))
 def test_a_config_with_another_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     folder = copied(VIT, tmp_path / "m", **{key: value})
     with pytest.raises(CheckpointError) as caught:
@@ -79,19 +73,18 @@ def test_json_of_another_kind_is_refused(tmp_path: Path, text: str) -> None:
         (folder / name).write_text(before)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("image_mean", "0.5"),
-        ("image_std", [0, 0, 0]),
-        ("resample", 9),
-        ("resample", [3]),
-        ("rescale_factor", 0),
-        ("do_normalize", "no"),
-        ("size", {"shortest_edge": 0}),
-        ("crop_size", "big"),
-    ],
-)
+WRONG_PROCESSOR = {
+    "image_mean": ["0.5"],
+    "image_std": [[0, 0, 0]],
+    "resample": [9, [3]],
+    "rescale_factor": [0],
+    "do_normalize": ["no"],
+    "size": [{"shortest_edge": 0}],
+    "crop_size": ["big"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), each(WRONG_PROCESSOR))
 def test_an_image_processor_with_another_value_is_refused(
     tmp_path: Path, key: str, value: Any
 ) -> None:
