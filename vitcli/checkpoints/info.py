@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import (
     Architecture,
     BiTConfig,
@@ -21,6 +22,9 @@ from vitcli.config import (
 )
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.typed_json import from_json, parse
+
+if TYPE_CHECKING:
+    from vitcli.hub.registry import RegistryEntry
 
 Resized = TypedDict(
     "Resized", {"method": PosembMethod, "from": tuple[int, int], "to": tuple[int, int]}
@@ -171,6 +175,26 @@ class CheckpointInfo:
         except ValueError as error:
             raise _damaged(error, where) from error
         return cls.from_dict(data, where)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open file: its description, and its tensors, each read when it is needed."""
+
+    file: Path
+    info: CheckpointInfo
+    tensors: dict[str, LazyTensor]
+    """Under our names."""
+    kind: str
+    """Of the file; see `Store`."""
+    layout: str = "vit"
+    """"vit" (which is timm's), or one of `layouts`."""
+    dropped: tuple[str, ...] = ()
+    """Names in the file that are not part of the model."""
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our name -> the names in the file, where they differ."""
+    entry: RegistryEntry | None = None
+    """The released model that it is, if the registry knows it."""
 
 
 def _damaged(error: Exception, where: object) -> CheckpointError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from vitcli.checkpoints.info import Checkpoint as Checkpoint
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import open_store
-from vitcli.checkpoints.tensor_file import DTYPES, LazyTensor
+from vitcli.checkpoints.tensor_file import DTYPES
 from vitcli.config import ClassLabel, Size
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
@@ -28,26 +28,6 @@ class Fetching(TypedDict, total=False):
     on_progress: hub.Progress | None
     allow_pickle: bool
     timeout: float | None
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """An open file: its description, and its tensors, each read when it is needed."""
-
-    file: Path
-    info: CheckpointInfo
-    tensors: dict[str, LazyTensor]
-    """Under our names."""
-    kind: str
-    """Of the file; see `Store`."""
-    layout: str = "vit"
-    """"vit" (which is timm's), or one of `layouts`."""
-    dropped: tuple[str, ...] = ()
-    """Names in the file that are not part of the model."""
-    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our name -> the names in the file, where they differ."""
-    entry: RegistryEntry | None = None
-    """The released model that it is, if the registry knows it."""
 
 
 def open_checkpoint(

@@ -10,8 +10,7 @@ import functools
 import re
 from typing import Any
 
-from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.read import Checkpoint
+from vitcli.checkpoints.info import Checkpoint, CheckpointInfo
 from vitcli.checkpoints.store import RECORD, recorded
 from vitcli.checkpoints.tensor_file import LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Size
@@ -46,9 +45,10 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
         read = functools.partial(_sincos2d, model.grid, model.width)
         tensors["pos_embed"] = LazyTensor("float32", wanted["pos_embed"], read)
         sources["pos_embed"] = ()
-    for row in table.expand(match.rows, model.depth):
-        # Not a part that this model lacks, nor another name for tensors that are there already.
-        if not set(row.ours) <= wanted.keys() or set(row.ours) <= tensors.keys():
+    rows = [row for row in table.expand(match.rows, model.depth) if wanted.keys() >= set(row.ours)]
+    order = {name: k for k, name in enumerate(wanted)}
+    for row in sorted(rows, key=lambda row: order[row.ours[0]]):
+        if set(row.ours) <= tensors.keys():  # another name for tensors that are there already
             continue
         expected |= dict.fromkeys(row.theirs, table.save_shape(row, wanted, heads))
         for name, tensor in table.load(row, wanted, match.tensors):
