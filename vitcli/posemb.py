@@ -104,8 +104,11 @@ def _bicubic(old: int, new: int) -> Matrix:
     """Antialiased: the kernel is widened when the axis shrinks, cut at the border, normalised."""
     scale = old / new
     centres = (np.arange(new)[:, None] + 0.5) * scale
-    weights = _cubic((np.arange(old) + 0.5 - centres) / max(scale, 1.0), a=-0.5)  # (new, old)
-    return weights / weights.sum(axis=1, keepdims=True)
+    weights: Matrix = _cubic(
+        (np.arange(old) + 0.5 - centres) / max(scale, 1.0), a=-0.5
+    )  # (new, old)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
 
 
 def _bicubic_clamped(old: int, new: int) -> Matrix:

@@ -609,9 +609,11 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     """
     model, preprocess = info.model, info.preprocess
     is_vit = isinstance(model, ModelConfig)
-    classifier: Any = "head" if is_vit else "head.fc"
-    if isinstance(model, ModelConfig) and model.distill_token:
-        classifier = ["head", "head_dist"]
+    classifier: Any = "head.fc"
+    pool = "avg"
+    if isinstance(model, ModelConfig):
+        classifier = ["head", "head_dist"] if model.distill_token else "head"
+        pool = _to_args(model)["global_pool"]
     config: dict[str, Any] = {}
     if not not_in_timm(model):
         name, args = best_architecture(model)
@@ -619,7 +621,7 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     config |= {
         "num_classes": model.num_classes,
         "num_features": model.feature_dim,
-        "global_pool": _to_args(model)["global_pool"] if is_vit else "avg",
+        "global_pool": pool,
         "dtype": "float32",  # transformers would compute in the type that is stored
     }
     if info.classes:

@@ -50,8 +50,8 @@ class Kind(NamedTuple):
 
     def preprocess(self, size: Size) -> Preprocess:
         """How it prepares images where no file says so."""
-        how = (self.interpolation, self.crop_pct, self.crop_mode)
-        return Preprocess(size, *self.mean_std, *how)
+        mean, std = self.mean_std
+        return Preprocess(size, mean, std, self.interpolation, self.crop_pct, self.crop_mode)
 
 
 _VIT = Kind(1e-12, "gelu", HALF, "bilinear", "squash", 1.0)
@@ -249,7 +249,7 @@ class Transformers(Layout):
         assert isinstance(model, ModelConfig)
         import numpy as np
 
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
         if model.num_registers:
             arrays[f"{_prefix(model)}embeddings.mask_token"] = np.zeros((1, model.width))
         elif not (model.num_classes or model.layer_scale or model.pre_logits):
