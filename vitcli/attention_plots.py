@@ -1,6 +1,7 @@
 """Figures of what a Vision Transformer attends to: maps over images, heads, tiles, distances.
 
-Arrays in, a file out, as in `plots.py`. Maps are drawn in viridis, which is perceptually uniform.
+Arrays in, a file out, as in `plots.py`, or OutputError. Maps are drawn in viridis, which is
+perceptually uniform.
 """
 
 from __future__ import annotations
@@ -93,9 +94,6 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
     Args:
         label: of the colour bar; a map of colours has none.
         path: .png, .pdf or .svg; written whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
     """
     ratio = panel.image.shape[0] / panel.image.shape[1]
     with figure_file(path, 8.0, 3.6 * ratio + 0.4, panel.title, grid=False) as figure:
@@ -110,11 +108,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
 
 
 def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
-    """Up to `SHEET` images with their maps beside them, each map on its own scale.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Up to `SHEET` images with their maps beside them, each map on its own scale."""
     panels = panels[:SHEET]
     across = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
     down = math.ceil(len(panels) / across)
@@ -136,9 +130,6 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
 
     Args:
         maps: (heads, rows, columns); one scale for all.
-
-    Raises:
-        OutputError: it cannot be written.
     """
     across = min(len(maps), 4)
     down = math.ceil(len(maps) / across)
@@ -158,11 +149,7 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
 
 
 def filter_tiles(filters: Floats, path: str | Path) -> None:
-    """Principal components of the filters, (n, height, width, 3) in [0, 1] (Figure 7, left).
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Principal components of the filters, (n, height, width, 3) in [0, 1] (Figure 7, left)."""
     across = 7
     down = math.ceil(len(filters) / across)
     with figure_file(path, across * 0.85, down * 0.85 + 0.35, "", grid=False) as figure:
@@ -179,9 +166,6 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
 
     Args:
         distances: (layers, heads), pixels.
-
-    Raises:
-        OutputError: it cannot be written.
     """
     layers, heads = distances.shape
     with figure_file(path, 5.0, 3.6, "") as figure:
@@ -205,9 +189,6 @@ def faithfulness_curves(
 
     Args:
         deletion, insertion: the curves (steps + 1,) of the map and of random maps.
-
-    Raises:
-        OutputError: it cannot be written.
     """
     with figure_file(path, 7.0, 3.0, title) as figure:
         cells = figure.subplots(1, 2, sharey=True)

@@ -18,9 +18,6 @@ def reconstructions(original: Colours, hidden: Colours, filled: Colours, path: s
 
     Args:
         original, hidden, filled: (n, H, W, 3), RGB in [0, 1].
-
-    Raises:
-        OutputError: it cannot be written.
     """
     rows = {"original": original, "masked": hidden, "reconstructed": filled}
     count, (height, width) = len(original), original.shape[1:3]

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 import vitcli
-from vitcli.config import ModelConfig, bit_config, model_config
+from vitcli.config import ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.inspection.attention import (
     DistanceMeter,
     Layer,
     attention_maps,
-    check_transformer,
     head_maps,
     patch_distance,
     readout,
@@ -30,7 +29,6 @@ from vitcli.inspection.components import (
     principal_components,
 )
 from vitcli.inspection.faithfulness import faithfulness, random_maps
-from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -97,8 +95,6 @@ def test_the_model_is_left_as_it_was() -> None:
     attention_maps(model, pixels(model), "gradient", target=torch.tensor([0, 1]))
     assert torch.equal(model(pixels(model)), before)
     assert all(p.grad is None for p in model.parameters())
-
-
 
 
 def reference_rollout(model: ViT, images: Tensor) -> Floats:
@@ -196,10 +192,6 @@ def test_rollout_to_a_layer_leaves_later_layers_out() -> None:
     shallow.load_state_dict(model.state_dict(), strict=False)
     images = pixels(model)
     assert np.allclose(attention_maps(model, images, layer=1), attention_maps(shallow, images))
-
-
-
-
 
 
 # ---------------------------------------------------------------------------------------------

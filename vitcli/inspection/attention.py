@@ -54,19 +54,6 @@ class watch(TorchFunctionMode):
         return result
 
 
-def check_transformer(model: nn.Module) -> ViT:
-    """The model, if it has attention.
-
-    Raises:
-        ConfigError: it is a BiT ResNet.
-    """
-    if not isinstance(model, ViT):
-        raise ConfigError(
-            "a BiT ResNet has no attention to inspect", hint="choose a ViT or a hybrid"
-        )
-    return model
-
-
 def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
     """Raises ConfigError where the model has no such layer or head (both count from 0)."""
     config = model.config

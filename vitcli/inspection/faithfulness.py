@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from vitcli.models.vit import ViT
 from vitcli.prediction import to_scores
 
 
-@dataclass(frozen=True)
-class Faithfulness:
+class Faithfulness(NamedTuple):
     """What becomes of a class's score as patches are removed or revealed in a map's order (Petsiuk
     et al., arXiv 1806.07421). A faithful map has a small deletion and a large insertion area."""
 
@@ -28,20 +27,17 @@ class Faithfulness:
     @property
     def deletion_area(self) -> float:
         """Area under the deletion curve, in [0, 1]."""
-        return float(np.trapezoid(self.deletion, dx=1 / (len(self.deletion) - 1)))
+        return area(self.deletion)
 
     @property
     def insertion_area(self) -> float:
         """Area under the insertion curve, in [0, 1]."""
-        return float(np.trapezoid(self.insertion, dx=1 / (len(self.insertion) - 1)))
+        return area(self.insertion)
 
 
-def mean_curves(several: Sequence[Faithfulness]) -> Faithfulness:
-    """The mean of several deletion and insertion curves."""
-    return Faithfulness(
-        np.mean([curves.deletion for curves in several], axis=0, dtype=np.float32),
-        np.mean([curves.insertion for curves in several], axis=0, dtype=np.float32),
-    )
+def area(curve: Floats) -> float:
+    """The area under a curve of evenly spaced values, from 0 to 1."""
+    return float(np.trapezoid(curve, dx=1 / (len(curve) - 1)))
 
 
 @torch.no_grad()

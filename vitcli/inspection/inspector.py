@@ -29,7 +29,6 @@ from vitcli.inspection.attention import (
     Method,
     attention_maps,
     check_layer,
-    check_transformer,
     head_maps,
 )
 from vitcli.inspection.components import (
@@ -41,7 +40,6 @@ from vitcli.inspection.components import (
 from vitcli.inspection.faithfulness import (
     Faithfulness,
     faithfulness,
-    mean_curves,
     random_maps,
 )
 from vitcli.models.vit import ViT
@@ -109,7 +107,11 @@ class Inspector:
 
     def __init__(self, predictor: Predictor) -> None:
         self.name, self.info, self.classes = predictor.name, predictor.info, predictor.classes
-        self.model: ViT = check_transformer(predictor.model)
+        if not isinstance(predictor.model, ViT):
+            raise ConfigError(
+                "a BiT ResNet has no attention to inspect", hint="choose a ViT or a hybrid"
+            )
+        self.model: ViT = predictor.model
         self.device, self.offline = predictor.load().device, predictor.offline
         self.transform = EvalTransform(self.info.preprocess)
 
@@ -179,32 +181,38 @@ class Inspector:
                 "the model has no classification head, so there is no class to explain",
                 hint="choose --method rollout or last, without --faithfulness",
             )
-        for one in self._read(images, wanted):
-            if one.pixels is None:
-                yield one
-                continue
+        model, score = self.model, self.info.score
+
+        def fields(one: Inspected, pixels: Tensor) -> dict[str, Any]:
             target = None if one.index is None else torch.tensor([one.index], device=self.device)
-            array = attention_maps(self.model, one.pixels, method, layer, head, target)[0]
-            found = replace(one, array=array)
-            if measure and one.index is not None:
-                maps = [array, *random_maps(self.model.config.grid, RANDOM_MAPS)]
-                own, *noise = (
-                    faithfulness(self.model, one.pixels[0], each, one.index, self.info.score)
-                    for each in maps
-                )
-                found = replace(found, faithfulness=own, random=mean_curves(noise))
-            yield found
+            array = attention_maps(model, pixels, method, layer, head, target)[0]
+            if not measure or one.index is None:
+                return {"array": array}
+            maps = [array, *random_maps(model.config.grid, RANDOM_MAPS)]
+            own, *noise = (faithfulness(model, pixels[0], m, one.index, score) for m in maps)
+            random = Faithfulness(*np.array(noise).mean(axis=0))
+            return {"array": array, "faithfulness": own, "random": random}
+
+        return self._mapped(images, fields, wanted)
 
     def heads(
         self, images: AnyImage | Iterable[AnyImage], layer: int | None = None
     ) -> Iterator[Inspected]:
         """Every head's attention of one layer (None: the last), for each image."""
         check_layer(self.model, layer)
-        for one in self._read(images):
-            if one.pixels is None:
-                yield one
-            else:
-                yield replace(one, array=head_maps(self.model, one.pixels, layer)[0])
+        return self._mapped(
+            images, lambda one, pixels: {"array": head_maps(self.model, pixels, layer)[0]}
+        )
+
+    def _mapped(
+        self,
+        images: AnyImage | Iterable[AnyImage],
+        fields: Callable[[Inspected, Tensor], dict[str, Any]],
+        index: int | None = None,
+    ) -> Iterator[Inspected]:
+        """`_read`, and what a function finds in each image."""
+        for one in self._read(images, index):
+            yield one if one.pixels is None else replace(one, **fields(one, one.pixels))
 
     def colours(self, images: AnyImage | Iterable[AnyImage]) -> Iterator[Inspected]:
         """Patch features of all images together as RGB; see `feature_colours`."""
