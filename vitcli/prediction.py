@@ -133,31 +133,28 @@ class Predictor:
         allow_pickle: bool = False,
         preprocess: Mapping[str, Any] | None = None,
     ) -> None:
-        self._info, self.file = read.read_info(
+        self.info: CheckpointInfo
+        """The description of the model."""
+        self.info, self.file = read.read_info(
             spec, offline=offline, on_progress=on_progress, allow_pickle=allow_pickle
         )
         if preprocess:
-            self._info = self._info.prepared(preprocess)
-        if resolution is None and "input_size" in self._info.provenance:  # as transformers does
-            height, width = self._info.provenance["input_size"]
+            self.info = self.info.prepared(preprocess)
+        if resolution is None and "input_size" in self.info.provenance:  # as transformers does
+            height, width = self.info.provenance["input_size"]
             resolution, posemb_method = (height, width), "bicubic-hf"
-        self.stored, self.posemb_method = self._info.model, posemb_method
+        self.stored, self.posemb_method = self.info.model, posemb_method
         if resolution is not None and resolution != self.stored.image_size:
             from vitcli.checkpoints.adapt import at_size
 
-            self._info = at_size(self._info, resolution, posemb_method)
-            check_memory(self._info.model, device)
-            if self._info.model.num_tokens > LONG_SEQUENCE:
-                warnings.warn(_LONG.format(self._info.model.num_tokens), VitWarning, stacklevel=2)
+            self.info = at_size(self.info, resolution, posemb_method)
+            check_memory(self.info.model, device)
+            if self.info.model.num_tokens > LONG_SEQUENCE:
+                warnings.warn(_LONG.format(self.info.model.num_tokens), VitWarning, stacklevel=2)
         self.name = registry.aliases().get(str(spec), str(spec))
         self.offline = offline
         self.wanted = device, precision
         self._inference: Inference | None = None
-
-    @property
-    def info(self) -> CheckpointInfo:
-        """The description of the model."""
-        return self._info
 
     @property
     def classes(self) -> tuple[ClassLabel, ...]:
@@ -169,7 +166,7 @@ class Predictor:
         """The same file read as another model, whose tensors are among the file's: without a head,
         or with fewer blocks."""
         other = copy.copy(self)
-        other._info, other._inference = info, None
+        other.info, other._inference = info, None
         return other
 
     def predict(

@@ -130,16 +130,12 @@ PRETRAINING: dict[PretrainName, Pretraining] = {
     # L/16 and R50+L/16 were trained for 14 epochs too.
     "jft": Pretraining(
         (
-            Rates(r"B/(16|32)", 7, 8e-4),
-            Rates(r"L/32", 7, 6e-4),
-            Rates(r"L/16", 7, 4e-4),
-            Rates(r"H/14", 14, 3e-4),
-            Rates(r"R50x[12]", 7, 1e-3),
-            Rates(r"R101x1", 7, 8e-4),
-            Rates(r"R152x[12]", 7, 6e-4),
-            Rates(r"R50\+B/(16|32)", 7, 8e-4),
+            Rates(r"(R50\+)?B/(16|32)|R101x1", 7, 8e-4),
+            Rates(r"L/32|R152x[12]", 7, 6e-4),
+            Rates(r"(R50\+)?L/16", 7, 4e-4),
             Rates(r"R50\+L/32", 7, 2e-4),
-            Rates(r"R50\+L/16", 7, 4e-4),
+            Rates(r"R50x[12]", 7, 1e-3),
+            Rates(r"H/14", 14, 3e-4),
         ),
         weight_decay=0.1,
         dropout=0.0,

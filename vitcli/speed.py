@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitcli import machine
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Size
-from vitcli.devices import free_memory, ran_out_of_memory
+from vitcli.devices import ran_out_of_memory
 from vitcli.errors import RunError
 from vitcli.inference import Cores, Inference, check_memory
 from vitcli.models.resnet import BiT
@@ -135,7 +135,7 @@ def _measure(
         _wait(device)
 
     find = _largest_by_estimate if device.type == "cpu" else _largest_by_trial
-    largest = find(run, device, max_batch)
+    largest = find(run, max_batch)
     count = batch_size or min(default, largest)
     if count > largest and (largest < max_batch or not _fits(run, count)):
         height, width = config.image_size
@@ -144,7 +144,10 @@ def _measure(
             f"memory for {work}",
             hint=f"use a --batch-size of {largest:,} or less" if largest else None,
         )
-    _reset_peak(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        machine.reset_peak_memory()
     images = torch.randn((count, 3, *config.image_size), device=device).to(kind)
     rate = count / statistics.median(_times(partial(compute, images), device))
     passes = 3 if work == "training" else 1
@@ -236,13 +239,6 @@ def _times(compute: Callable[[], object], device: torch.device) -> list[float]:
     return times
 
 
-def _reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        machine.reset_peak_memory()
-
-
 def _peak(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -261,7 +257,7 @@ def _fits(run: Callable[[int], None], count: int) -> bool:
     return False
 
 
-def _largest_by_trial(run: Callable[[int], None], device: torch.device, limit: int) -> int:
+def _largest_by_trial(run: Callable[[int], None], limit: int) -> int:
     """The largest batch up to the limit that runs, by doubling and bisection; 0: none."""
     fits, fails = 0, limit + 1
     while fails - fits > 1:
@@ -270,7 +266,7 @@ def _largest_by_trial(run: Callable[[int], None], device: torch.device, limit: i
     return fits
 
 
-def _largest_by_estimate(run: Callable[[int], None], device: torch.device, limit: int) -> int:
+def _largest_by_estimate(run: Callable[[int], None], limit: int) -> int:
     """The same on a CPU, estimated from the growth of this process; the limit without any."""
     run(1)  # loads what every batch needs
     one = _peak_of(run, 1)
@@ -283,7 +279,7 @@ def _largest_by_estimate(run: Callable[[int], None], device: torch.device, limit
     if per_image <= 0:
         return limit
     fixed = one - per_image
-    room = free_memory(device) + (machine.peak_memory() or 0) - fixed
+    room = machine.free_memory() + (machine.peak_memory() or 0) - fixed
     return max(0, min(limit, int(room / per_image)))
 
 

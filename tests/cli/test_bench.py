@@ -66,7 +66,7 @@ def test_bad_input_is_refused_before_anything_is_measured(vit, tmp_path, monkeyp
 
 
 def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
-    monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, device, limit: 7)
+    monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, limit: 7)
     done = vit("bench", "Ti/16", "--resolution", "32", "--batch-size", "8")
     assert done.exit_code == 1 and "does not fit in memory" in done.stderr
     assert "--batch-size of 7 or less" in done.stderr
@@ -81,7 +81,7 @@ def test_doubling_and_bisection_find_the_largest_batch(fitting):
         if count > fitting:
             raise RuntimeError("CUDA out of memory")
 
-    found = speed._largest_by_trial(run, None, 64)
+    found = speed._largest_by_trial(run, 64)
     assert found == min(fitting, 64) and len(tried) == len(set(tried)) <= 13
 
 
@@ -89,14 +89,14 @@ def test_on_a_cpu_the_largest_batch_follows_from_memory(monkeypatch):
     held = [0]
     monkeypatch.setattr(machine, "reset_peak_memory", lambda: held.__setitem__(0, 300))
     monkeypatch.setattr(machine, "peak_memory", lambda: held[0])
-    monkeypatch.setattr(speed, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
 
     def run(count: int) -> None:
         held[0] = 300 + 50 + 10 * count
 
     # 1,300 bytes in all, 350 of them fixed, 10 an image
-    assert speed._largest_by_estimate(run, None, 4096) == 95
-    assert speed._largest_by_estimate(run, None, 20) == 20
+    assert speed._largest_by_estimate(run, 4096) == 95
+    assert speed._largest_by_estimate(run, 20) == 20
 
 
 def test_peak_memory_is_that_since_the_reset():

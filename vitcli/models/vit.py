@@ -12,6 +12,7 @@ Parameter names are timm's. Equations are those of section 3.1 of the paper.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
@@ -155,17 +156,6 @@ class PatchEmbed(nn.Module):
         return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)
 
 
-class PreLogits(nn.Module):
-    """The hidden layer of the paper's pre-training head (section 3.1): dense, then tanh."""
-
-    def __init__(self, width: int, size: int) -> None:
-        super().__init__()
-        self.fc = nn.Linear(width, size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.fc(x))
-
-
 class ViT(nn.Module):
     """A Vision Transformer.
 
@@ -208,7 +198,10 @@ class ViT(nn.Module):
         self.norm = norm(config.final_norm)
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.fc_norm = norm(config.fc_norm)
-        self.pre_logits = PreLogits(d, config.pre_logits) if config.pre_logits else nn.Identity()
+        self.pre_logits: nn.Module = nn.Identity()
+        if config.pre_logits:  # the hidden layer of the paper's pre-training head (section 3.1)
+            layers = OrderedDict(fc=nn.Linear(d, config.pre_logits), act=nn.Tanh())
+            self.pre_logits = nn.Sequential(layers)
         self.reset_head(config.num_classes)
 
     def reset_head(self, num_classes: int) -> None:
