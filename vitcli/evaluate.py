@@ -34,21 +34,19 @@ if TYPE_CHECKING:
 def evaluate_source(
     inference: Inference,
     source: Source,
-    batch_size: int | None = None,
-    workers: int | None = None,
-    on_progress: Callable[[int], None] = lambda count: None,
-    on_unreadable: Callable[[ImageError], None] | None = None,
+    workers: int | None,
+    on_progress: Callable[[int], None],
+    on_unreadable: Callable[[ImageError], None],
 ) -> Evaluation:
     """The metrics of a model on images whose classes are its own, in the same order.
 
     Args:
         on_progress: called with the number of images of each batch.
-        on_unreadable: called with each image that cannot be read, which is not counted. None: the
-            first such image raises its ImageError.
+        on_unreadable: called with each image that cannot be read, which is not counted.
     """
     tally = Tally(len(source.classes), inference.info.score)
     preprocess = inference.info.preprocess
-    batches = run_source(source, preprocess, lambda: inference, "logits", batch_size, workers)
+    batches = run_source(source, preprocess, lambda: inference, "logits", workers=workers)
     for slots, _ in _count(batches, source, tally):
         report_unreadable(slots, on_unreadable)
         on_progress(len(slots))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -29,14 +30,12 @@ if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
     from vitcli.config import Architecture, Preprocess
     from vitcli.data.decoder import Pixels
-    from vitcli.data.source import Source
+    from vitcli.data.source import Ints, Source
     from vitcli.distributed import Ranks
 
 CORE_BATCH = 4
 """Images for each core of a CPU at once; more of them outgrow its caches."""
 GPU_BATCH = 64
-
-
 LONG_SEQUENCE = 4096
 """Tokens of an image above which users are warned: the cost of attention grows with the square."""
 
@@ -91,6 +90,7 @@ class Inference:
         if device.type == "cpu" and dtype is torch.bfloat16 and isinstance(self.model, ViT):
             accelerate(self.model, CORE_BATCH)
         self.batch_size = CORE_BATCH * cpu_cores() if device.type == "cpu" else GPU_BATCH
+        self.at_once = sys.maxsize
 
     def compute(self, output: Literal["logits", "features"], pixels: list[Pixels]) -> Tensor:
         """Logits or features of images, float32 (n, ...) on the CPU."""
@@ -108,18 +108,22 @@ class Inference:
             return self._within_memory(function, images).float().cpu()
 
     def _within_memory(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        """Halves the batch, and those to come, until it fits into memory."""
+        """A batch in parts of `at_once` images, which is halved until a part fits into memory."""
         import torch
 
         from vitcli.devices import ran_out_of_memory
 
-        try:
-            return function(images)
-        except RuntimeError as error:
-            if len(images) == 1 or not ran_out_of_memory(error):
-                raise
-        self.batch_size = (len(images) + 1) // 2
-        return torch.cat([self._within_memory(function, half) for half in images.chunk(2)])
+        rows: list[Tensor] = []
+        while len(images):
+            part = images[: self.at_once]
+            try:
+                rows.append(function(part))
+                images = images[len(part) :]
+            except RuntimeError as error:
+                if len(part) == 1 or not ran_out_of_memory(error):
+                    raise
+                self.at_once = (len(part) + 1) // 2
+        return torch.cat(rows)
 
 
 Batches = Iterator[tuple[list[Slot], "Tensor"]]
@@ -151,7 +155,11 @@ def run(
     turns = (i // unit % ranks.count for i in itertools.count())
     mine = (image for turn, image in zip(turns, images, strict=False) if turn == ranks.rank)
     own = _run(mine, preprocess, lambda: inference, output, unit, workers, None)
-    yield from _dealt(_of_size(unit, own), ranks)
+    while True:
+        for batch in ranks.gather(next(own, None)):
+            if batch is None:
+                return
+            yield batch
 
 
 def current_ranks() -> Ranks | None:
@@ -161,30 +169,6 @@ def current_ranks() -> Ranks | None:
     from vitcli import distributed
 
     return distributed.current()
-
-
-def _of_size(unit: int, batches: Batches) -> Batches:
-    """Batches of `unit` images; those of a device that ran out of memory are smaller."""
-    import torch
-
-    waiting: list[tuple[list[Slot], Tensor]] = []
-    for batch in itertools.chain(batches, [None]):
-        if batch is not None:
-            waiting.append(batch)
-        if waiting and (batch is None or sum(len(slots) for slots, _ in waiting) >= unit):
-            rows = [rows for slots, rows in waiting if any(slot.error is None for slot in slots)]
-            slots = [slot for slots, _ in waiting for slot in slots]
-            yield slots, torch.cat(rows) if rows else waiting[0][1]
-            waiting = []
-
-
-def _dealt(own: Batches, ranks: Ranks) -> Batches:
-    """The batches of all ranks, in turn."""
-    while True:
-        for batch in ranks.gather(next(own, None)):
-            if batch is None:
-                return
-            yield batch
 
 
 def _run(
@@ -199,13 +183,13 @@ def _run(
     """`run` in this process."""
     with Decoder(images, preprocess, batch_size or 0, workers, pause) as decoder:
         inference = load()
-        inference.batch_size = batch_size or inference.batch_size
+        count = batch_size or inference.batch_size
         with contextlib.closing(Cores(inference.device)) as cores:
             running: deque[tuple[list[Slot], Callable[[], Tensor]]] = deque()
             while True:
                 # The next batch is under way before this one's slowest core is done.
-                while not running or (len(running) < 2 and decoder.ready(inference.batch_size)):
-                    if not (decoded := decoder.take(inference.batch_size)):
+                while not running or (len(running) < 2 and decoder.ready(count)):
+                    if not (decoded := decoder.take(count)):
                         break
                     pixels = [got for _, got in decoded if not isinstance(got, DataError)]
                     slots = [
@@ -235,40 +219,37 @@ def run_source(
 def features_of(
     inference: Inference,
     source: Source,
-    workers: int | None = None,
-    on_progress: Callable[[int], None] = lambda count: None,
-    on_unreadable: Callable[[ImageError], None] | None = None,
-) -> Tensor:
-    """The features of a source's images, float32 (N, feature_dim) on the CPU.
+    workers: int | None,
+    on_progress: Callable[[int], None],
+    on_unreadable: Callable[[ImageError], None],
+) -> tuple[Tensor, Ints]:
+    """The features of the images that can be read, float32 (n, feature_dim) on the CPU, and the
+    indices of these images in the source (n,).
 
     Args:
-        on_unreadable: called with each image that cannot be read, which is left out. None: the
-            first such image raises its ImageError.
+        on_progress: called with the number of images of each batch.
+        on_unreadable: called with each image that cannot be read.
     """
+    import numpy as np
     import torch
 
-    rows: list[Tensor] = []
+    rows, readable = [torch.empty(0, inference.info.model.feature_dim)], list[bool]()
     preprocess = inference.info.preprocess
     batches = run_source(source, preprocess, lambda: inference, "features", workers=workers)
     for slots, features in batches:
         report_unreadable(slots, on_unreadable)
-        if len(features):
-            rows.append(features)
+        readable += [slot.error is None for slot in slots]
+        rows += [features] * bool(len(features))
         on_progress(len(slots))
-    return torch.cat(rows) if rows else torch.empty(0, inference.info.model.feature_dim)
+    return torch.cat(rows), np.flatnonzero(readable)
 
 
-def report_unreadable(
-    slots: list[Slot], on_unreadable: Callable[[ImageError], None] | None
-) -> None:
-    """Calls a function with each image that could not be read; None: raises the first error."""
+def report_unreadable(slots: list[Slot], on_unreadable: Callable[[ImageError], None]) -> None:
+    """Calls a function with each image that could not be read."""
     for name, error in slots:
         if error is not None:
             hint = error.hint or "repair or remove the file"
-            unreadable = ImageError(error.what, where=name, hint=hint)
-            if on_unreadable is None:
-                raise unreadable
-            on_unreadable(unreadable)
+            on_unreadable(ImageError(error.what, where=name, hint=hint))
 
 
 class Cores:

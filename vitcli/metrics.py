@@ -163,8 +163,7 @@ class Tally:
     """Adds up logits batch by batch, in memory that the number of images does not change.
 
     All sums are integers (of losses and confidences: in units of 1 / `UNIT`), so they are exact:
-    in whatever order or parts images are added, also over several processes, the metrics of the
-    merged tallies are the same to the last digit.
+    in whatever order or parts images are added, the metrics are the same to the last digit.
 
     Args:
         score: what makes a confidence of a logit, and which loss is meant: softmax cross-entropy,
@@ -222,15 +221,6 @@ class Tally:
         self.count += len(losses)
         self.not_finite += len(losses) - len(finite)
         self.loss += sum(round(loss * UNIT) for loss in finite)
-
-    def merge(self, other: Tally) -> None:
-        """Adds what another tally of the same classes has counted."""
-        self.pairs.update(other.pairs)
-        self.count += other.count
-        self.among_five += other.among_five
-        self.loss += other.loss
-        self.not_finite += other.not_finite
-        self.bins += other.bins
 
     def result(self) -> Evaluation:
         """The metrics of all that was added."""

@@ -176,7 +176,7 @@ def test_a_full_disk_says_how_to_continue(images, parent, tmp_path, monkeypatch)
     def full(*arguments):
         raise OutputError("cannot be written: No space left on device", where="metrics.jsonl")
 
-    monkeypatch.setattr(RunDirectory, "append_metrics", full)
+    monkeypatch.setattr(RunDirectory, "append", full)
     text = failure(finetune(images, parent, "-o", tmp_path / "run"))
     assert f"continue with: vit finetune --resume {tmp_path / 'run'}\n" in text
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from vitcli import plots
 from vitcli.config import AugmentConfig, DataConfig
+from vitcli.train import report
+from vitcli.train.loop import train
 from vitcli.train_config import TrainConfig
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
@@ -33,14 +35,13 @@ def colours(tmp_path_factory) -> Path:
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 
 
-@pytest.fixture
-def tiny_run(colours, tmp_path):
+@pytest.fixture(scope="session")
+def make_run(colours):
     """Makes the TrainConfig of a run of 12 steps from scratch; fields can be overridden."""
 
     def make(**fields) -> TrainConfig:
         defaults = {
             "data": DataConfig(str(colours), val_fraction=0.2),
-            "output": str(tmp_path / "run"),
             "task": "pretrain",
             "variant": "Ti/8",
             "overrides": TINY,
@@ -60,17 +61,40 @@ def tiny_run(colours, tmp_path):
     return make
 
 
-class RoughFigure(Figure):
-    """A figure without a layout, at a tenth of the resolution."""
+@pytest.fixture
+def tiny_run(make_run, tmp_path):
+    """As `make_run`, into a directory of the test."""
+    return functools.partial(make_run, output=str(tmp_path / "run"))
 
-    def __init__(self, *arguments, layout=None, **more) -> None:
-        super().__init__(*arguments, **more)
 
-    def savefig(self, *arguments, dpi=200, **more) -> None:
-        super().savefig(*arguments, dpi=dpi // 10, **more)
+@pytest.fixture(scope="session")
+def finished(make_run, tmp_path_factory) -> Path:
+    """The directory of a finished run: for tests that start from one, or copy it."""
+    run = make_run(output=str(tmp_path_factory.mktemp("finished") / "run"))
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_figures(patch)
+        train(run)
+    return Path(run.output)
+
+
+def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
+    """Most of the time of a short run would be its figures: empty files of their names will do."""
+
+    def draw(*arguments) -> None:
+        next(value for value in arguments if isinstance(value, Path)).touch()
+
+    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
+        patch.setattr(plots, name, draw)
+    patch.setattr(report, "reconstructions", draw)
 
 
 @pytest.fixture(autouse=True)
-def rough_figures(monkeypatch) -> None:
-    """Most of the time of a short run would be its figures, which tests/test_plots.py tests."""
-    monkeypatch.setattr(plots, "Figure", RoughFigure)
+def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/test_plots.py tests the figures; here, only tests that ask for `drawn` have them."""
+    if "drawn" not in request.fixturenames:
+        leave_out_figures(monkeypatch)
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Figures are drawn."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,27 +23,32 @@ from vitcli.train import inputs, optim, setup
 from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
 from vitcli.train.sweep import run_sweep
+from vitcli.train_config import TrainConfig
 
 STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 
 
 @pytest.fixture
-def probe(tiny_run, tmp_path):
+def probe(make_run, finished, tmp_path):
     """Makes a linear probe of a model that was trained a little."""
-    parent = tiny_run(output=str(tmp_path / "parent"), optimizer="adamw")
-    train(parent)
 
-    def make(name: str, **fields):
-        defaults = {"task": "finetune", "model": parent.output, "resolution": None, "steps": 30}
+    def make(name: str = "run", **fields) -> TrainConfig:
+        defaults = {"task": "finetune", "model": str(finished), "resolution": None, "steps": 12}
         still = {"freeze": "backbone", "augment": STILL, "optimizer": "sgd", "lr": 0.1}
-        return tiny_run(output=str(tmp_path / name), **(defaults | still | fields))
+        return make_run(output=str(tmp_path / name), **(defaults | still | fields))
 
     return make
 
 
+def are_features_fixed(run: TrainConfig) -> bool:
+    with joined(torch.device("cpu")) as ranks:
+        prepared = setup.prepare(run, RunDirectory(run.output), ranks, lambda event: None)
+        return inputs.has_fixed_features(prepared)
+
+
 @pytest.mark.parametrize("preprocess", [{}, {"crop_mode": "center", "crop_pct": 0.7}])
 def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
-    fields = {"balanced_sampling": True, "eval_every": 10, "ema": 0.9, "preprocess": preprocess}
+    fields = {"balanced_sampling": True, "eval_every": 6, "ema": 0.9, "preprocess": preprocess}
     once, always = probe("once", **fields), probe("always", **fields)
     counted = []
     events = []
@@ -79,7 +84,7 @@ def test_unreadable_images_have_the_same_effect(probe, monkeypatch, tmp_path):
 
 
 def test_only_the_head_moves(probe):
-    run = probe("run", steps=5)
+    run = probe(steps=5)
     train(run)
     before, after = weights(run.model), weights(run.output)
     moved = {name for name in after if not torch.equal(before[name], after[name])}
@@ -97,9 +102,7 @@ def test_only_the_head_moves(probe):
     ],
 )
 def test_features_that_change_are_not_remembered(probe, fields):
-    events = []
-    train(probe("run", steps=1, **fields), on_event=events.append)
-    assert not any("computing the features" in getattr(event, "text", "") for event in events)
+    assert not are_features_fixed(probe(**fields))
 
 
 def test_an_adapter_in_a_frozen_backbone_changes_the_features(probe, monkeypatch):
@@ -108,11 +111,14 @@ def test_an_adapter_in_a_frozen_backbone_changes_the_features(probe, monkeypatch
         linear = model.blocks[0].mlp.fc1
         linear.register_parameter("lora", torch.nn.Parameter(torch.zeros_like(linear.bias)))
 
+    assert are_features_fixed(probe())
     monkeypatch.setattr(setup, "freeze", freeze)
-    run = probe("run", steps=1)
-    with joined(torch.device("cpu")) as ranks:
-        prepared = setup.prepare(run, RunDirectory(run.output), ranks, lambda event: None)
-        assert not inputs.has_fixed_features(prepared)
+    assert not are_features_fixed(probe())
+
+
+def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypatch):
+    monkeypatch.setattr(inputs, "free_memory", lambda device: 1e3)
+    assert not are_features_fixed(probe())
 
 
 def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
@@ -123,11 +129,11 @@ def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
         return compute(self, split, source)
 
     monkeypatch.setattr(inputs.Features, "_compute", count)
-    alone = probe("alone", lr=0.1)
+    alone = probe("alone")
     train(alone)
     assert len(computed) == 2  # training and validation
     train_part, val_part = computed
-    swept = probe("swept", lr=None, sweep=(0.1, 0.01, 0.001), retrain=False)
+    swept = probe("swept", lr=None, sweep=(0.1, 0.01), retrain=False)
     run_sweep(swept)
     assert computed[2:] == [train_part, val_part]
     record = json.loads((Path(swept.output) / "sweep.json").read_text())
@@ -137,26 +143,20 @@ def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
     assert computed[4:] == [train_part, val_part, train_part + val_part]
 
 
-def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypatch):
-    monkeypatch.setattr(inputs, "free_memory", lambda device: 1e3)
-    events = []
-    train(probe("run", steps=1), on_event=events.append)
-    assert not any("computing the features" in getattr(event, "text", "") for event in events)
-
-
-def test_features_that_are_no_numbers(probe):
-    run = probe("run", steps=1)
-    path = Path(run.model) / "model.safetensors"
-    tensors = weights(run.model) | {"norm.weight": torch.full((24,), torch.nan)}
+def test_features_that_are_no_numbers(probe, finished, tmp_path):
+    broken = shutil.copytree(finished, tmp_path / "broken")
+    path = broken / "model.safetensors"
+    tensors = weights(broken) | {"norm.weight": torch.full((24,), torch.nan)}
     tensor_file.write(
         path, {k: v.numpy() for k, v in tensors.items()}, tensor_file.read_header(path).metadata
     )
-    with pytest.raises(CheckpointError, match="features are not finite numbers") as caught:
-        train(run)
-    assert caught.value.hint.startswith("the weights hold NaN")
-    with pytest.raises(DivergedError, match="the loss is nan at step 1") as caught:
-        train(dataclasses.replace(run, freeze=1, output=run.output + "2"))
-    assert caught.value.hint.startswith("the weights hold NaN")
+    for freeze, error, words in (
+        ("backbone", CheckpointError, "features are not finite numbers"),
+        (1, DivergedError, "the loss is nan at step 1"),
+    ):
+        with pytest.raises(error, match=words) as caught:
+            train(probe(model=str(broken), freeze=freeze), force=True)
+        assert caught.value.hint.startswith("the weights hold NaN")
 
 
 def test_a_long_pass_tells_how_far_it_is(probe, monkeypatch):

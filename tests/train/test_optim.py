@@ -69,31 +69,22 @@ def test_weight_decay_applies_to_matrices_only(name):
     assert everything == {id(p) for p in model.parameters()}
 
 
-def test_decay_can_follow_the_schedule_instead_of_the_rate():
+@pytest.mark.parametrize("lr", [1e-3, 4e-3])
+@pytest.mark.parametrize("decay_by", ["lr", "schedule"])
+def test_adamw_decays_by_the_rate_or_by_its_schedule(lr, decay_by):
     """big_vision: w -= schedule(t) * decay * w, whatever the peak rate is."""
-    for lr in (1e-3, 4e-3):
-        model = vit()
-        before = model.blocks[0].mlp.fc1.weight.detach().clone()
-        run = config(
-            optimizer="adamw", lr=lr, weight_decay=0.25, decay_by="schedule", steps=10, warmup=4
-        )
-        optimizer = build_optimizer(model, run)
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(1, run)
-        optimizer.step()
-        assert torch.allclose(model.blocks[0].mlp.fc1.weight, before * (1 - 0.25 / 4))
-
-
-def test_adamw_decays_by_lr_times_decay_times_weight():
     model = vit()
     before = model.blocks[0].mlp.fc1.weight.detach().clone()
-    optimizer = build_optimizer(model, config(optimizer="adamw", lr=0.1, weight_decay=0.5, steps=1))
+    fields = {"lr": lr, "weight_decay": 0.25, "decay_by": decay_by, "steps": 10, "warmup": 4}
+    run = config(optimizer="adamw", **fields)
+    optimizer = build_optimizer(model, run)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(1, run)
     optimizer.step()
-    assert torch.allclose(model.blocks[0].mlp.fc1.weight, before * (1 - 0.1 * 0.5))
+    rate = 1 / 4 if decay_by == "schedule" else lr / 4
+    assert torch.allclose(model.blocks[0].mlp.fc1.weight, before * (1 - 0.25 * rate))
 
 
 def test_momentum_and_betas_reach_the_optimizer():

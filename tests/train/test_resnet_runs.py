@@ -28,7 +28,7 @@ def tiny_bit(tmp_path: Path) -> Path:
 
 
 def test_a_hybrid_is_pretrained_and_finetuned_at_another_resolution(tiny_run, tmp_path):
-    first = tiny_run(variant="R+Ti/8", output=str(tmp_path / "first"))
+    first = tiny_run(variant="R+Ti/8", output=str(tmp_path / "first"), eval_every=12)
     train(first)
     parent = load(first.output)
     assert parent.config.stem is not None and parent.config.grid == (2, 2)

@@ -51,24 +51,20 @@ def data_of(web: Web) -> DataConfig:
 
 def test_a_run_on_a_stream_learns_and_resumes_to_the_bit(tiny_run, web: Web, tmp_path) -> None:
     events: list = []
-    whole = tiny_run(data=data_of(web), output=str(tmp_path / "whole"), workers=2, steps=40)
+    whole = tiny_run(data=data_of(web), output=str(tmp_path / "whole"), workers=2, steps=30)
     outcome = train(whole, on_event=events.append)
     assert outcome.metrics["val_top1"] > 0.8
     (plan,) = of_kind(events, "plan")
     assert (plan.train_images, plan.val_images) == (55, 5)
-    stopped = tiny_run(data=data_of(web), steps=40, save_every=7)
+    stopped = tiny_run(data=data_of(web), steps=30, save_every=7)
     with pytest.raises(Killed):
         train(stopped, on_event=kill_at(17))
-    train(read_train_config(stopped.output), resume=True)
+    written = read_train_config(stopped.output)
+    assert written.streams == 5  # whatever it would be by now
+    train(written, resume=True)
     assert same_weights(whole.output, stopped.output)
     losses = [[line["loss"] for line in metrics(c.output, "train")] for c in (whole, stopped)]
     assert losses[0] == losses[1]
-
-
-def test_the_number_of_streams_is_kept(tiny_run, web: Web) -> None:
-    config = tiny_run(data=data_of(web), steps=2)
-    train(config)
-    assert read_train_config(config.output).streams == 5
 
 
 @pytest.mark.parametrize(

@@ -3,74 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from train.runs import Killed, same_weights
-from vitcli import plots
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig
 from vitcli.errors import DataError, RunError
 from vitcli.train import sweep
 from vitcli.train.directory import read_train_config
-from vitcli.train.loop import train
-from vitcli.train.sweep import Trial, choose, run_sweep
-from vitcli.train_config import TrainConfig
+from vitcli.train.loop import Outcome, train
+from vitcli.train.sweep import Trial, _Sweep, choose, run_sweep
 
 RATES = (1.0, 3e-3, 1e-3)
+"""The first is too high to learn anything."""
+SWEEP = {"lr": None, "sweep": RATES, "steps": 8, "eval_every": 4}
 
 
 @pytest.fixture
 def tiny_sweep(tiny_run):
-    """Makes the TrainConfig of a sweep; the first rate is too high to learn anything."""
-
-    def make(**fields) -> TrainConfig:
-        return tiny_run(**({"lr": None, "sweep": RATES, "steps": 16, "eval_every": 8} | fields))
-
-    return make
+    """Makes the TrainConfig of a sweep."""
+    return functools.partial(tiny_run, **SWEEP)
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Images take longer than these runs: files of their names will do."""
+class Swept(NamedTuple):
+    """An unbroken sweep."""
 
-    def draw(*arguments) -> None:
-        next(value for value in arguments if isinstance(value, Path)).touch()
-
-    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
-        monkeypatch.setattr(plots, name, draw)
+    directory: Path
+    outcome: Outcome
+    events: list[Any]
 
 
-@pytest.fixture
-def whole(tiny_sweep, tmp_path_factory):
-    """The folder of an unbroken sweep, the same for all tests."""
+@pytest.fixture(scope="module")
+def whole(make_run, tmp_path_factory):
+    """`whole(retrain)` is the same sweep for all tests."""
 
-    def make(retrain: bool) -> Path:
-        folder = tmp_path_factory.getbasetemp() / f"whole-{retrain}"
-        if not folder.exists():
-            run_sweep(tiny_sweep(output=str(folder), retrain=retrain))
-        return folder
+    @functools.cache
+    def make(retrain: bool) -> Swept:
+        directory, events = tmp_path_factory.mktemp("whole") / "run", []
+        config = make_run(output=str(directory), retrain=retrain, **SWEEP)
+        return Swept(directory, run_sweep(config, on_event=events.append), events)
 
     return make
-
-
-def stop_in(trial: float | None, step: int):
-    """An on_event that sends this process SIGTERM in the run of a rate (None: the last run)."""
-
-    events = []
-
-    def on_event(event) -> None:
-        events.append(event)
-        if event.kind == "train" and (trial_of(events), event.step) == (trial, step):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return on_event
 
 
 def trial_of(events: list) -> float | None:
@@ -103,10 +86,8 @@ DRAWN = {"confusion.png", "reliability.png"}
 TRIAL_FILES = {*DRAWN, "config.json", "curves.png", "metrics.jsonl", "split.json"}
 
 
-def test_the_best_rate_trains_on_everything(tiny_sweep, tmp_path):
-    config, events = tiny_sweep(), []
-    outcome = run_sweep(config, on_event=events.append)
-    folder = Path(config.output)
+def test_the_best_rate_trains_on_everything(whole, tiny_run, colours):
+    folder, outcome, events = whole(True)
     (choice,) = [event for event in events if event.kind == "choice"]
     by_rate = {trial.lr: trial for trial in choice.trials}
     assert list(by_rate) == list(RATES) and choice.lr == 3e-3
@@ -116,13 +97,14 @@ def test_the_best_rate_trains_on_everything(tiny_sweep, tmp_path):
         *(f"sweep/lr-{r}/{name}" for r in ("1.0", "0.003", "0.001") for name in TRIAL_FILES),
     }  # fmt: skip
     # The model is that of a run at the best rate on all images, at its last step.
-    everything = tmp_path / "everything"
-    data = dataclasses.replace(config.data, val_fraction=0.0)
-    train(tiny_sweep(sweep=(), lr=3e-3, output=str(everything), data=data))
-    assert same_weights(folder, everything)
-    assert outcome.metrics == {} and outcome.directory.path == folder and outcome.step == 16
+    everything = tiny_run(
+        **SWEEP | {"sweep": (), "lr": 3e-3}, data=DataConfig(str(colours), val_fraction=0.0)
+    )
+    train(everything)
+    assert same_weights(folder, everything.output)
+    assert outcome.metrics == {} and outcome.directory.path == folder and outcome.step == 8
     provenance = load(folder).info.provenance
-    assert provenance["train_images"] == 60 and provenance["steps"] == 16
+    assert provenance["train_images"] == 60 and provenance["steps"] == 8
     card = (folder / "README.md").read_text()
     assert "0.003 was the best of 1, 0.003, 0.001" in card and "# run\n" in card
     again = read_train_config(folder)
@@ -138,11 +120,11 @@ def test_the_best_rate_trains_on_everything(tiny_sweep, tmp_path):
     assert marks == [rate for rate in RATES for _ in range(2)]
 
 
-def test_without_retraining_the_best_run_is_kept(tiny_sweep, whole, tmp_path):
-    folder = whole(False)
-    alone = tiny_sweep(sweep=(), lr=3e-3, output=str(tmp_path / "alone"))
+def test_without_retraining_the_best_run_is_kept(whole, tiny_run):
+    folder = whole(False).directory
+    alone = tiny_run(**SWEEP | {"sweep": (), "lr": 3e-3})
     figures = train(alone).metrics
-    assert same_weights(folder, tmp_path / "alone")
+    assert same_weights(folder, alone.output)
     assert load(folder).info.provenance["metrics"] == figures
     assert files(folder) == {
         *RUN_FILES, *DRAWN, "sweep.json", "sweep.png",
@@ -151,28 +133,60 @@ def test_without_retraining_the_best_run_is_kept(tiny_sweep, whole, tmp_path):
     assert json.loads((folder / "split.json").read_text())["kind"] == "held out"
 
 
-@pytest.mark.parametrize(
-    "trial, step, retrain",
-    [(1.0, 3, True), (1e-3, 9, True), (1e-3, 9, False), (None, 5, True)],
-)
-def test_a_stopped_sweep_goes_on_and_ends_as_it_would_have(
-    tiny_sweep, whole, tmp_path, trial, step, retrain
+@pytest.mark.parametrize("retrain", [True, False])
+def test_a_sweep_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
+    tiny_sweep, whole, tmp_path, monkeypatch, retrain
 ):
-    broken, moved = tmp_path / "broken", tmp_path / "moved"
-    config = tiny_sweep(output=str(broken), retrain=retrain)
-    outcome = run_sweep(config, on_event=stop_in(trial, step))
+    """Stopped in runs, and killed between them and while the result moves up."""
+    broken, replace = tmp_path / "broken", os.replace
+    config, events = tiny_sweep(output=str(broken), retrain=retrain), []
+
+    def go(resume: bool = True, stop: tuple[float | None, int] | None = None) -> Outcome:
+        """`stop`: at which step of which rate (None: of the last run) SIGTERM comes."""
+
+        def on_event(event) -> None:
+            events.append(event)
+            if event.kind == "train" and (trial_of(events), event.step) == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        written = read_train_config(broken) if resume else config
+        return run_sweep(
+            dataclasses.replace(written, output=str(broken)), resume=resume, on_event=on_event
+        )
+
+    def killed_in(owner: object, name: str, when: Callable[..., bool]) -> None:
+        original = getattr(owner, name)
+
+        def kill(*arguments: Any) -> None:
+            if when(*arguments):
+                raise Killed
+            original(*arguments)
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(owner, name, kill)
+            go()
+
+    outcome = go(resume=False, stop=(1.0, 3))
     assert outcome.stopped_by == signal.SIGTERM and outcome.directory.path == broken
     with pytest.raises(RunError, match="contains an unfinished run"):
         run_sweep(config)
-    broken.rename(moved)  # a run's folder may be moved
-    events = []
-    resumed = dataclasses.replace(read_train_config(moved), output=str(moved))
-    assert run_sweep(resumed, resume=True, on_event=events.append).stopped_by is None
-    assert_same(whole(retrain), moved)
+    broken = broken.rename(tmp_path / "moved")  # a run's directory may be moved
+    killed_in(_Sweep, "write", lambda sweep: len(sweep.trials) == 2)  # finished, not written down
+    killed_in(_Sweep, "drop_weights", lambda sweep: len(sweep.trials) == 2)
     begun = [event.lr for event in events if event.kind == "trial"]
-    assert begun == list(RATES[RATES.index(trial) :] if trial else ())
+    assert begun == [1.0, 1.0, 3e-3, 3e-3]
+    assert go(stop=(1e-3, 5)).stopped_by == signal.SIGTERM
+    if retrain:
+        assert go(stop=(None, 5)).stopped_by == signal.SIGTERM
+    killed_in(sweep, "_move_up", lambda *_: True)
+    killed_in(
+        os, "replace", lambda a, b: Path(b).parent == broken and Path(b).name == "metrics.jsonl"
+    )
+    assert os.replace is replace and not (broken / "model.safetensors").exists()
+    assert go().stopped_by is None
+    assert_same(whole(retrain).directory, broken)
     with pytest.raises(RunError, match="nothing to resume"):
-        run_sweep(resumed, resume=True)
+        run_sweep(dataclasses.replace(config, output=str(broken)), resume=True)
 
 
 def test_a_stopped_sweep_of_many_options_goes_on(tiny_sweep, tmp_path):
@@ -183,14 +197,14 @@ def test_a_stopped_sweep_of_many_options_goes_on(tiny_sweep, tmp_path):
     events = []
     run_sweep(tiny_sweep(output=str(unbroken), **fields), on_event=events.append)
     steps = [event.step for event in events if event.kind == "evaluation"]
-    assert steps[:4] == [2, 4, 6, 2]  # of 16
+    assert steps[:4] == [2, 4, 6, 2]  # of 8
 
     def kill(event):
         events.append(event)
         if event.kind == "train" and (trial_of(events), event.step) in kills:
             raise Killed
 
-    kills = [(3e-3, 5), (None, 8)]
+    kills = [(3e-3, 5), (None, 7)]
     with pytest.raises(Killed):
         run_sweep(tiny_sweep(output=str(broken), **fields), on_event=kill)
     resumed = dataclasses.replace(read_train_config(broken), output=str(broken))
@@ -198,54 +212,8 @@ def test_a_stopped_sweep_of_many_options_goes_on(tiny_sweep, tmp_path):
     del kills[0]
     with pytest.raises(Killed):
         run_sweep(resumed, resume=True, on_event=kill)
-    assert run_sweep(resumed, resume=True).step == 16
+    assert run_sweep(resumed, resume=True).step == 8
     assert_same(unbroken, broken)
-
-
-@pytest.mark.parametrize(
-    "place, call, retrain",
-    [
-        ("_write_record", 3, True),  # a run is finished and not written down
-        ("_drop_weights", 2, False),
-        ("_move_up", 1, True),
-        ("_move_up", 1, False),
-    ],
-)
-def test_a_kill_between_runs_costs_nothing(
-    tiny_sweep, whole, tmp_path, monkeypatch, place, call, retrain
-):
-    original, calls = getattr(sweep, place), []
-
-    def kill(*arguments):
-        calls.append(arguments)
-        if len(calls) == call:
-            raise Killed
-        original(*arguments)
-
-    monkeypatch.setattr(sweep, place, kill)
-    folder = tmp_path / "broken"
-    with pytest.raises(Killed):
-        run_sweep(tiny_sweep(output=str(folder), retrain=retrain))
-    resumed = dataclasses.replace(read_train_config(folder), output=str(folder))
-    run_sweep(resumed, resume=True)
-    assert_same(whole(retrain), folder)
-
-
-def test_a_kill_while_the_result_moves_up(tiny_sweep, whole, tmp_path, monkeypatch):
-    folder, replace = tmp_path / "broken", os.replace
-
-    def kill(source, target):
-        if Path(source).parent.name == "retrain" and Path(target).name == "metrics.jsonl":
-            raise Killed
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", kill)
-    with pytest.raises(Killed):
-        run_sweep(tiny_sweep(output=str(folder)))
-    monkeypatch.setattr(os, "replace", replace)
-    assert not (folder / "model.safetensors").exists()
-    run_sweep(dataclasses.replace(read_train_config(folder), output=str(folder)), resume=True)
-    assert_same(whole(True), folder)
 
 
 def test_a_rate_that_diverges_is_told_and_not_chosen(tiny_sweep):
@@ -268,21 +236,13 @@ def test_among_equals_the_lower_loss_is_chosen():
     assert choose(trials).lr == 0.2
 
 
-@pytest.mark.parametrize(
-    "fields, error",
-    [
-        ({"data": DataConfig("nowhere")}, DataError),
-        ({"data": None}, RunError),  # nothing is held out to choose by
-    ],
-    ids=["data", "held out"],
-)
-def test_what_cannot_run_leaves_nothing_behind(tiny_sweep, colours, fields, error):
-    if "data" in fields and fields["data"] is None:
-        fields = {"data": DataConfig(str(colours), val_fraction=0.0)}
-    config = tiny_sweep(**fields)
-    with pytest.raises(error):
-        run_sweep(config)
-    assert not Path(config.output).exists()
+def test_what_cannot_run_leaves_nothing_behind(tiny_sweep, colours):
+    everything = DataConfig(str(colours), val_fraction=0.0)  # nothing to choose by
+    for data, error in ((DataConfig("nowhere"), DataError), (everything, RunError)):
+        config = tiny_sweep(data=data)
+        with pytest.raises(error):
+            run_sweep(config)
+        assert not Path(config.output).exists()
 
 
 def test_a_test_part_chooses_nothing_and_is_not_trained_on(tiny_sweep, colours, tmp_path):
@@ -296,16 +256,16 @@ def test_a_test_part_chooses_nothing_and_is_not_trained_on(tiny_sweep, colours, 
             (root / part / name).mkdir(parents=True)
             for i in numbers:
                 shutil.copy(colours / name / f"{i:02}.png", root / part / name)
-    config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0))
+    config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0), sweep=RATES[1:])
     figures = run_sweep(config).metrics
     assert "test_top1" in figures and not any(name.startswith("val") for name in figures)
     assert load(config.output).info.provenance["train_images"] == 48
     unlucky = np.array([trial["val_top1"] for trial in trials(Path(config.output))])
-    assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 3
+    assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 2
 
 
 def test_a_former_sweep_is_cleared_away(whole, tiny_run, tmp_path):
-    shutil.copytree(whole(False), tmp_path / "run")
+    shutil.copytree(whole(False).directory, tmp_path / "run")
     with pytest.raises(RunError, match="contains a finished run"):
         train(tiny_run())
     (tmp_path / "run" / "mine.txt").write_text("mine")
@@ -317,8 +277,8 @@ def test_a_former_sweep_is_cleared_away(whole, tiny_run, tmp_path):
 def test_a_folder_called_sweep_is_nobodys_business(tiny_run, tmp_path):
     (tmp_path / "run" / "sweep").mkdir(parents=True)
     (tmp_path / "run" / "sweep" / "mine.txt").write_text("mine")
-    train(tiny_run())
+    train(tiny_run(steps=1))
     assert (tmp_path / "run" / "sweep" / "mine.txt").read_text() == "mine"
-    child = tiny_run(output=str(tmp_path / "run" / "sweep" / "child"))
+    child = tiny_run(output=str(tmp_path / "run" / "sweep" / "child"), steps=1)
     train(child)
     assert "# child\n" in (tmp_path / "run" / "sweep" / "child" / "README.md").read_text()

@@ -68,10 +68,6 @@ class RunDirectory:
             return path.parents[1].name
         return path.name
 
-    def trial(self, name: str) -> RunDirectory:
-        """The directory of one run of a sweep."""
-        return RunDirectory(self.path / "sweep" / name)
-
     def is_finished(self) -> bool:
         """Whether a run, or a sweep and its last run, is complete."""
         return self.model.exists() and self.state() is None
@@ -208,50 +204,28 @@ class RunDirectory:
         with whole_file(path) as file:
             file.write((json.dumps(content, indent=2) + "\n").encode())
 
-    def append_metrics(self, line: dict[str, Any]) -> None:
-        """Adds one line to metrics.jsonl."""
+    def append(self, file: Path, line: dict[str, Any]) -> None:
+        """Adds one line to metrics.jsonl or skipped.jsonl."""
         try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise OutputError(f"cannot be written: {error.strerror}", where=self.metrics) from error
+            raise OutputError(f"cannot be written: {error.strerror}", where=file) from error
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, without one that a kill cut short."""
+    def lines(self, file: Path) -> list[dict[str, Any]]:
+        """The lines of such a file, without one that a kill cut short."""
         lines = []
-        if self.metrics.exists():
-            for text in self.metrics.read_text(encoding="utf-8").splitlines():
+        if file.exists():
+            for text in file.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError):
                     lines.append(json.loads(text))
         return lines
 
-    def append_skipped(self, where: str | None, what: str) -> None:
-        """Adds one line to skipped.jsonl."""
-        try:
-            with self.skipped.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"image": where, "reason": what}) + "\n")
-        except OSError as error:
-            raise OutputError(f"cannot be written: {error.strerror}", where=self.skipped) from error
-
-    def read_skipped(self) -> set[str | None]:
-        """The images in skipped.jsonl."""
-        names = set[str | None]()
-        if self.skipped.exists():
-            for text in self.skipped.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError, KeyError):
-                    names.add(json.loads(text)["image"])
-        return names
-
     def rewind_metrics(self, step: int) -> None:
         """Drops what a killed run wrote after its last state: a resumed run writes it again."""
-        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        kept = [line for line in self.lines(self.metrics) if line["step"] <= step]
         with whole_file(self.metrics) as file:
             file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
-
-
-def config_to_json(config: TrainConfig) -> dict[str, Any]:
-    """A run's whole configuration as JSON values."""
-    return dataclasses.asdict(config)
 
 
 def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -> TrainConfig:

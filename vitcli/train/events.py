@@ -105,11 +105,9 @@ class Step(Event):
 
 
 @dataclass(frozen=True)
-class Validation(Event):
-    """An evaluation on the validation split: val_top1 (where the objective has classes), val_loss,
-    ...; ema_val_top1, ... of the averaged weights."""
+class Measurement(Event):
+    """Metrics of the model after a step."""
 
-    kind = "evaluation"
     step: int
     metrics: dict[str, float]
 
@@ -117,16 +115,17 @@ class Validation(Event):
         return {"event": self.kind, "step": self.step, **self.metrics}
 
 
-@dataclass(frozen=True)
-class Probe(Event):
+class Validation(Measurement):
+    """On the validation split: val_top1 (where the objective has classes), val_loss, ...;
+    ema_val_top1, ... of the averaged weights."""
+
+    kind = "evaluation"
+
+
+class Probe(Measurement):
     """Few-shot accuracy of the features: probe_5shot, ..."""
 
     kind = "probe"
-    step: int
-    metrics: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"event": self.kind, "step": self.step, **self.metrics}
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,9 @@ NAMED_SKIPS = 20
 def make_inputs(run: Run, on_event: OnEvent, computed: Computed) -> Inputs:
     """Images, or their features where these are fixed and fit into memory; features that are not
     in `computed` yet are added there."""
-    if not has_fixed_features(run):
-        return Images(run, on_event)
-    count = _num_images(run)
-    on_event(
-        Note(f"computing the features of {count:,} images once, because the backbone is frozen")
-    )
-    return Features(run, counting("features", count, on_event), on_event, computed)
+    if has_fixed_features(run):
+        return Features(run, on_event, computed)
+    return Images(run, on_event)
 
 
 def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
@@ -77,25 +73,30 @@ def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
     return advance
 
 
-def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
+def skipping(run: Run, on_event: OnEvent, own: bool = False) -> Callable[[ImageError], None]:
     """Called with each unreadable image, counts it once, names the first ones and writes all to
-    skipped.jsonl. Raises DataError once there are more than `TrainConfig.max_bad`."""
+    skipped.jsonl. Raises DataError once there are more than `TrainConfig.max_bad`.
+
+    Args:
+        own: whether this rank alone reads the images; if all ranks learn of them, rank 0 reports.
+    """
     most = run.config.max_bad
     if most is None:
         most = max(LEAST_BAD, len(run.splits.train) // 10)
 
     def report(error: ImageError) -> None:
-        if error.where not in run.skipped:
-            run.skipped.add(error.where)
-            run.directory.append_skipped(error.where, error.what)
-            if len(run.skipped) > most:
-                raise DataError(
-                    f"more than {most:,} image{'s' * (most != 1)} cannot be read",
-                    where=run.directory.skipped,
-                    hint="repair or remove them, or allow more with --max-bad",
-                ) from error
-            if len(run.skipped) <= NAMED_SKIPS:
-                on_event(Caution(f"skipped {error.where}: {error.what}"))
+        if error.where in run.skipped or not (own or run.ranks.is_first):
+            return
+        run.skipped.add(error.where)
+        run.directory.append(run.directory.skipped, {"image": error.where, "reason": error.what})
+        if len(run.skipped) > most:
+            raise DataError(
+                f"more than {most:,} image{'s' * (most != 1)} cannot be read",
+                where=run.directory.skipped,
+                hint="repair or remove them, or allow more with --max-bad",
+            ) from error
+        if len(run.skipped) <= NAMED_SKIPS:
+            on_event(Caution(f"skipped {error.where}: {error.what}"))
 
     return report
 
@@ -126,7 +127,8 @@ class Images:
     """Decoded and augmented for every step."""
 
     def __init__(self, run: Run, on_event: OnEvent) -> None:
-        self.run, self.on_event, self.skip = run, on_event, skipping(run, on_event)
+        self.run, self.on_event = run, on_event
+        self.skip = skipping(run, on_event, own=True)
         self.lead = run.objective.lead if run.ranks.count > 1 else 0
         """Images that come before this rank's part of each batch."""
 
@@ -170,22 +172,29 @@ class Images:
         found = evaluate_source(
             run.inference(objective.model),
             val,
-            workers=run.workers,
-            on_progress=counting("validation", len(val), self.on_event),
-            on_unreadable=self.skip if run.ranks.is_first else lambda error: None,
+            run.workers,
+            counting("validation", len(val), self.on_event),
+            skipping(run, self.on_event),
         )
         return {**found.metrics(), "loss": found.loss}
 
     def _masked_loss(self, objective: Masking, val: Source) -> float:
-        """The mean loss of the validation images, each with its own fixed mask."""
-        run, tally = self.run, Tally(0)
+        """The mean loss of the validation images, each with its own fixed mask. The ranks deal out
+        the batches, and make equally many forward passes, as those of a split model are joint."""
+        run, ranks, tally = self.run, self.run.ranks, Tally(0)
         advance = counting("validation", len(val), self.on_event)
+        mine = [i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.count == ranks.rank]
+        batches = self.validation_images(mine)
+        spare = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
         objective.eval()
-        for images, indices in self.validation_images(range(len(val))):
+        for _ in range(0, len(val), EVALUATED_MASKED * ranks.count):
+            batch = next(batches, None)
+            images, indices = batch or spare
             with torch.inference_mode(), run.autocast():
                 losses, _ = objective(images, objective.for_validation(images, indices))
-            tally.add_losses(losses.cpu())
-            advance(len(indices))
+            for part in ranks.gather(losses.cpu() if batch else losses[:0].cpu()):
+                tally.add_losses(part)
+                advance(len(part))
         return tally.result().loss
 
     def validation_images(self, indices: Sequence[int]) -> Iterator[tuple[Tensor, list[int]]]:
@@ -214,10 +223,13 @@ class Features:
     micro_batches = 1
     lead = 0
 
-    def __init__(
-        self, run: Run, advance: Callable[[int], None], on_event: OnEvent, computed: Computed
-    ) -> None:
-        self.run, self.advance, self.skip = run, advance, skipping(run, on_event)
+    def __init__(self, run: Run, on_event: OnEvent, computed: Computed) -> None:
+        count = _num_images(run)
+        on_event(
+            Note(f"computing the features of {count:,} images once, because the backbone is frozen")
+        )
+        self.run, self.skip = run, skipping(run, on_event)
+        self.advance = counting("features", count, on_event)
 
         def features(split: str, source: Source) -> tuple[Source, Tensor]:
             key = split, source.fingerprint()
@@ -259,31 +271,31 @@ class Features:
             CheckpointError: a feature is not finite.
             ImageError: no training image of a class can be read.
         """
-        run, unreadable = self.run, dict[object, ImageError]()
+        run, errors = self.run, list[ImageError]()
 
         def skip(error: ImageError) -> None:
-            unreadable[error.where] = error
+            errors.append(error)
             self.skip(error)
 
         inference = run.inference(run.model)
-        features = features_of(inference, source, run.workers, self.advance, skip).to(run.device)
+        features, read = features_of(inference, source, run.workers, self.advance, skip)
+        features = features.to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
                 "the model's features are not finite numbers",
                 where=run.config.model,
                 hint=NOT_FINITE,
             )
-        if not unreadable:
+        if not errors:
             return source, features
-        kept = [i for i in range(len(source)) if source.where(i) not in unreadable]
         if split != "train":
-            return source.select(np.array(kept, np.int64)), features
-        row = {image: i for i, image in enumerate(kept)}
+            return source.select(read), features
+        row = {image: i for i, image in enumerate(read.tolist())}
         shown = list[int]()
         for image in range(len(source)):
             found = next((row[i] for i in source.same_class(image) if i in row), None)
             if found is None:
-                raise unreadable[source.where(image)]
+                raise next(error for error in errors if error.where == source.where(image))
             shown.append(found)
         return source, features[to_device(torch.tensor(shown), run.device)]
 

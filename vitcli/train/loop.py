@@ -91,7 +91,7 @@ def train(
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined(device, config.rank_timeout))
-        on_event = _OneByOne(on_event) if ranks.is_first else _ignore
+        on_event = _OneByOne(on_event) if ranks.is_first else lambda event: None
         if restarts() and not resume:
             config, resume, force = restarted(config)
         if ranks.is_first:
@@ -108,16 +108,12 @@ def train(
         return _train(run, on_event, {} if computed is None else computed)
 
 
-def _ignore(event: Event) -> None:
-    """What the other ranks do with events."""
-
-
 def _start(run: Run, resume: bool, on_event: OnEvent) -> None:
     """Loads the state of a resumed run, and writes the first files of a new one."""
     directory, first = run.directory, run.ranks.is_first
     warnings = load_state(run) if resume else []
     if resume:
-        run.skipped |= directory.read_skipped()
+        run.skipped |= {line["image"] for line in directory.lines(directory.skipped)}
     if first:  # of a run that is resumed at step 0 everything is done again
         directory.rewind_metrics(run.progress.step or -1) if resume else directory.start()
     try:
@@ -156,7 +152,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
 
         def tell(event: Event) -> None:
             if ranks.is_first:
-                directory.append_metrics(event.to_json())
+                directory.append(directory.metrics, event.to_json())
                 record(event)
                 on_event(event)
 

@@ -40,16 +40,14 @@ def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
         fully_shard(unit, mesh=mesh)
 
 
-def checkpoint_blocks(objective: nn.Module) -> None:
-    """Stores only the input of each block, and recomputes the rest in the backward pass."""
+def prepare_blocks(objective: nn.Module, checkpointing: bool, compiled: bool) -> None:
+    """Lets each block store its input only and recompute the rest in the backward pass
+    (`checkpointing`), and has torch.compile compile it at its first call."""
     for block in blocks(objective):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def compile_blocks(objective: nn.Module) -> None:
-    """Compiles each block with torch.compile, at its first call."""
-    for block in blocks(objective):
-        block.compile()
+        if checkpointing:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if compiled:
+            block.compile()
 
 
 def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn.Module:

@@ -37,7 +37,8 @@ def fill_gaps(
         ConfigError: a batch has fewer images than there are ranks.
     """
     pretrain = config.task == "pretrain"
-    batch = config.batch_size or _power_of_two(train_size // 16, 8, 1024 if pretrain else 512)
+    power = 1 << max(train_size // 16, 1).bit_length() - 1
+    batch = config.batch_size or min(max(power, 8), 1024 if pretrain else 512)
     if batch < ranks:
         raise ConfigError(
             f"a batch of {batch} image{'s' * (batch != 1)} cannot be split over {ranks} ranks",
@@ -82,10 +83,6 @@ def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> in
         return max(1, 90 * train_size // batch)
     steps = 500 if train_size < 20_000 else 10_000 if train_size < 500_000 else 20_000
     return min(steps, max(100, 10 * train_size // batch)) if on_cpu else steps
-
-
-def _power_of_two(n: int, low: int, high: int) -> int:
-    return min(max(1 << max(n, 1).bit_length() - 1, low), high)
 
 
 def _micro_batches(batch: int, model: Architecture, device: torch.device, ranks: int) -> int:
@@ -152,7 +149,7 @@ def seconds_per_image(run: Run) -> float:
     Raises:
         RunError: one image needs more memory than there is.
     """
-    count = max(1, min(32, run.micro_batch_size))
+    count = max(1, min(32, -(-len(run.part) // run.micro_batches)))
     with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
         set_training(run.objective, run.config.freeze)
         while True:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.data.source import Ints, Source
-from vitcli.errors import NOT_FINITE, DivergedError, ImageError, RunError
+from vitcli.errors import NOT_FINITE, DivergedError, RunError
 from vitcli.fewshot import choose_shots
 from vitcli.inference import Inference, features_of
 from vitcli.ridge import RidgeSolver
@@ -47,44 +47,36 @@ class FewshotProbe:
 
     def __init__(self, run: Run, on_event: OnEvent) -> None:
         train, val = run.splits.images, run.splits.val
-        self.run, self.on_event, self.shots = run, on_event, shots_of(train, val)
-        self.draws = {
-            shots: choose_shots(train.labels, len(train.classes), shots, SEED)
-            for shots in self.shots
-        }
-        self.used = np.unique(self.draws[max(self.shots)])  # more shots include fewer
+        self.run, self.on_event, shots = run, on_event, shots_of(train, val)
+        self.draws = [(n, choose_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
+        self.used = np.unique(self.draws[-1][1])  # more shots include fewer
 
     def measure(self) -> dict[str, float]:
-        """The accuracy for each number of shots: probe_5shot, ..."""
-        train, val = self.run.splits.images, self.run.splits.val
+        """The accuracy for each number of shots: probe_5shot, ... The ranks deal out the images,
+        then the numbers of shots."""
+        train, val, ranks = self.run.splits.images, self.run.splits.val, self.run.ranks
         assert val is not None
         inference = self.run.inference(self.run.model)
         x, read = self._features(inference, train.select(self.used))
         x_val, read_val = self._features(inference, val)
         images, found = self.used[read], dict[str, float]()
-        for shots, draw in self.draws.items():
+        for shots, draw in self.draws[ranks.rank :: ranks.count]:
             rows = np.flatnonzero(np.isin(images, draw))
             solver = RidgeSolver(x[rows], train.labels[images[rows]], len(train.classes))
             right = solver.solve(L2).predict(x_val) == val.labels[read_val]
             found[f"probe_{shots}shot"] = float(right.mean())
-        return found
+        return {key: share for part in ranks.gather(found) for key, share in part.items()}
 
     def _features(
         self, inference: Inference, source: Source
     ) -> tuple[npt.NDArray[np.float32], Ints]:
         """(features (n, D) of the images that can be read, their indices in the source (n,))."""
-        unreadable, skip = set[str | None](), skipping(self.run, self.on_event)
-
-        def note(error: ImageError) -> None:
-            unreadable.add(error.where)
-            skip(error)
-
-        advance = counting("probe", len(source), self.on_event)
-        features = features_of(inference, source, self.run.workers, advance, note).numpy()
-        if not np.isfinite(features).all():
-            where = self.run.directory.path
+        run, on_event = self.run, self.on_event
+        advance = counting("probe", len(source), on_event)
+        features, read = features_of(
+            inference, source, run.workers, advance, skipping(run, on_event)
+        )
+        if not features.isfinite().all():
+            where = run.directory.path
             raise DivergedError("the features are not finite numbers", where=where, hint=NOT_FINITE)
-        read = [
-            i for i in range(len(source)) if not unreadable or source.where(i) not in unreadable
-        ]
-        return features, np.array(read, np.int64)
+        return features.numpy(), read

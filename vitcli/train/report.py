@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from vitcli import plots
@@ -12,7 +14,6 @@ from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
 from vitcli.reconstruction_plots import reconstructions
-from vitcli.train.directory import config_to_json
 from vitcli.train.events import OnEvent
 from vitcli.train.inputs import Images, Inputs, counting, skipping
 from vitcli.train.masking import Masking
@@ -34,8 +35,10 @@ def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
     if not run.ranks.is_first:
         return metrics
     info = run.stored_info(metrics)
-    rewrite_info(path, info, train=config_to_json(run.config))
-    plots.training_curves(directory.read_metrics(), path / card.CURVES, run.progress.best_step)
+    rewrite_info(path, info, train=dataclasses.asdict(run.config))
+    plots.training_curves(
+        directory.lines(directory.metrics), path / card.CURVES, run.progress.best_step
+    )
     if shown is not None:
         names = [info.classes[i].name for i in shown.seen]
         if len(names) <= plots.DRAWN:
@@ -84,9 +87,9 @@ def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation
             found = evaluate_source(
                 predictor.load(),
                 split,
-                workers=run.workers,
-                on_progress=counting(what, len(split), on_event),
-                on_unreadable=skipping(run, on_event) if run.ranks.is_first else lambda e: None,
+                run.workers,
+                counting(what, len(split), on_event),
+                skipping(run, on_event),
             )
             metrics |= found.metrics(f"{name}_")
     return metrics, found

@@ -21,7 +21,7 @@ from vitcli.errors import ConfigError, RunError
 from vitcli.inference import Inference
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.train.directory import RunDirectory, config_to_json
+from vitcli.train.directory import RunDirectory
 from vitcli.train.objectives import Objective
 from vitcli.train.parallel import whole
 from vitcli.train_config import TrainConfig
@@ -97,10 +97,6 @@ class Run:
         return self.config.accumulate or 1
 
     @property
-    def micro_batch_size(self) -> int:
-        return -(-len(self.part) // self.micro_batches)
-
-    @property
     def workers(self) -> int:
         return self.config.workers or 0
 
@@ -142,7 +138,7 @@ class Run:
 
     def write_config(self) -> None:
         """config.json as it is before there are metrics: what --resume and --config read."""
-        train = config_to_json(self.config)
+        train = dataclasses.asdict(self.config)
         write_config(self.directory.config, self.stored_info({}), train)
 
     def write_model(self) -> None:
@@ -156,7 +152,7 @@ class Run:
                 tensor_file.write(self.directory.decoder, beside, {})
             state = {name: value.detach().cpu() for name, value in state.items()}
             state = adapt(state, self.info.model, info.model, self.config.posemb_method)
-            train = config_to_json(self.config)
+            train = dataclasses.asdict(self.config)
             save_checkpoint(self.directory.path, state, info, self.config.save_dtype, train=train)
         self.ranks.wait()
 

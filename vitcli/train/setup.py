@@ -74,7 +74,7 @@ def prepare(
     if config.objective == "mae" and config.lr is None:
         on_event(Note(f"learning rate: {MAE_RATE:g} x batch size / 256"))
     config = fill_gaps(config, info.model, len(splits.train), device, ranks.count)
-    _warn(config, info.model, on_event)
+    _warn(config, info.model, ranks.count, on_event)
     freeze(model, config.freeze)
     objective = _objective(config, model, info.preprocess, splits.train).to(device)
     loaded = None if resume else initial.load_beside(objective, config)
@@ -85,13 +85,9 @@ def prepare(
     if config.ema:
         averaged = AveragedModel(objective, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
     if config.shard:
-        for module in (objective, averaged and averaged.module):
-            if module is not None:
-                parallel.shard(module, device, ranks)
-    if config.grad_checkpointing:
-        parallel.checkpoint_blocks(objective)
-    if config.compile:
-        parallel.compile_blocks(objective)
+        for module in (objective, averaged.module) if averaged else (objective,):
+            parallel.shard(module, device, ranks)
+    parallel.prepare_blocks(objective, config.grad_checkpointing, config.compile)
     return Run(
         config=config,
         directory=directory,
@@ -225,9 +221,6 @@ def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Prepr
     anew = config.task == "finetune" and not config.keep_head
     fields: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if anew else {}
     fields |= {"size": size, **config.preprocess}
-    unknown = set(fields) - {field.name for field in dataclasses.fields(Preprocess)}
-    if unknown:
-        raise ConfigError(f"preprocessing has no field {', '.join(sorted(unknown))}")
     return dataclasses.replace(start.preprocess, **fields)
 
 
@@ -251,9 +244,8 @@ def _provenance(
     return provenance
 
 
-def _warn(config: TrainConfig, model: Architecture, on_event: OnEvent) -> None:
+def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEvent) -> None:
     """Warns of what makes a run slow, or an average useless."""
-    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     readers = ranks * (config.workers or 1)
     if config.streams and config.streams < min(readers, config.batch_size or readers):
         on_event(

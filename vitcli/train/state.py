@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -61,7 +61,14 @@ class Saver:
         """Copies the state as it is now, and lets a thread write the copy; all ranks together."""
         begun, run = time.monotonic(), self.run
         self.finish()
-        self._path, self._progress = run.directory.new_state(run.progress.step), _describe(run)
+        self._path = run.directory.new_state(run.progress.step)
+        self._progress = {
+            "progress": dict(vars(run.progress)),
+            "scaler": run.scaler.state_dict(),
+            "precision": run.precision,
+            "model": run.info.to_metadata(),
+            **_environment(run),
+        }
         if run.ranks.is_first:
             run.directory.drop_states(unfinished=True)
         run.ranks.wait()
@@ -112,14 +119,11 @@ def read_state_info(directory: RunDirectory) -> CheckpointInfo:
     Raises:
         RunError: the state is damaged.
     """
-    path = _newest(directory)
-    try:
-        info = CheckpointInfo.from_metadata(_progress(path)["model"], where=path)
-    except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, error) from error
-    if info is None:
-        raise _damaged(path, CheckpointError("it has no description of the model"))
-    return info
+    with _newest(directory) as (path, record):
+        info = CheckpointInfo.from_metadata(record["model"], where=path)
+        if info is None:
+            raise CheckpointError("it has no description of the model")
+        return info
 
 
 def load_state(run: Run) -> list[str]:
@@ -129,9 +133,8 @@ def load_state(run: Run) -> list[str]:
     Raises:
         RunError: the state is damaged or belongs to another model.
     """
-    path = _newest(run.directory)
-    try:
-        reader, record = HuggingFaceStorageReader(str(path)), _progress(path)
+    with _newest(run.directory) as (path, record):
+        reader = HuggingFaceStorageReader(str(path))
         stored = reader.read_metadata().state_dict_metadata
         _make_slots(run, stored)
         tensors = {k: v for k, v in _tensors(run).items() if k in stored or k[:4] != "rng."}
@@ -139,14 +142,31 @@ def load_state(run: Run) -> list[str]:
         run.scaler.load_state_dict(record["scaler"])
         run.progress = Progress(**record["progress"])
         warnings = _differences(record, run)
-    except Exception as error:
-        raise _damaged(path, error) from error
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":
             torch.set_rng_state(value)
         elif key == f"rng.{run.ranks.rank}.cuda":
             torch.cuda.set_rng_state(value, run.device)
     return warnings
+
+
+@contextlib.contextmanager
+def _newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The newest state and what its progress.json says; an error inside means that it is damaged.
+    Raises RunError then, and where there is none."""
+    directory.check_resumable()
+    path = directory.state()
+    if path is None:  # a sweep's own directory
+        raise RunError("no state to resume from", where=directory.path)
+    try:
+        yield path, json.loads((path / "progress.json").read_text(encoding="utf-8"))
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        raise RunError(
+            f"the state cannot be resumed ({type(error).__name__}: {first_line})",
+            where=path,
+            hint="start the run again from the beginning with --force",
+        ) from error
 
 
 def _tensors(run: Run) -> dict[str, Tensor]:
@@ -176,39 +196,6 @@ def _make_slots(run: Run, stored: Mapping[str, Any]) -> None:
             # A fused optimizer counts its steps on the device (torch/optim/adam.py).
             empty = torch.zeros_like(p) if shape == p.shape else torch.zeros(shape, device=p.device)
             run.optimizer.state[p][slot] = empty
-
-
-def _describe(run: Run) -> dict[str, Any]:
-    return {
-        "progress": dict(vars(run.progress)),
-        "scaler": run.scaler.state_dict(),
-        "precision": run.precision,
-        "model": run.info.to_metadata(),
-        **_environment(run),
-    }
-
-
-def _newest(directory: RunDirectory) -> Path:
-    """Raises RunError where there is none."""
-    directory.check_resumable()
-    path = directory.state()
-    if path is None:  # a sweep's own directory
-        raise RunError("no state to resume from", where=directory.path)
-    return path
-
-
-def _progress(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((path / "progress.json").read_text(encoding="utf-8"))
-    return record
-
-
-def _damaged(path: Path, error: BaseException) -> RunError:
-    first_line = str(error).partition("\n")[0]
-    return RunError(
-        f"the state cannot be resumed ({type(error).__name__}: {first_line})",
-        where=path,
-        hint="start the run again from the beginning with --force",
-    )
 
 
 def _environment(run: Run) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vitcli import plots
@@ -30,16 +30,13 @@ from vitcli.devices import choose_device
 from vitcli.distributed import Ranks, joined, restarts
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
-from vitcli.train.directory import RunDirectory, config_to_json, continued
+from vitcli.train.directory import RunDirectory, continued
 from vitcli.train.events import Choice, Event, Note, OnEvent, Plan, SweepPlan, Trial, TrialStart
 from vitcli.train.inputs import Computed, has_fixed_features
 from vitcli.train.loop import Outcome, train
 from vitcli.train.plan import plan_of
 from vitcli.train.run import Run
 from vitcli.train_config import TrainConfig
-
-Train = Callable[[TrainConfig], Outcome]
-"""One run of the sweep, from wherever a former call was stopped."""
 
 
 def choose(trials: list[Trial]) -> Trial:
@@ -80,44 +77,29 @@ def run_sweep(
         VitError: as `train`.
     """
     with joined(choose_device(config.device), config.rank_timeout) as ranks:
-        directory, computed = RunDirectory(config.output), Computed()
-        tell = _without_repeats(on_event if ranks.is_first else lambda event: None)
-
-        def run(part: TrainConfig) -> Outcome:
-            place = RunDirectory(part.output)
-            finished, started = ranks.from_first((place.is_finished(), place.state() is not None))
-            if finished:
-                return Outcome(part, place, part.steps or 0)
-            return train(
-                continued(part) if started else part,
-                resume=started,
-                force=True,
-                offline=offline,
-                allow_pickle=allow_pickle,
-                on_event=tell,
-                computed=computed,
-            )
-
+        directory, first = RunDirectory(config.output), ranks.is_first
+        tell = _without_repeats(on_event if first else lambda event: None)
         resume = resume or (restarts() > 0 and ranks.from_first(directory.sweep.exists()))
-        with directory.locked() if ranks.is_first else contextlib.nullcontext():
+        with directory.locked() if first else contextlib.nullcontext():
             if resume:
-                if ranks.is_first:
+                if first:
                     directory.check_resumable()
                 config = continued(config)
-                trials = ranks.from_first(_read_trials(directory) if ranks.is_first else [])
+                trials = ranks.from_first(_read_trials(directory) if first else [])
                 tell(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
             else:
-                if ranks.is_first:
+                if first:
                     directory.check_free(force, config.data.path)
                 options = (tell, False, offline, allow_pickle)
-                prepared = setup.prepare(config, directory, ranks, *options)
-                config, trials = _plan(prepared, tell), []
-                if ranks.is_first:
+                config = _plan(setup.prepare(config, directory, ranks, *options), tell)
+                trials = []
+                if first:
                     directory.start()
-                    _write_record(directory, config, trials)
+            sweep = _Sweep(config, directory, ranks, trials, tell, offline, allow_pickle)
+            if not resume:
+                sweep.write()
                 ranks.wait()
-            outcome = _try_rates(config, directory, ranks, trials, run, tell)
-            return outcome or _finish(config, directory, ranks, choose(trials), run, tell)
+            return sweep.try_rates() or sweep.finish()
 
 
 def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
@@ -138,80 +120,112 @@ def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
     return dataclasses.replace(config, lr=None)
 
 
-def _try_rates(
-    config: TrainConfig,
-    directory: RunDirectory,
-    ranks: Ranks,
-    trials: list[Trial],
-    run: Train,
-    tell: OnEvent,
-) -> Outcome | None:
-    """Adds the trials that are missing; gives the outcome of a run that a signal stopped."""
-    note = f"the best on validation of the learning rates {_listed(config.sweep)}"
-    done = {trial.lr for trial in trials}
-    for number, lr in enumerate(config.sweep, start=1):
-        if lr in done:
-            continue
-        place = directory.trial(f"lr-{lr!r}")
-        tell(TrialStart(lr, number, len(config.sweep)))
-        try:
-            outcome = run(_part(config, place, lr=lr, note=note))
-        except DivergedError as error:
-            trials.append(Trial(lr, failure=error.what))
-        else:
-            if outcome.stopped_by is not None:
-                return dataclasses.replace(outcome, directory=directory)
-            found = _result(place, lr) if ranks.is_first else None
-            trials.append(cast(Trial, ranks.from_first(found)))
-        if ranks.is_first:
-            _write_record(directory, config, trials)
-            _drop_weights(config, directory, trials)
-        tell(trials[-1])
-    best = choose(trials)
-    if ranks.is_first:
-        _drop_weights(config, directory, trials)
-        metrics = [(trial.lr, trial.val_top1) for trial in trials]
-        plots.accuracy_by_rate(metrics, best.lr, directory.sweep_plot)
-    tell(Choice(best.lr, config.retrain, tuple(trials)))
-    return None
+@dataclass
+class _Sweep:
+    """A sweep under way. All ranks call its methods; rank 0 writes."""
 
+    config: TrainConfig
+    directory: RunDirectory
+    ranks: Ranks
+    trials: list[Trial]
+    tell: OnEvent
+    offline: bool
+    allow_pickle: bool
+    computed: Computed = field(default_factory=dict)
 
-def _finish(
-    config: TrainConfig,
-    directory: RunDirectory,
-    ranks: Ranks,
-    best: Trial,
-    run: Train,
-    tell: OnEvent,
-) -> Outcome:
-    """Trains on all images if that is wanted, and moves the result up."""
-    place = directory.trial(f"lr-{best.lr!r}")
-    if config.retrain:
-        place = directory.trial("retrain")
-        note = (
-            f"the learning rate {best.lr:g} was the best of {_listed(config.sweep)}, with "
-            f"{best.val_top1:.1%} on validation; then all images were trained on, and the last "
-            "step was kept"
+    def train(self, place: RunDirectory, lr: float, **fields: Any) -> Outcome:
+        """One run, from wherever it was stopped; `strict` was seen to once for all."""
+        part = dataclasses.replace(
+            self.config, output=str(place.path), lr=lr, sweep=(), strict=False, **fields
         )
-        data = dataclasses.replace(config.data, merge_val=True)
-        last = _part(config, place, lr=best.lr, note=note, data=data, patience=None)
-        outcome = run(last)
-        if outcome.stopped_by is not None:
-            return dataclasses.replace(outcome, directory=directory)
-    provenance = ranks.from_first(_provenance(place) if ranks.is_first else {})
-    if ranks.is_first:
-        _move_up(place, directory)
-    stored = (provenance["steps"], "ema" in provenance)
-    return Outcome(config, directory, config.steps or 0, None, *stored, provenance["metrics"])
+        finished, started = self.ranks.from_first((place.is_finished(), place.state() is not None))
+        if finished:
+            return Outcome(part, place, part.steps or 0)
+        return train(
+            continued(part) if started else part,
+            resume=started,
+            force=True,
+            offline=self.offline,
+            allow_pickle=self.allow_pickle,
+            on_event=self.tell,
+            computed=self.computed,
+        )
+
+    def trial(self, lr: float) -> RunDirectory:
+        """The directory of a rate's run."""
+        return RunDirectory(self.directory.path / "sweep" / f"lr-{lr!r}")
+
+    def try_rates(self) -> Outcome | None:
+        """Adds the trials that are missing; gives the outcome of a run that a signal stopped."""
+        rates, done = self.config.sweep, {trial.lr for trial in self.trials}
+        note = f"the best on validation of the learning rates {_listed(rates)}"
+        for number, lr in enumerate(rates, start=1):
+            if lr in done:
+                continue
+            self.tell(TrialStart(lr, number, len(rates)))
+            try:
+                outcome = self.train(self.trial(lr), lr, note=note)
+            except DivergedError as error:
+                self.trials.append(Trial(lr, failure=error.what))
+            else:
+                if outcome.stopped_by is not None:
+                    return dataclasses.replace(outcome, directory=self.directory)
+                found = _result(self.trial(lr), lr) if self.ranks.is_first else None
+                self.trials.append(cast(Trial, self.ranks.from_first(found)))
+            self.write()
+            self.drop_weights()
+            self.tell(self.trials[-1])
+        best = choose(self.trials)
+        self.drop_weights()
+        if self.ranks.is_first:
+            metrics = [(trial.lr, trial.val_top1) for trial in self.trials]
+            plots.accuracy_by_rate(metrics, best.lr, self.directory.sweep_plot)
+        self.tell(Choice(best.lr, self.config.retrain, tuple(self.trials)))
+        return None
+
+    def finish(self) -> Outcome:
+        """Trains on all images if that is wanted, and moves the result up."""
+        config, best = self.config, choose(self.trials)
+        place = self.trial(best.lr)
+        if config.retrain:
+            place = RunDirectory(self.directory.path / "sweep" / "retrain")
+            note = (
+                f"the learning rate {best.lr:g} was the best of {_listed(config.sweep)}, with "
+                f"{best.val_top1:.1%} on validation; then all images were trained on, and the last "
+                "step was kept"
+            )
+            data = dataclasses.replace(config.data, merge_val=True)
+            outcome = self.train(place, best.lr, note=note, data=data, patience=None)
+            if outcome.stopped_by is not None:
+                return dataclasses.replace(outcome, directory=self.directory)
+        provenance = self.ranks.from_first(_provenance(place) if self.ranks.is_first else {})
+        if self.ranks.is_first:
+            _move_up(place, self.directory)
+        stored = (provenance["steps"], "ema" in provenance, provenance["metrics"])
+        return Outcome(config, self.directory, config.steps or 0, None, *stored)
+
+    def write(self) -> None:
+        """sweep.json: `--config RUN/sweep.json` sweeps again."""
+        if self.ranks.is_first:
+            listed = [dataclasses.asdict(trial) for trial in self.trials]
+            record = {"vit": {"train": dataclasses.asdict(self.config)}, "trials": listed}
+            self.directory.write_json(self.directory.sweep, record)
+
+    def drop_weights(self) -> None:
+        """Deletes the weights of all trials, or with --no-retrain of all but the best so far."""
+        kept = None
+        if not self.config.retrain and any(trial.val_top1 is not None for trial in self.trials):
+            kept = choose(self.trials).lr
+        for trial in self.trials:
+            if trial.lr != kept and self.ranks.is_first:
+                place = self.trial(trial.lr)
+                place.drop_states()
+                for file in (place.model, place.card):
+                    file.unlink(missing_ok=True)
 
 
 def _listed(rates: tuple[float, ...]) -> str:
     return ", ".join(f"{rate:g}" for rate in rates)
-
-
-def _part(config: TrainConfig, place: RunDirectory, **fields: Any) -> TrainConfig:
-    """One run of the sweep; `strict` was seen to once for all."""
-    return dataclasses.replace(config, output=str(place.path), sweep=(), strict=False, **fields)
 
 
 def _result(place: RunDirectory, lr: float) -> Trial:
@@ -219,7 +233,7 @@ def _result(place: RunDirectory, lr: float) -> Trial:
     provenance = _provenance(place)
     step, accuracy = provenance["steps"], provenance["metrics"]["val_top1"]
     name = "ema_val_loss" if "ema" in provenance else "val_loss"
-    losses = {line["step"]: line[name] for line in place.read_metrics() if name in line}
+    losses = {line["step"]: line[name] for line in place.lines(place.metrics) if name in line}
     return Trial(lr, accuracy, losses.get(step), step, provenance["seconds"])
 
 
@@ -241,26 +255,6 @@ def _read_trials(directory: RunDirectory) -> list[Trial]:
             where=directory.sweep,
             hint="start the sweep again from the beginning with --force",
         ) from error
-
-
-def _write_record(directory: RunDirectory, config: TrainConfig, trials: list[Trial]) -> None:
-    """sweep.json: `--config RUN/sweep.json` sweeps again."""
-    listed = [dataclasses.asdict(trial) for trial in trials]
-    record = {"vit": {"train": config_to_json(config)}, "trials": listed}
-    directory.write_json(directory.sweep, record)
-
-
-def _drop_weights(config: TrainConfig, directory: RunDirectory, trials: list[Trial]) -> None:
-    """Deletes the weights of all trials, or with --no-retrain of all but the best so far."""
-    kept = None
-    if not config.retrain and any(trial.val_top1 is not None for trial in trials):
-        kept = choose(trials).lr
-    for trial in trials:
-        if trial.lr != kept:
-            place = directory.trial(f"lr-{trial.lr!r}")
-            place.drop_states()
-            for file in (place.model, place.card):
-                file.unlink(missing_ok=True)
 
 
 def _move_up(place: RunDirectory, directory: RunDirectory) -> None:
