@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -84,6 +85,18 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
         raise OutputError(error.what, where=where, hint=error.hint) from error
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", where=path) from error
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """An empty directory among the system's temporary files, which is removed in the end; so are
+    those that killed processes left behind."""
+    place = _temporary(Path(tempfile.gettempdir(), "scratch"))
+    place.mkdir(mode=0o700)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -52,6 +52,11 @@ class ModelNotFoundError(VitError):
 class HubError(VitError):
     """The Hub did not answer, or refused."""
 
+    reason = ""
+    """Of a request that failed: its key in `hub.retry.MEANINGS`."""
+    may_pass = False
+    """Whether the failure says nothing about the repo: no network, a time-out, a Hub in trouble."""
+
 
 class DataError(VitError):
     """A dataset that cannot be used."""

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitcli.checkpoints.read import open_checkpoint
 from vitcli.cli import output
 from vitcli.cli.info import named_architecture
-from vitcli.cli.options import Fetching, parse_figure
+from vitcli.cli.options import Fetching, parse_figure, read_checkpoint
 from vitcli.cli.parameters import command
 from vitcli.config import Architecture, Size
 from vitcli.fields import option, parse_device, parse_size
@@ -84,7 +83,7 @@ def bench(args: Bench) -> None:
     device = choose_device(args.device)
     works: tuple[Work, ...] = ("inference", "training") if args.train else ("inference",)
     found: list[Speed] = []
-    with output.Meter("measuring", 1 + len(works) * len(models), args.quiet) as meter:
+    with output.Meter("measuring", 1 + len(works) * len(models)) as meter:
         stages = iter(range(meter.total or 0))
 
         def show(what: str) -> None:
@@ -108,7 +107,7 @@ def bench(args: Bench) -> None:
     if not args.json:
         first = found[0]
         threads = f", {first.threads} threads" if first.device == "cpu" else ""
-        output.note(f"{first.device}, {first.precision}{threads}", args.quiet)
+        output.note(f"{first.device}, {first.precision}{threads}")
         show_table(found, args.max_batch)
 
 
@@ -120,11 +119,7 @@ def _architecture(name: str, args: Bench) -> Architecture:
     found = registry.resolve(name)
     if isinstance(found, registry.RegistryEntry):
         return found.model
-    with output.FetchDisplay(args.quiet) as fetching:
-        opened = open_checkpoint(
-            name, offline=args.offline, on_progress=fetching, allow_pickle=args.allow_pickle
-        )
-    return opened.info.model
+    return read_checkpoint(args, name).info.model
 
 
 def show_table(found: Sequence[Speed], max_batch: int) -> None:

@@ -69,7 +69,7 @@ def convert(args: Convert) -> None:
         converting.check_output(args.target, args.to)
     except OutputError as error:
         raise typer.BadParameter(str(error), param_hint="'DST'") from error
-    with output.FetchDisplay(args.quiet) as fetching:
+    with output.FetchDisplay() as fetching:
         job = converting.plan_convert(
             args.source,
             args.target,
@@ -93,7 +93,7 @@ def convert(args: Convert) -> None:
     if args.dry_run:
         output.table(*_table(job), ())
     for warning in job.warnings:
-        output.note(warning, args.quiet)
+        output.note(warning)
     verb = "would be" if args.dry_run else "is"
     lines = [
         f"{job.output} {verb} {job.source.file} ({job.source.layout}) as {job.format}: "
@@ -127,7 +127,7 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
     try:
         check_verifiable(written)
     except CheckpointError as error:
-        output.note(str(error))
+        output.note(str(error), always=True)
         return []
     return [_verified(written)]
 

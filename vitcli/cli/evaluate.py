@@ -131,7 +131,7 @@ def evaluate(args: Evaluate) -> None:
         workers=args.workers,
         rules=MatchRules(mapping, args.among, args.skip_unknown),
         accepted=accepted,
-        report=functools.cache(partial(output.note, quiet=args.quiet)),
+        report=functools.cache(output.note),
     )
     # Every resolution finds the same problems with the data; each is printed once.
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
@@ -150,7 +150,7 @@ def evaluate(args: Evaluate) -> None:
             predictor = predictors.popleft()  # frees its weights before the next are loaded
             size = f" at {evaluation.size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for path in data:
-                with output.Meter(f"images{size}", quiet=args.quiet) as meter:
+                with output.Meter(f"images{size}") as meter:
                     report = measure(
                         predictor,
                         DataConfig(path, classes=args.classes).reachable(args.offline),
@@ -169,7 +169,7 @@ def evaluate(args: Evaluate) -> None:
         evaluation.show(reports[0])
     elif not args.json:
         evaluation.summarise(reports, stored, args.posemb_method)
-    evaluation.draw(reports, stored, args.plot, args.reliability, args.quiet)
+    evaluation.draw(reports, stored, args.plot, args.reliability)
     if unreadable := {name for report in reports for name, _ in report.errors}:
-        output.note(f"unreadable images, not counted: {len(unreadable):,}")
+        output.note(f"unreadable images, not counted: {len(unreadable):,}", always=True)
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
 from vitcli.errors import OutputError
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     from vitcli.config import ClassLabel, Size
@@ -68,13 +69,13 @@ def show(report: Report) -> None:
     from vitcli.checkpoints.info import unique_names
 
     found, names, real = report.evaluation, unique_names(report.classes), report.real
-    images = f"{report.images:,} image{'s' * (report.images != 1)}"
+    images = counted(report.images, "image")
     output.line(f"{report.model} on {report.data}: {report.split}, {images}")
     if found is not None:
         output.line("   ".join([*output.metrics(found.metrics()), f"loss {found.loss:.4f}"]))
     if real is not None:
         output.line(
-            f"ReaL {_percent(real.accuracy, 2)} of {real.count:,} image{'s' * (real.count != 1)} "
+            f"ReaL {_percent(real.accuracy, 2)} of {counted(real.count, 'image')} "
             f"({real.left_out:,} without a correct class left out)"
         )
     if found is None:
@@ -191,7 +192,7 @@ class PredictionRow:
 
 
 def draw(
-    reports: Sequence[Report], stored: Size, plot: str | None, reliability: str | None, quiet: bool
+    reports: Sequence[Report], stored: Size, plot: str | None, reliability: str | None
 ) -> None:
     """Draws the plots: the confusion matrix of one report, or accuracy against resolution of
     several; the reliability diagram of one."""
@@ -205,18 +206,18 @@ def draw(
         return
     if plot is not None and len(reports) == 1 and own is not None:
         _draw_confusion(reports[0].classes, own, plot)
-        output.note(f"confusion matrix: {plot}", quiet)
+        output.note(f"confusion matrix: {plot}")
     elif plot is not None:
         lines: dict[str, list[tuple[Size, float]]] = {}
         for report in reports:
             accuracy = next(iter(_metrics(report).values()))  # top-1, else ReaL's
             lines.setdefault(report.data, []).append((report.resolution, accuracy))
         plots.accuracy_by_resolution(lines, stored, plot)
-        output.note(f"accuracy against resolution: {plot}", quiet)
+        output.note(f"accuracy against resolution: {plot}")
     if reliability is not None and own is not None:
         bins = own.calibration
         plots.reliability(bins.counts, bins.confidence, bins.accuracy, bins.error, reliability)
-        output.note(f"reliability diagram: {reliability}", quiet)
+        output.note(f"reliability diagram: {reliability}")
 
 
 def _draw_confusion(classes: tuple[ClassLabel, ...], found: Evaluation, path: str) -> None:

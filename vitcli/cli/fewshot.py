@@ -19,6 +19,7 @@ from vitcli.cli.parameters import command, replaced
 from vitcli.config import TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
 from vitcli.fields import option
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     from vitcli.fewshot import Trial
@@ -65,7 +66,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if "path" not in data:
         raise typer.BadParameter("missing; pass a dataset to draw images from", param_hint="--data")
     config: FewshotConfig = replaced(FewshotConfig, {**given, "data": data})
-    save, quiet = args.save, args.quiet
+    save = args.save
     if save is not None and len(config.l2) > 1:
         raise typer.BadParameter("requires a single --l2, or auto", param_hint="--save")
     from vitcli.fewshot import measure, model_file, save_head
@@ -73,7 +74,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if save is not None and model_file(Path(save)).exists() and not args.force:
         raise OutputError("already exists", where=save, hint="use --force to replace it")
     predictor = open_predictor(args)
-    with output.Meter("features", quiet=quiet) as meter:
+    with output.Meter("features") as meter:
         report = measure(
             predictor,
             config,
@@ -89,7 +90,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         output.error(f"{error.where}: {error.what}")
     held_out = report.splits.record["kind"] == "held out"
     kind = "test" if report.splits.test else "held-out" if held_out else "validation"
-    output.note(f"tested on {report.tested:,} {kind} image{'s' * (report.tested != 1)}", quiet)
+    output.note(f"tested on {counted(report.tested, f'{kind} image')}")
     rows = summary(report.trials, config)
     if args.json:
         counts = {"test": report.tested, "unreadable": len(report.unreadable)}
@@ -99,16 +100,15 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         show(rows, config)
     if args.plot is not None:
         draw(rows, config, args.plot)
-        output.note(f"plotted accuracy against shots in {args.plot}", quiet)
+        output.note(f"plotted accuracy against shots in {args.plot}")
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial, _ = report.saved
-        shots = f"{trial.shots} shot{'s' * (trial.shots != 1)}"
-        what = f"{shots}, seed {trial.seed}, l2 {trial.l2:g}: {trial.accuracy:.2%}"
-        output.note(f"saved the model of {what} in {save}", quiet)
-        output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}", quiet)
+        what = f"seed {trial.seed}, l2 {trial.l2:g}: {trial.accuracy:.2%}"
+        output.note(f"saved the model of {counted(trial.shots, 'shot')}, {what} in {save}")
+        output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}")
     if skipped := len(report.unreadable):
-        output.note(f"skipped {skipped:,} image{'s' * (skipped != 1)} that cannot be read", quiet)
+        output.note(f"skipped {counted(skipped, 'image')} that cannot be read")
         raise typer.Exit(1)
 
 

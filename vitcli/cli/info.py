@@ -6,22 +6,23 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
 from vitcli.checkpoints.info import unique_names
-from vitcli.checkpoints.read import Checkpoint, open_checkpoint
+from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
-from vitcli.cli.options import Fetching
+from vitcli.cli.options import Fetching, read_checkpoint
 from vitcli.cli.parameters import command
 from vitcli.config import (
     Architecture,
     BiTConfig,
     ClassLabel,
+    Preprocess,
     ResNetConfig,
     Size,
     architecture,
@@ -29,8 +30,10 @@ from vitcli.config import (
 )
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
+from vitcli.words import counted
 
 SHOWN_CLASSES = 10
+INDENT = 20
 COPIED = ("file", "command", "then")
 """Lines that people copy, which are not folded."""
 
@@ -73,18 +76,12 @@ def info(args: Info) -> None:
     found: dict[str, Any] = {"model": registry.aliases().get(args.model, args.model)}
     checkpoint, config = None, named_architecture(args.model)
     if config is None:
-        with output.FetchDisplay(args.quiet) as fetching:
-            checkpoint = open_checkpoint(
-                args.model,
-                offline=args.offline,
-                on_progress=fetching,
-                allow_pickle=args.allow_pickle,
-            )
+        checkpoint = read_checkpoint(args, args.model)
         config, found["file"] = checkpoint.info.model, str(checkpoint.file)
     config = config.at(args.resolution) if args.resolution else config
     found |= describe_model(config)
     if checkpoint is not None:
-        found |= describe_checkpoint(checkpoint)
+        found |= _describe_checkpoint(checkpoint)
     if args.images is not None:
         epochs = 1.0 if args.epochs is None else args.epochs
         # The backward pass costs twice the forward pass, and FLOPs = 2 x MACs.
@@ -93,11 +90,28 @@ def info(args: Info) -> None:
     if args.json:
         output.json_line(found)
         return
-    for name, text in as_lines(found):
+    lines = [("model", found["model"])]
+    if checkpoint is not None:
+        size = f"{found['bytes'] / 1e6:,.1f} MB, {', '.join(found['dtypes'])}"
+        lines.append(("file", f"{checkpoint.file} ({size})"))
+    lines += architecture_lines(config)
+    if checkpoint is not None:
+        known = checkpoint.info
+        lines += use_lines(known.preprocess, known.classes, config.num_classes, known.score)
+        lines += _provenance_lines(known.provenance)
+    if args.images is not None:
+        cost = f"{exaflops:,.4g} exaFLOPs for {epochs:g} epoch{'s' * (epochs != 1)}"
+        lines.append(("training", f"{cost} of {args.images:,.0f} images"))
+    print_lines(lines)
+
+
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Prints (name, text), folded on a terminal unless people copy it."""
+    for name, text in lines:
         if name in COPIED:
-            output.line(f"{name:<20}{output.printable(text)}")
+            output.line(f"{name:<{INDENT}}{output.printable(text)}")
         else:
-            output.line(output.entry(name, text, 20, sys.stdout))
+            output.line(output.entry(name, text, INDENT, sys.stdout))
 
 
 def named_architecture(name: str) -> Architecture | None:
@@ -122,7 +136,7 @@ def describe_model(config: Architecture) -> dict[str, Any]:
     }
 
 
-def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """The rest of a checkpoint's description, as JSON."""
     return {
         "preprocess": dataclasses.asdict(checkpoint.info.preprocess),
@@ -134,42 +148,27 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def as_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A description as (name, text) for people."""
-    config = found["config"]
-    yield "model", found["model"]
-    if "file" in found:
-        size = f"{found['bytes'] / 1e6:,.1f} MB, {', '.join(found['dtypes'])}"
-        yield "file", f"{found['file']} ({size})"
-    yield "architecture", f"{found['architecture']}: {_sizes(config)}"
-    yield "parameters", f"{found['parameters']:,}"
-    images = f"{_size(config['image_size'])} px"
-    if found["tokens"] is None:
-        images += f" or any other size: a feature map of {_size(found['grid'])}"
+def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
+    """An architecture and its cost, as (name, text)."""
+    yield "architecture", f"{variant_name(config)}: {_sizes(config)}"
+    yield "parameters", f"{config.num_params():,}"
+    images, grid = f"{_size(config.image_size)} px", _size(config.grid)
+    if isinstance(config, BiTConfig):
+        yield "images", f"{images} or any other size: a feature map of {grid}"
     else:
-        images += f", patches of {_size(config['patch_size'])}: "
-        images += f"a grid of {_size(found['grid'])}, {found['tokens']:,} tokens"
-    yield "images", images
-    yield "forward pass", f"{found['flops'] / 1e9:,.2f} GFLOPs per image"
-    if "preprocess" in found:
-        yield "preprocessing", _preprocess(found["preprocess"])
-        yield "classes", _classes(found["classes"], config["num_classes"], found["score"])
-        yield from _provenance(found["provenance"])
-    if run := found.get("training"):
-        epochs = f"{run['epochs']:g} epoch{'s' if run['epochs'] != 1 else ''}"
-        cost = f"{run['exaflops']:,.4g} exaFLOPs"
-        yield "training", f"{cost} for {epochs} of {run['images']:,.0f} images"
+        patches = f"patches of {_size(config.patch_size)}: a grid of {grid}"
+        yield "images", f"{images}, {patches}, {counted(config.num_tokens, 'token')}"
+    yield "forward pass", f"{2 * config.macs() / 1e9:,.2f} GFLOPs per image"
 
 
-def _sizes(config: Mapping[str, Any]) -> str:
-    if "resnet" in config:
-        return f"a BiT ResNet, {_stages(ResNetConfig(**config['resnet']))}"
+def _sizes(config: Architecture) -> str:
+    if isinstance(config, BiTConfig):
+        return f"a BiT ResNet, {_stages(config.resnet)}"
     vit = (
-        f"{config['depth']} blocks, width {config['width']}, {config['num_heads']} heads, "
-        f"MLP {config['mlp_dim']}"
+        f"{counted(config.depth, 'block')}, width {config.width}, "
+        f"{counted(config.num_heads, 'head')}, MLP {config.mlp_dim}"
     )
-    stem = config["stem"]
-    return f"{vit}, behind a ResNet, {_stages(ResNetConfig(**stem))}" if stem else vit
+    return f"{vit}, behind a ResNet, {_stages(config.stem)}" if config.stem else vit
 
 
 def _stages(resnet: ResNetConfig) -> str:
@@ -178,41 +177,43 @@ def _stages(resnet: ResNetConfig) -> str:
     return f"{stages}, {resnet.width} to {resnet.channels} channels"
 
 
-def _classes(classes: Sequence[Mapping[str, str]], count: int, score: str) -> str:
-    if not count:
-        return "none; the model computes features"
-    names = unique_names(tuple(ClassLabel(**label) for label in classes))
+def use_lines(
+    preprocess: Preprocess, classes: Sequence[ClassLabel], count: int, score: str
+) -> Iterator[tuple[str, str]]:
+    """How images become inputs, and what the outputs mean, as (name, text)."""
+    crop = {"center": "centre crop", "squash": "squashed", "border": "letterbox"}
+    how = [_size(preprocess.size), preprocess.interpolation, crop[preprocess.crop_mode]]
+    how[1] += "" if preprocess.antialias else " without antialiasing"
+    how[2] += f" of {preprocess.crop_pct:.1%}" if preprocess.crop_pct != 1 else ""
+    for key in ("mean", "std"):
+        how.append(f"{key} ({', '.join(f'{v:g}' for v in getattr(preprocess, key))})")
+    yield "preprocessing", ", ".join(how)
+    names = unique_names(tuple(classes))
     shown = "; ".join(names[:SHOWN_CLASSES]) + ("; ..." if len(names) > SHOWN_CLASSES else "")
-    return f"{count:,} ({score}): {shown or 'without names'}"
+    known = f"{count:,} ({score}): {shown or 'without names'}"
+    yield "classes", known if count else "none; the model computes features"
 
 
-def _provenance(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Where a checkpoint comes from: the commands that made it, oldest first, then the rest."""
     runs = [run["command"] for run in (*stated.get("history", ()), stated) if run.get("command")]
     yield from zip(["command", *["then"] * len(runs)], runs, strict=False)
     for name, value in stated.items():
         if name == "metrics":
-            known = {key: number for key, number in value.items() if number is not None}
             value = ", ".join(
                 f"{key.replace('_', ' ')} {f'{x:.4f}' if key.endswith('loss') else f'{x:.2%}'}"
-                for key, x in known.items()
+                for key, x in value.items()
+                if x is not None
             )
         elif name == "posemb_resize":
             name, value = "position embeddings", f"resized, {value['method']}"
+        elif name == "input_size":
+            value = f"{_size(value)} px"
         elif name in ("assumed", "left_out", "took"):
-            value = "; ".join(value.values() if isinstance(value, dict) else value)
+            value = "; ".join(value.values() if isinstance(value, Mapping) else value)
         if name not in ("command", "history") and value not in ("", None, {}):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             yield name.replace("_", " "), text
-
-
-def _preprocess(stated: Mapping[str, Any]) -> str:
-    how = {"center": "centre crop", "squash": "squashed", "border": "letterbox"}
-    crop = how[stated["crop_mode"]]
-    crop += f" of {stated['crop_pct']:.1%}" if stated["crop_pct"] != 1 else ""
-    filtered = stated["interpolation"] + ("" if stated["antialias"] else " without antialiasing")
-    mean, std = (", ".join(f"{v:g}" for v in stated[key]) for key in ("mean", "std"))
-    return f"{_size(stated['size'])}, {filtered}, {crop}, mean ({mean}), std ({std})"
 
 
 def _size(size: Sequence[int]) -> str:

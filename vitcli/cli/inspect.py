@@ -15,6 +15,7 @@ from vitcli.cli.options import RESIZED, Computing, ending, open_predictor
 from vitcli.cli.parameters import command
 from vitcli.config import Size
 from vitcli.fields import option, parse_size
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
@@ -167,7 +168,7 @@ class _Show:
         from vitcli import attention_plots
         from vitcli.atomic import write_text
 
-        with output.Meter("images", quiet=self.args.quiet) as meter:
+        with output.Meter("images") as meter:
             found = self.inspector.distance(self.args.images, meter.advance)
         for one in found.images:
             if one.error is not None:
@@ -181,7 +182,7 @@ class _Show:
         attention_plots.distance_by_depth(found.array, figure)
         write_text(table, "\n".join(["layer,head,pixels", *cells, ""]))
         self.arrays["distance"] = found.array
-        text = f"mean attention distance over {images:,} image{'s' * (images != 1)}"
+        text = f"mean attention distance over {counted(images, 'image')}"
         self.report(text, [figure, table], view="distance", images=images, distances=distances)
 
     def images(self, view: str, found: Iterable[Inspected]) -> None:
@@ -193,7 +194,7 @@ class _Show:
         panels: list[Panel] = []
         arrays: dict[str, tuple[str, Any]] = {}  # by the name of the figure
         unit = "relevance" if self.args.method == "gradient" else "attention"
-        with output.Meter("images", quiet=self.args.quiet) as meter:
+        with output.Meter("images") as meter:
             for one in found:
                 meter.advance()
                 if one.error is not None:
@@ -217,7 +218,7 @@ class _Show:
         if len(panels) > 1:
             sheet = self.directory / f"{view}.png"
             attention_plots.contact_sheet(panels, sheet)
-            output.note(f"contact sheet: {sheet}", self.args.quiet)
+            output.note(f"contact sheet: {sheet}")
         if arrays:
             files, stacked = zip(*arrays.values(), strict=True)
             self.arrays |= {view: np.stack(stacked), "files": np.array(files)}
@@ -247,7 +248,7 @@ class _Show:
 
         with whole_file(path) as file:
             np.savez(file, **self.arrays)
-        output.note(f"arrays: {path}", self.args.quiet)
+        output.note(f"arrays: {path}")
 
 
 def _title(one: Inspected) -> str:

@@ -22,7 +22,6 @@ import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
-from vitcli.cli.help import GroupedCommand
 from vitcli.errors import LeftError, VitError, VitWarning
 from vitcli.machine import rank
 
@@ -129,10 +128,10 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _print_notes(error: BaseException) -> None:
     """What the code on the way here added to a failure, or to a Ctrl-C."""
     notes = getattr(error, "__notes__", ())
-    if notes and isinstance(error, KeyboardInterrupt) and output.is_terminal():
-        output.note("")  # ends the line that ^C is on
+    if notes and isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
+        output.line(file=sys.stderr)  # ends the line that ^C is on
     for text in notes:
-        output.note(text)
+        output.note(text, always=True)
 
 
 def _show_warning(
@@ -153,6 +152,8 @@ def _show_warning(
 
 def _load(name: str) -> Any:
     """Imports a command's module and makes Typer's command of it."""
+    from vitcli.cli.parameters import GroupedCommand
+
     function = name.replace("-", "_")
     module = importlib.import_module(f"vitcli.cli.{function}")
     app = getattr(module, "app", None)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
-from vitcli.cli.help import GroupedCommand
 from vitcli.cli.main import PLAIN
 from vitcli.cli.options import Common
-from vitcli.cli.parameters import command
-from vitcli.config import ClassLabel, did_you_mean
+from vitcli.cli.parameters import GroupedCommand, command
+from vitcli.config import did_you_mean
 from vitcli.errors import HubError, ModelNotFoundError, VitError
 from vitcli.fields import option
 from vitcli.hub import registry
@@ -27,6 +24,7 @@ from vitcli.hub.cache import RepoCache, fetched, root
 from vitcli.hub.fetch import cached
 from vitcli.hub.registry import RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
@@ -115,21 +113,44 @@ def list_models(args: List) -> None:
     columns = ("model", "params", "classes", "size", "px", "license", "here")
     output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
     here = sum(row["here"] is not None for row in rows)
-    count = f"{len(rows):,} model{'s' * (len(rows) != 1)}, {here:,} here"
-    output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`", args.quiet)
+    count = f"{counted(len(rows), 'model')}, {here:,} here"
+    output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`")
 
 
 @app.command("show", cls=GroupedCommand)
 @command(Show)
 def show(args: Show) -> None:
     """Describe one model, without downloading it."""
+    from vitcli.cli.info import architecture_lines, describe_model, print_lines, use_lines
+
     found = _known(args.name)
-    row, details, classes = _row(found), *_details(found)
+    row, entry = _row(found), found.entry
+    source: RegistryEntry | CheckpointInfo = entry or found.info()
+    if isinstance(source, RegistryEntry):
+        classes = registry.labels(source.labels) if source.labels else ()
+    else:
+        classes = source.classes
+    config = source.model
+    more = {key: entry and getattr(entry, key) for key in ("transformers", "source", "note")}
     if args.json:
-        output.json_line({**row, **details})
+        inputs = {"preprocess": dataclasses.asdict(source.preprocess), "score": source.score}
+        output.json_line({**row, **describe_model(config), **inputs, **more})
         return
-    for what, text in _as_lines(row, details, classes):
-        output.line(output.entry(what, text, 20, sys.stdout))
+    fetch = f"not here: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
+    facts = {
+        "multiply-adds": f"{row['gmacs']:,.2f} billion per image, with the head",
+        "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",
+        "labels": row["labels"],
+        "license": row["license"],
+        "repo": row["repo"] and f"{row['repo']}{'@' + row['revision'] if row['revision'] else ''}",
+        "for transformers": more["transformers"],
+        "source": more["source"],
+        "note": more["note"],
+        "here": f"{_cells(row)[-1]}: {row['path']}" if row["here"] else fetch,
+    }
+    print_lines([("model", found.name), *architecture_lines(config)])
+    print_lines(use_lines(source.preprocess, classes, config.num_classes, source.score))
+    print_lines((what, str(text)) for what, text in facts.items() if text)
 
 
 @app.command("rm", cls=GroupedCommand)
@@ -144,7 +165,7 @@ def remove(args: Remove) -> None:
             raise typer.BadParameter("--json cannot ask for confirmation: add --yes")
         for cache in repos:
             size = output.size(cache.size())
-            output.note(f"{cache.repo}: {size} in {cache.directory}", args.quiet)
+            output.note(f"{cache.repo}: {size} in {cache.directory}")
         typer.confirm("Remove?", abort=True, err=True)
     for cache in repos:
         freed = cache.remove()
@@ -247,6 +268,7 @@ def _line(row: dict[str, Any]) -> str:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     height, width = row["resolution"] or (0, 0)
     count = row["parameters"] or 0
+    aliases = [alias for alias, means in registry.aliases().items() if means == row["name"]]
     params = f"{count / 1e6:.1f}M" if count < 1e9 else f"{count / 1e9:.2f}B"
     return (
         row["name"],
@@ -255,54 +277,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         output.size(row["bytes"]),
         (str(width) if height == width else f"{height}x{width}") if width else "-",
         row["license"] or "-",
-        " as ".join([row["here"] or "", *_aliases(row["name"])]),
+        " as ".join([row["here"] or "", *aliases]),
     )
-
-
-def _aliases(name: str) -> list[str]:
-    return [alias for alias, means in registry.aliases().items() if means == name]
-
-
-def _details(model: Model) -> tuple[dict[str, Any], Sequence[ClassLabel]]:
-    """What `show` adds to a model's row, and its classes."""
-    from vitcli.cli.info import describe_model
-
-    entry = model.entry
-    source: RegistryEntry | CheckpointInfo = entry or model.info()
-    if isinstance(source, RegistryEntry):
-        classes = registry.labels(source.labels) if source.labels else ()
-    else:
-        classes = source.classes
-    details = {
-        **describe_model(source.model),
-        "preprocess": dataclasses.asdict(source.preprocess),
-        "score": source.score,
-        **{key: entry and getattr(entry, key) for key in ("transformers", "source", "note")},
-    }
-    return details, classes
-
-
-def _as_lines(
-    row: dict[str, Any], details: dict[str, Any], classes: Sequence[ClassLabel]
-) -> list[tuple[str, str]]:
-    """The same for people."""
-    from vitcli.cli.info import as_lines
-
-    named = [label._asdict() for label in classes]
-    lines = list(as_lines({"model": row["name"], **details, "classes": named, "provenance": {}}))
-    fetch = f"not here: `vit pull {row['name']}` downloads {output.size(row['bytes'])}"
-    more = {
-        "multiply-adds": f"{row['gmacs']:,.2f} billion per image, with the head",
-        "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",
-        "labels": row["labels"],
-        "license": row["license"],
-        "repo": row["repo"] and f"{row['repo']}{'@' + row['revision'] if row['revision'] else ''}",
-        "for transformers": details["transformers"],
-        "source": details["source"],
-        "note": details["note"],
-        "here": f"{_cells(row)[-1]}: {row['path']}" if row["here"] else fetch,
-    }
-    return lines + [(what, str(text)) for what, text in more.items() if text]
 
 
 def _repo(name: str) -> str:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vitcli.cli import output
-from vitcli.cli.help import OTHERS
+from vitcli.cli.parameters import OTHERS
 from vitcli.config import PosembMethod, Preprocess, Size
 from vitcli.fields import key_value, option, parse_device, parse_size
 from vitcli.train_config import MACHINE
 
 if TYPE_CHECKING:
+    from vitcli.checkpoints.read import Checkpoint
     from vitcli.prediction import Predictor
 
 MODEL = (
@@ -123,7 +124,7 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
     more: dict[str, Any] = {}
     if isinstance(args, Adapting):
         more = {"posemb_method": args.posemb_method, "preprocess": args.preprocess}
-    with output.FetchDisplay(args.quiet) as fetching:
+    with output.FetchDisplay() as fetching:
         return Predictor(
             args.model,
             args.device,
@@ -133,6 +134,16 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
             resolution,
             allow_pickle=args.allow_pickle,
             **more,
+        )
+
+
+def read_checkpoint(args: Fetching, name: str) -> Checkpoint:
+    """The description of a checkpoint, fetched if need be."""
+    from vitcli.checkpoints.read import open_checkpoint
+
+    with output.FetchDisplay() as display:
+        return open_checkpoint(
+            name, offline=args.offline, on_progress=display, allow_pickle=args.allow_pickle
         )
 
 

@@ -16,7 +16,6 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 if TYPE_CHECKING:
@@ -31,6 +30,9 @@ SPEED_OF = 10.0
 """Seconds that the speed of a download is averaged over."""
 STALLED = 2.0
 """Seconds without data after which a bar says so instead of a speed."""
+
+quiet = False
+"""Whether notes and progress are left out. Every command sets it, by --quiet."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -59,9 +61,9 @@ def entry(name: str, text: str, indent: int, stream: TextIO) -> str:
     return f"{name:<{indent}}{text}".rstrip()
 
 
-def note(text: str, quiet: bool = False) -> None:
-    """Something good to know, on stderr; nothing with --quiet."""
-    if not quiet:
+def note(text: str, always: bool = False) -> None:
+    """Something good to know, on stderr; with --quiet only if it is `always` needed."""
+    if always or not quiet:
         line(_printable_lines(text), sys.stderr)
 
 
@@ -84,11 +86,6 @@ def mute() -> None:
 def unmute() -> None:
     """Ends `mute` on stderr, for the error that ends the command."""
     sys.stderr = sys.__stderr__ or sys.stderr
-
-
-def is_terminal() -> bool:
-    """Whether stderr is a terminal."""
-    return sys.stderr.isatty()
 
 
 def paint(text: str, codes: str, stream: TextIO | None = None) -> str:
@@ -213,22 +210,19 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """A bar on a terminal, a plain line now and then elsewhere; nothing when quiet."""
+    """A bar on a terminal, a plain line now and then elsewhere; nothing with --quiet."""
 
     stalls = False
     """Whether the bar says when nothing comes."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self) -> None:
         self.started = self.last = time.monotonic()
         self.bar: Progress | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -247,36 +241,30 @@ class Display:
                 goes without the others.
             now: print a plain line at once.
         """
-        if self.quiet:
+        at = time.monotonic()
+        if quiet:
             return
         if sys.stderr.isatty():
             if self.bar is None:
                 self.bar = _progress_bar(self.stalls)
                 self.bar.start()
-                self.bar.add_task("", numbers="", at=time.monotonic())
+                self.bar.add_task("", numbers="", at=at)
             name, text = _fit(printable(what), list(numbers), self.bar.console.width)
-            task = self.bar.task_ids[0]
-            at = time.monotonic()
+            (task,) = self.bar.task_ids
             self.bar.update(
                 task, description=name, completed=done, total=total, numbers=text, at=at
             )
-        elif now or time.monotonic() - self.last >= PLAIN_EVERY:
-            self.last = time.monotonic()
+        elif now or at - self.last >= PLAIN_EVERY:
+            self.last = at
             note(f"{printable(what)}: {', '.join(numbers)}")
-
-    def left(self, done: int, total: int | None) -> list[str]:
-        """The time left, as a list that is empty where nobody knows it."""
-        if not total or not done or done >= total:
-            return []
-        return [f"{duration((time.monotonic() - self.started) * (total - done) / done)} left"]
 
 
 class Meter(Display):
     """How far a job is, and how long it will take. Nothing is shown in its first second."""
 
-    def __init__(self, what: str, total: int | None = None, quiet: bool = False) -> None:
-        super().__init__(quiet)
-        self.what, self.total, self.done = what, total, 0
+    def __init__(self, what: str, total: int | None = None, hidden: bool = False) -> None:
+        super().__init__()
+        self.what, self.total, self.done, self.hidden = what, total, 0, hidden
 
     def reach(self, done: int, total: int) -> None:
         """So many of so many are done."""
@@ -287,14 +275,13 @@ class Meter(Display):
         """So many more are done."""
         self.done += count
         seconds = time.monotonic() - self.started
-        if seconds >= 1.0:
-            count_text = f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"
-            numbers = [
-                count_text,
-                *self.left(self.done, self.total),
-                f"{self.done / seconds:.3g}/s",
-            ]
-            self.show(self.what, self.done, self.total, numbers)
+        if seconds < 1.0 or self.hidden:
+            return
+        numbers = [f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"]
+        if self.done and self.done < (self.total or 0):
+            left = seconds * ((self.total or 0) - self.done) / self.done
+            numbers.append(f"{duration(left)} left")
+        self.show(self.what, self.done, self.total, [*numbers, f"{self.done / seconds:.3g}/s"])
 
 
 class FetchDisplay(Display):
@@ -304,15 +291,15 @@ class FetchDisplay(Display):
     shown = False
     """Whether there was anything to download."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        super().__init__(quiet)
+    def __init__(self) -> None:
+        super().__init__()
         self.recent: deque[tuple[float, str, int]] = deque()
 
     def __call__(self, transfer: Transfer) -> None:
         self.shown = True
         if transfer.note:
             self.close()
-            note(printable(transfer.note), self.quiet)
+            note(printable(transfer.note))
             return
         name, done, total = transfer.name, transfer.done, transfer.total
         now = time.monotonic()

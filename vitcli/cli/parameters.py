@@ -1,5 +1,5 @@
 """Commands made from dataclasses: an option, or an argument, for each field that declares one
-(`vitcli/fields.py`)."""
+(`vitcli/fields.py`); and their help, with options under headings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,44 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
+from vitcli.cli import output
 from vitcli.config import TASK_DEFAULTS
 from vitcli.errors import ConfigError
 from vitcli.fields import Option, check_value, field_types, from_text
 
+OTHERS = "Other options"
+"""The last heading of `--help`."""
 MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CKPT", "NAME")
 """Placeholders of names of models, which the shell completes."""
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose options are listed under the headings that they declare (Typer's
+    `rich_help_panel`), in order of appearance; those without one come first."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in cast(list[Any], self.get_params(ctx)):
+            names = parameter.opts
+            # Of several long names the first is the option's; the others are former ones.
+            long = [name for name in names if name.startswith("--")]
+            parameter.opts = [name for name in names if name not in long[1:]]
+            if record := parameter.get_help_record(ctx):
+                is_argument = parameter.param_type_name == "argument"
+                heading = OTHERS if parameter.name == "help" else parameter.rich_help_panel
+                heading = heading or ("Arguments" if is_argument else "Options")
+                sections.setdefault(heading, []).append(record)
+            parameter.opts = names
+        sections[OTHERS] = sections.pop(OTHERS)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -74,6 +102,7 @@ def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Ca
         @functools.wraps(function)
         def run(**values: Any) -> None:
             args = replaced(kind, _given(own, values))
+            output.quiet = args.quiet
             function(args, _given(others, values)) if config else function(args)
 
         parameters = [

@@ -80,33 +80,33 @@ def predict(args: Predict) -> None:
     output.check_writable(features)
     with open_rows(args.output, format=Json if args.json else Csv if args.csv else None) as rows:
         predictor = open_predictor(args, args.resolution)
-        _introduce(predictor, args.model == "default", args.quiet)
+        _introduce(predictor, args.model == "default")
         # On a terminal, the results themselves show how far it is.
-        hidden = args.quiet or (rows.is_terminal and features is None)
-        with output.Meter("images", quiet=hidden) as meter:
-            failed = _write(_answers(predictor, args), rows, meter, [] if hidden else args.images)
+        hidden = rows.is_terminal and features is None
+        counted = [] if hidden or output.quiet else args.images
+        with output.Meter("images", hidden=hidden) as meter:
+            failed = _write(_answers(predictor, args), rows, meter, counted)
     if failed:
         if meter.done > 1:
-            output.note(f"{failed:,} of {meter.done:,} images could not be read")
+            output.note(f"{failed:,} of {meter.done:,} images could not be read", always=True)
         raise typer.Exit(1)
 
 
-def _introduce(predictor: Predictor, default: bool, quiet: bool) -> None:
+def _introduce(predictor: Predictor, default: bool) -> None:
     """What a user should know before the first answer."""
     names, name = [label.name for label in predictor.classes], predictor.name
     if default:
         output.note(
             f"using {name} ({len(names)} classes: {', '.join(names[:12])}"
             f"{', ...' if len(names) > 12 else ''}); choose another model with --model, such as "
-            "--model vit-b16-i21k",
-            quiet,
+            "--model vit-b16-i21k"
         )
     elif names and not predictor.info.classes:
-        output.note(f"{name}: the model has no class names, so class indices are shown", quiet)
+        output.note(f"{name}: the model has no class names, so class indices are shown")
     if assumed := ", ".join(assumptions(predictor.info).values()):
-        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}", quiet)
+        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}")
     if left_out := predictor.info.provenance.get("left_out"):
-        output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}", quiet)
+        output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
 
 
 def _answers(predictor: Predictor, args: Predict) -> Iterator[ImageRow]:
@@ -126,7 +126,7 @@ def _answers(predictor: Predictor, args: Predict) -> Iterator[ImageRow]:
         for count, result in enumerate(embedded, 1):
             add(result.features)
             yield ImageRow(result, score, count - 1)
-    output.note(f"features: {args.features}, {count:,} x {width:,}", args.quiet)
+    output.note(f"features: {args.features}, {count:,} x {width:,}")
 
 
 def _write(

@@ -55,7 +55,7 @@ def pull(args: Pull) -> None:
     for name in args.names:
         try:
             found = registry.resolve(name)
-            with output.FetchDisplay(args.quiet) as display:
+            with output.FetchDisplay() as display:
                 opened = open_checkpoint(  # which warns where the registry is wrong
                     name,
                     offline=args.offline,
@@ -82,7 +82,7 @@ def pull(args: Pull) -> None:
             output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
         else:
             if not display.shown:
-                output.note(f"{name} is already in the cache", args.quiet)
+                output.note(f"{name} is already in the cache")
             output.line(str(opened.file))
     if failed:
         raise typer.Exit(1)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 
+from vitcli.atomic import scratch_directory
 from vitcli.cli import output
 from vitcli.cli.parameters import command
 from vitcli.cli.pull import Transferring
 from vitcli.errors import HubError
 from vitcli.fields import option
-from vitcli.hub.push import Changes, Package, compare, log_in, pack, workspace
+from vitcli.hub.push import Changes, Package, Target, compare, log_in, pack
 from vitcli.hub.push import push as push_package
-from vitcli.hub.retry import is_offline, is_repo_id
+from vitcli.hub.retry import is_offline
+from vitcli.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,112 +72,109 @@ def push(args: Push) -> None:
       vit push runs/flowers me/flowers --dry-run
       vit push runs/flowers me/flowers --private
     """
-    repo, revision = args.repo, args.revision
+    revision, target = args.revision, Target(args.repo, args.revision, args.token, args.timeout)
     if args.offline:
         raise typer.BadParameter("an upload needs the network", param_hint="--offline")
     if args.create_pr and revision not in (None, "main"):
         raise typer.BadParameter("--create-pr opens a pull request to main: leave out --revision")
-    if not is_repo_id(repo):
-        raise typer.BadParameter(f"'{repo}' is not of the form org/name", param_hint="ORG/NAME")
+    _check_repo(args.repo)
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
         raise typer.BadParameter(f"'{revision}' is not a branch name")
     if not args.dry_run:
-        log_in(repo, args.token, args.timeout)
-    with workspace() as directory:
-        with output.FetchDisplay(args.quiet) as fetching:
+        log_in(target)
+    with scratch_directory() as directory:
+        with output.FetchDisplay() as fetching:
             package = pack(
-                args.checkpoint, directory, repo, args.license, fetching, args.allow_pickle
+                args.checkpoint, directory, args.repo, args.license, fetching, args.allow_pickle
             )
         for text in package.warnings:
             output.warning(text)
-        compared = (package, revision, args.token, args.overwrite_card, args.timeout)
+        changes = _compared(package, target, args)
+        told = {
+            "repo": args.repo,
+            "revision": revision,
+            "uploaded": changes.upload,
+            "unchanged": list(changes.unchanged),
+            "removed": list(changes.remove),
+            "license": package.license,
+            "base_model": package.base_model,
+        }
         if args.dry_run:
-            _show(package, _compared(*compared), revision, args.json)
+            output.json_line({**told, "dry_run": True}) if args.json else _show(changes, args.repo)
             return
-        changes = compare(*compared)
         if changes.edited:
             parts = ", ".join(part.strip("# :") or "introduction" for part in changes.edited)
-            text = f"{repo}: kept edits in README.md ({parts})"
+            text = f"{args.repo}: kept edits in README.md ({parts})"
             output.warning(f"{text}; --overwrite-card replaces it")
-        _announce(changes, shown=not args.quiet and not args.json)
+        count, size = len(changes.upload), sum(changes.upload.values())
+        amount = f"{counted(count, 'file')}, {output.size(size)}"
+        _announce(f"pushing {amount}" if count else "", args.json)
         done = push_package(
             package,
             changes,
+            target,
             private=args.private,
-            revision=revision,
             message=args.message,
             create_pr=args.create_pr,
-            token=args.token,
-            timeout=args.timeout,
         )
-    told = _told(package, changes, revision)
-    told |= {"commit": done.commit, "url": done.url, "created": done.created}
     if args.json:
-        output.json_line({**told, "pull_request": done.request})
+        ended = {"commit": done.commit, "url": done.url, "created": done.created}
+        output.json_line({**told, **ended, "pull_request": done.request})
         return
     for name in changes.remove:
-        output.note(f"removed {name}, which other libraries would load instead", args.quiet)
+        output.note(f"removed {name}, which other libraries would load instead")
     if done.commit is None:
-        output.note(f"nothing to push: {repo} is up to date", args.quiet)
+        output.note(f"nothing to push: {args.repo} is up to date")
     else:
         same = len(changes.unchanged)
-        output.note(
-            f"pushed {_amount(changes)}" + (f"; {same} unchanged" if same else ""), args.quiet
-        )
+        output.note(f"pushed {amount}" + (f"; {same} unchanged" if same else ""))
     output.line(done.url)
     if done.request is None:
         at = f"@{revision}" if revision else ""
-        output.note(f"next: vit predict IMAGE --model {repo}{at}", args.quiet)
+        output.note(f"next: vit predict IMAGE --model {args.repo}{at}")
 
 
-def _compared(package: Package, *how: Any) -> Changes:
-    """What is new, or all of it where the Hub does not say."""
+def _check_repo(name: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name if "/" in name else "")
+    except HFValidationError as error:
+        what = f"'{name}' is not of the form org/name"
+        raise typer.BadParameter(what, param_hint="ORG/NAME") from error
+
+
+def _compared(package: Package, target: Target, args: Push) -> Changes:
+    """What is new; of a dry run, all of it where the Hub does not say."""
     try:
         if is_offline():
-            raise HubError("offline mode is on", where=package.repo)
-        return compare(package, *how)
+            raise HubError("offline mode is on", where=target.repo)
+        return compare(package, target, args.overwrite_card)
     except HubError as error:
+        if not args.dry_run:
+            raise
         output.warning(f"cannot compare with the repo: {error.what}")
-        return Changes({name: path.stat().st_size for name, path in package.files.items()})
+        return Changes(package.sizes)
 
 
-def _told(package: Package, changes: Changes, revision: str | None) -> dict[str, Any]:
-    return {
-        "repo": package.repo,
-        "revision": revision,
-        "uploaded": changes.upload,
-        "unchanged": list(changes.unchanged),
-        "removed": list(changes.remove),
-        "license": package.license,
-        "base_model": package.base_model,
-    }
-
-
-def _show(package: Package, changes: Changes, revision: str | None, json: bool) -> None:
+def _show(changes: Changes, repo: str) -> None:
     """What would happen."""
-    if json:
-        output.json_line({**_told(package, changes, revision), "dry_run": True})
-        return
     rows = [
         *((name, f"{size:,}", "would be uploaded") for name, size in changes.upload.items()),
         *((name, "", "unchanged") for name in changes.unchanged),
         *((name, "", "would be removed") for name in changes.remove),
     ]
-    output.table(("file", "bytes", package.repo), rows, numbers=(1,))
+    output.table(("file", "bytes", repo), rows, numbers=(1,))
     if changes.card_diff:
         output.line("\n" + changes.card_diff.rstrip("\n"))
 
 
-def _announce(changes: Changes, shown: bool) -> None:
+def _announce(text: str, json: bool) -> None:
     """The client draws its own bars, for a person at a terminal; elsewhere, a line has to do."""
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    if not shown or not output.is_terminal():
+    if output.quiet or json or not sys.stderr.isatty():
         disable_progress_bars()
-        if changes.upload:
-            output.note(f"pushing {_amount(changes)}", quiet=not shown)
-
-
-def _amount(changes: Changes) -> str:
-    count = len(changes.upload)
-    return f"{count} file{'s' * (count != 1)}, {output.size(sum(changes.upload.values()))}"
+        if text and not json:
+            output.note(text)

@@ -70,7 +70,7 @@ def resize_posemb(args: ResizePosemb) -> None:
         raise typer.BadParameter("pass either --grid or --resolution")
     from vitcli.checkpoints import resize
 
-    with output.FetchDisplay(args.quiet) as fetching:
+    with output.FetchDisplay() as fetching:
         job = resize.plan_resize(
             args.checkpoint,
             grid=args.grid,
@@ -101,14 +101,11 @@ def resize_posemb(args: ResizePosemb) -> None:
     if args.dry_run:
         output.line(loss)
     else:
-        output.note(
-            f"{loss}; accuracy drops until the model is fine-tuned at this size", args.quiet
-        )
+        output.note(f"{loss}; accuracy drops until the model is fine-tuned at this size")
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
-        output.note("the position embeddings of the decoder were not resized", args.quiet)
+        output.note("the position embeddings of the decoder were not resized")
     if job.checkpoint.kind == "pickle":
-        text = "vit does not write pickles: the output is safetensors in vit's layout"
-        output.note(text, args.quiet)
+        output.note("vit does not write pickles: the output is safetensors in vit's layout")
 
 
 def _draw(job: Resize, path: str) -> None:

@@ -24,6 +24,7 @@ from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import PRESETS, PRETRAINING, PresetName, PretrainName, recipe
 from vitcli.train_config import MACHINE, RECIPE, RUN, TrainConfig
+from vitcli.words import counted
 
 Task = Literal["pretrain", "finetune"]
 
@@ -85,7 +86,7 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
         spread(args.devices, built.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, given, built)
-            output.json_line(event) if args.json else output.note(preset_text(event), args.quiet)
+            output.json_line(event) if args.json else output.note(preset_text(event))
         _run(built, args)
 
     run.__doc__ = text
@@ -194,7 +195,7 @@ def _run(config: TrainConfig, args: Start) -> None:
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with Screen(args.json, args.quiet) as screen, _resume_hint(config):
+    with Screen(args.json) as screen, _resume_hint(config):
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=args.resume is not None,
@@ -205,7 +206,9 @@ def _run(config: TrainConfig, args: Start) -> None:
         )
     where = shlex.quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:
-        output.note(f"stopped at step {outcome.step}; continue with: {_resume_command(config)}")
+        output.note(
+            f"stopped at step {outcome.step}; continue with: {_resume_command(config)}", always=True
+        )
         raise typer.Exit(128 + outcome.stopped_by)
     if args.json:
         output.json_line(outcome.to_json())
@@ -215,9 +218,7 @@ def _run(config: TrainConfig, args: Start) -> None:
             output.line(f"{split}: {', '.join(metrics)}")
     output.line(f"model: {outcome.directory.path}")
     if outcome.skipped:
-        output.warning(
-            f"skipped {outcome.skipped:,} image{'s' * (outcome.skipped != 1)} that cannot be read"
-        )
+        output.warning(f"skipped {counted(outcome.skipped, 'image')} that cannot be read")
     output.note(stored_text(outcome))
     then = "predict IMAGE" if config.objective == "classify" else "finetune --data DATA"
     output.note(f"next: vit {then} --model {where}")
@@ -241,5 +242,5 @@ def _resume_hint(config: TrainConfig) -> Iterator[None]:
             RunDirectory(config.output).check_resumable()
             text = f"stopped; continue with: {_resume_command(config)}"
             # After an error the boundary prints the error first.
-            end.add_note(text) if isinstance(end, VitError) else output.note(text)
+            end.add_note(text) if isinstance(end, VitError) else output.note(text, always=True)
         raise

@@ -18,8 +18,8 @@ class Screen(output.Display):
     """Shows events on stderr, and prints them as JSON if that is wanted. The first step is shown at
     once."""
 
-    def __init__(self, json: bool = False, quiet: bool = False) -> None:
-        super().__init__(quiet)
+    def __init__(self, json: bool = False) -> None:
+        super().__init__()
         self.json, self.begun = json, False
         self.trial: dict[str, float] = {}
         """{"trial": its learning rate} in a run of a sweep."""
@@ -40,24 +40,24 @@ class Screen(output.Display):
             case events.Caution():
                 output.warning(event.text)
             case events.Note():
-                output.note(event.text, self.quiet)
+                output.note(event.text)
             case events.Plan():
-                output.note(plan_text(event), self.quiet)
+                output.note(plan_text(event))
             case events.Validation():
-                output.note(validation_text(event), self.quiet)
+                output.note(validation_text(event))
             case events.Probe():
-                output.note(probe_text(event), self.quiet)
+                output.note(probe_text(event))
             case events.TrialStart():
                 self.trial = {"trial": event.lr}
                 self.close()  # the bar of the run before is full
                 text = f"learning rate {event.lr:g}, {event.number} of {event.of}"
-                output.note(text, self.quiet)
+                output.note(text)
             case events.Trial():
                 text = f"learning rate {event.lr:g}: {event.failure or _trial_text(event)}"
-                output.note(text, self.quiet)
+                output.note(text)
             case events.Choice() if not self.json:
                 self.close()
-                show_sweep(event, self.quiet)
+                show_sweep(event)
 
     def _step(self, event: Step) -> None:
         trial = f"learning rate {self.trial['trial']:g}, " if self.trial else ""
@@ -172,7 +172,7 @@ def preset_text(event: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def show_sweep(choice: Choice, quiet: bool) -> None:
+def show_sweep(choice: Choice) -> None:
     """The table of a sweep on stdout, and what comes next on stderr."""
     rows = []
     for trial in choice.trials:
@@ -183,7 +183,7 @@ def show_sweep(choice: Choice, quiet: bool) -> None:
         rows.append([f"{trial.lr:g}", *cells, "best" if trial.lr == choice.lr else ""])
     output.table(["learning rate", "val top1", "val loss", "best step", ""], rows, (0, 1, 2, 3))
     if choice.retrain:
-        output.note(f"training on all images with learning rate {choice.lr:g}", quiet)
+        output.note(f"training on all images with learning rate {choice.lr:g}")
 
 
 def numbers(values: Sequence[float]) -> str:

@@ -24,6 +24,7 @@ from vitcli.hub import registry
 from vitcli.hub.privacy import is_repo, publishable
 from vitcli.hub.registry import RegistryEntry
 from vitcli.layouts.timm import not_in_timm
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     from vitcli.metrics import Evaluation
@@ -111,10 +112,10 @@ def _front_matter(
 ) -> dict[str, str]:
     from huggingface_hub import EvalResult, ModelCardData
 
-    metrics, task = _numbers(info), "image-classification"
+    metrics = _numbers(info)
     results = [
         EvalResult(
-            task_type=task,
+            task_type="image-classification",
             dataset_type="imagefolder",
             dataset_name=str(info.provenance.get("data") or "unnamed data"),
             metric_type=METRICS[key][0],
@@ -123,11 +124,10 @@ def _front_matter(
         )
         for key, value in metrics.items()
     ]
-    task = task if info.model.num_classes else "image-feature-extraction"
     data = ModelCardData(
         library_name="timm",
-        pipeline_tag=task,
-        tags=[task, *TAGS],
+        pipeline_tag=_task(info),
+        tags=[_task(info), *TAGS],
         license=license,
         base_model=base_model,
         metrics=list(dict.fromkeys(METRICS[key][0] for key in metrics)) or None,
@@ -139,6 +139,10 @@ def _front_matter(
     return Card.parse(f"---\n{data.to_yaml()}\n---\n").parts
 
 
+def _task(info: CheckpointInfo) -> str:
+    return "image-classification" if info.model.num_classes else "image-feature-extraction"
+
+
 def _numbers(info: CheckpointInfo) -> dict[str, float]:
     metrics = info.provenance.get("metrics") or {}
     return {key: float(metrics[key]) for key in METRICS if metrics.get(key) is not None}
@@ -147,24 +151,27 @@ def _numbers(info: CheckpointInfo) -> dict[str, float]:
 def _introduction(info: CheckpointInfo) -> list[str]:
     model, preprocess = info.model, info.preprocess
     height, width = preprocess.size
-    is_hybrid = isinstance(model, ModelConfig) and model.stem
-    kind = "Vision Transformer on a ResNet stem" if is_hybrid else "Vision Transformer"
-    kind = "BiT ResNet" if isinstance(model, BiTConfig) else kind
-    named = f" They are {', '.join(_names(info))}." if 0 < len(info.classes) <= MOST_CLASSES else ""
+    kind = "BiT ResNet" if isinstance(model, BiTConfig) else "Vision Transformer"
+    if isinstance(model, ModelConfig) and model.stem:
+        kind += " on a ResNet stem"
+    head, scores = "without a head.", ""
+    if model.num_classes:
+        head = f"with {counted(model.num_classes, 'class', 'classes')}."
+        scores = f" Scores are the {info.score} of the logits."
+    if 0 < len(info.classes) <= MOST_CLASSES:
+        head += f" They are {', '.join(_names(info))}."
     filtered = preprocess.interpolation + ("" if preprocess.antialias else " without antialiasing")
     mean, std = (
         side[0] if len(set(side)) == 1 else side for side in (preprocess.mean, preprocess.std)
     )
-    classes = f"{model.num_classes} class{'es' * (model.num_classes != 1)}"
     return [
         "",
         f"A {kind} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
         f"{2 * model.macs() / 1e9:.2f} GFLOPs per image) for images of {height} x {width} pixels, "
-        + (f"with {classes}.{named}" if model.num_classes else "without a head."),
+        f"{head}",
         "",
         f"Images are resized ({filtered}, {preprocess.crop_mode}, crop {preprocess.crop_pct:g}), "
-        f"scaled to [0, 1] and normalized with mean {mean} and std {std}."
-        + (f" Scores are the {info.score} of the logits." if model.num_classes else ""),
+        f"scaled to [0, 1] and normalized with mean {mean} and std {std}.{scores}",
     ]
 
 
@@ -177,24 +184,19 @@ def _metrics(
     info: CheckpointInfo, shown: Evaluation | None, images: Mapping[str, str]
 ) -> list[str]:
     numbers = _numbers(info)
+    rows = [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
     loss = None if numbers else (info.provenance.get("metrics") or {}).get("val_loss")
-    if not numbers and shown is None and loss is None:
+    if loss is not None:  # of an objective without classes
+        rows = [f"| loss, validation split | {loss:.4f} |"]
+    if not rows and shown is None:
         return []
-    lines = ["## Metrics", "", "Of the stored weights, on images that were not trained on.", ""]
+    lines = ["## Metrics", "", "Of the stored weights, on images that were not trained on."]
     if "val_top1" in numbers or loss is not None:
         lines[2] += " The stored step is the best on the validation split."
-    if loss is not None:  # of an objective without classes
-        lines += ["| metric | |", "|---|---|", f"| loss, validation split | {loss:.4f} |"]
-    if numbers:
-        lines += ["| metric | |", "|---|---|"]
-        lines += [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
+    if rows:
+        lines += ["", "| metric | |", "|---|---|", *rows]
     if shown is not None:
-        lines += [
-            *([""] if numbers else []),
-            f"On {shown.count:,} image{'s' * (shown.count != 1)}:",
-            "",
-        ]
-        lines += _by_class(info, shown)
+        lines += ["", f"On {counted(shown.count, 'image')}:", "", *_by_class(info, shown)]
     for caption, file in images.items():
         lines += ["", f"![{caption}]({file})"]
     return lines
@@ -229,7 +231,7 @@ def _history(info: CheckpointInfo) -> list[str]:
     runs = [*said.get("history", []), said]
     commands = [str(run["command"]) for run in runs if run.get("command")]
     if commands:
-        lines += ["```sh", *commands, "```", ""]
+        lines += [*_code("sh", *commands), ""]
     seconds = [run["seconds"] for run in runs if "seconds" in run]
     facts = {
         "Made by": said.get("made_by"),
@@ -255,29 +257,21 @@ def _resized(said: Any) -> str | None:
 
 
 def _use(info: CheckpointInfo, name: str | None) -> list[str]:
-    where = name if name and "/" in name else None
+    repo = name if name and "/" in name else None
     command = "predict cat.jpg" if info.model.num_classes else "finetune --data photos"
-    lines = ["## Use", "", "```sh", f"vit {command} --model {where or '.'}", "```"]
-    if not_in_timm(info.model):
-        reasons = ", ".join(not_in_timm(info.model))
-        return [*lines, "", f"timm cannot express this model ({reasons})."]
-    timm_name = f"hf-hub:{where}" if where else "local-dir:."
-    task = "image-classification" if info.model.num_classes else "image-feature-extraction"
-    return [
-        *lines,
-        "",
-        "```python",
-        "import timm",
-        "",
-        f'model = timm.create_model("{timm_name}", pretrained=True).eval()',
-        "```",
-        "",
-        "```python",
-        "from transformers import pipeline  # with timm installed",
-        "",
-        f'pipeline("{task}", "{where or "."}")("cat.jpg")',
-        "```",
-    ]
+    lines = ["## Use", "", *_code("sh", f"vit {command} --model {repo or '.'}"), ""]
+    if reasons := ", ".join(not_in_timm(info.model)):
+        return [*lines, f"timm cannot express this model ({reasons})."]
+    timm_name = f"hf-hub:{repo}" if repo else "local-dir:."
+    model = f'model = timm.create_model("{timm_name}", pretrained=True).eval()'
+    answer = f'pipeline("{_task(info)}", "{repo or "."}")("cat.jpg")'
+    lines += [*_code("python", "import timm", "", model), ""]
+    imported = "from transformers import pipeline  # with timm installed"
+    return [*lines, *_code("python", imported, "", answer)]
+
+
+def _code(language: str, *lines: str) -> list[str]:
+    return [f"```{language}", *lines, "```"]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from vitcli.errors import HubError, VitWarning
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, root
 from vitcli.hub.retry import Progress as Progress
-from vitcli.hub.retry import Transfer, ask, is_offline, may_pass, missing
+from vitcli.hub.retry import Transfer, ask, is_offline, missing
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
 
 MAIN, CONFIG = "main", "config.json"
@@ -52,14 +52,13 @@ def fetch(
             fails, a file arrives damaged twice, or the weights are pickled and `allow_pickle` is
             not set.
     """
+    from vitcli.layouts.catalogue import companions
+
     cache, revision = RepoCache(repo), revision or MAIN
     _check_name(repo, revision)
     found = _look(cache, revision, offline or is_offline(), timeout, on_progress or _quiet)
     weights = _choose(found.listing, repo, allow_pickle)
-    from vitcli.layouts.catalogue import companions
-
-    beside = [name for name in companions() if name in found.listing]
-    file = found.get([*beside, weights])
+    file = found.get([*(name for name in companions() if name in found.listing), weights])
     if weights == INDEX:
         found.get(_shards(file))
     if found.unavailable is None:
@@ -130,23 +129,18 @@ class _Found:
             raise self.unavailable or error
         files = {name: self.listing[name] for name in names}
         absent = {n: f for n, f in files.items() if not self.cache.is_whole(snapshot / n, f.digest)}
-        if absent and self.unavailable is not None:
-            name, file = next(iter(absent.items()))
-            if not (snapshot / name).is_file():
-                hint = self.unavailable.hint
-                raise HubError(
-                    f"only partly in the cache: {name} is missing", where=repo, hint=hint
-                )
-            self.cache.drop(self.commit, name, file.digest)
-            raise HubError(
-                f"{name} was damaged in the cache and has been removed",
-                where=repo,
-                hint="download it again without --offline",
-            )
-        if absent:
+        if absent and self.unavailable is None:
             self._check_space(absent.values())
         for name, file in absent.items():
-            self._download(name, file)
+            if self.unavailable is None:
+                self._download(name, file)
+                continue
+            what, hint = f"only partly in the cache: {name} is missing", self.unavailable.hint
+            if (snapshot / name).is_file():
+                self.cache.drop(self.commit, name, file.digest)
+                what = f"{name} was damaged in the cache and has been removed"
+                hint = "download it again without --offline"
+            raise HubError(what, where=repo, hint=hint)
         return snapshot / list(names)[-1]
 
     def _check_space(self, files: Iterable[HubFile]) -> None:
@@ -169,23 +163,22 @@ class _Found:
     def _download(self, name: str, file: HubFile) -> None:
         """Brings a file into the cache, unless another process does so meanwhile."""
         cache, digest = self.cache, file.digest
-        blob = cache.blob(digest)
+        waiting = Transfer(name, note=f"waiting for another process that is downloading {name}")
 
-        def bring() -> None:
-            waiting = Transfer(name, note=f"waiting for another process that is downloading {name}")
+        def bring(_: float) -> None:
             with cache.locked(digest, lambda: self.on_progress(waiting)):
                 if cache.is_whole(cache.snapshot(self.commit) / name, digest):
                     return  # the other process has brought it
-                if not cache.is_whole(blob, digest):
-                    blob.unlink(missing_ok=True)
-                    self._fill(name, file, blob)
+                if not cache.is_whole(cache.blob(digest), digest):
+                    self._fill(name, file)
                 cache.link(self.commit, name, digest)
 
-        ask(cache.repo, lambda _: bring(), name=name, timeout=0)
+        ask(cache.repo, bring, name=name, timeout=0)  # the cache may not be writable
 
-    def _fill(self, name: str, file: HubFile, blob: Path) -> None:
+    def _fill(self, name: str, file: HubFile) -> None:
         """Downloads a content to its place, and once more if it arrives damaged."""
-        part = self._part(file)
+        part, blob = self._part(file), self.cache.blob(file.digest)
+        blob.unlink(missing_ok=True)
         part.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
             self._stream(name, file, part)
@@ -292,10 +285,10 @@ def _look(
         commit, files, _ = list_repo(cache.repo, revision, timeout, on_progress, once=usable)
         return _Found(cache, commit, files, None, timeout, on_progress)
     except HubError as error:
-        if known is None and may_pass(error.__cause__):
+        if known is None and error.may_pass:
             what = f"no such file or directory here, and {error.what}"
-            raise missing(cache.repo, what, error.hint or "") from error.__cause__
-        if known is None or not usable or not may_pass(error.__cause__):
+            raise missing(cache.repo, what, error.hint or "") from error
+        if known is None or not usable or not error.may_pass:
             raise
         text = f"{cache.repo}: {error.what}; using the cached commit {known[:7]}"
         warnings.warn(text, VitWarning, stacklevel=2)
@@ -339,23 +332,17 @@ def list_repo(
         )
         for file in info.siblings or ()
     }
-    wrong = [repr(info.sha)] * (not COMMIT.fullmatch(str(info.sha)))
+    wrong = [] if COMMIT.fullmatch(str(info.sha)) else [repr(info.sha)]
     for name, file in files.items():
-        wrong += [repr(name)] * (not _is_plain(name))
-        wrong += [f"{name}: {file.digest!r}"] * (not DIGEST.fullmatch(str(file.digest)))
+        stays = name.isprintable() and "\\" not in name
+        if not stays or {"", ".", ".."} & set(name.split("/")):  # outside of the repo
+            wrong.append(repr(name))
+        if not DIGEST.fullmatch(str(file.digest)):
+            wrong.append(f"{name}: {file.digest!r}")
     if wrong:
-        raise HubError(
-            f"the Hub sent an invalid answer: it lists {wrong[0][:100]}",
-            where=repo,
-            hint="check HF_ENDPOINT and the proxy",
-        )
+        what = f"the Hub sent an invalid answer: it lists {wrong[0][:100]}"
+        raise HubError(what, where=repo, hint="check HF_ENDPOINT and the proxy")
     return RepoState(str(info.sha), files, bool(info.private))
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a listed name stays inside the repo."""
-    parts = name.split("/")
-    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
 
 
 def _choose(names: Collection[str], repo: str, pickles: bool) -> str:

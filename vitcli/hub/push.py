@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import math
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +27,7 @@ from vitcli.hub.cache import digest_of
 from vitcli.hub.card import LICENSE, MEASURED, Card, digest, lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import publishable
-from vitcli.hub.retry import LOGIN, Progress, ask, is_offline, is_repo_id, may_be_done, one_try
+from vitcli.hub.retry import LOGIN, Progress, ask, ask_client, is_offline
 from vitcli.layouts.timm import not_in_timm, otherwise_in_timm
 
 if TYPE_CHECKING:
@@ -48,11 +45,35 @@ CONTRADICTING = (
 
 
 @dataclass(frozen=True)
+class Target:
+    """Where a push goes."""
+
+    repo: str
+    revision: str | None = None
+    """A branch, created from main where it does not exist; None: main."""
+    token: str | None = None
+    """None: the one that the user is logged in with."""
+    timeout: float | None = None
+
+    def ask(self, call: Callable[[HfApi], T], once: bool = False) -> T:
+        """What a call of the Hub's client returns. Raises HubError."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=self.token)
+        return ask_client(self.repo, lambda: call(api), self.timeout, once)
+
+    @property
+    def page(self) -> str:
+        from huggingface_hub import constants
+
+        return f"{constants.ENDPOINT}/{self.repo}"
+
+
+@dataclass(frozen=True)
 class Package:
     """A directory that holds what is to be pushed, and nothing else."""
 
     directory: Path
-    repo: str
     license: str | None
     base_model: str | None
     title: str
@@ -64,6 +85,10 @@ class Package:
     @property
     def files(self) -> dict[str, Path]:
         return {file.name: file for file in sorted(self.directory.iterdir())}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: path.stat().st_size for name, path in self.files.items()}
 
 
 @dataclass(frozen=True)
@@ -100,22 +125,6 @@ class Pushed:
 # What is published
 
 
-@contextlib.contextmanager
-def workspace() -> Iterator[Path]:
-    """An empty temporary directory; those that killed pushes left behind are removed."""
-    from filelock import FileLock, Timeout
-
-    prefix, lock = "vit-push-", ".lock"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*/{lock}"):
-        with contextlib.suppress(OSError, Timeout):
-            if time.time() - left.stat().st_mtime > 60:  # not one that is about to be locked
-                with FileLock(left, timeout=0):
-                    shutil.rmtree(left.parent)
-    with tempfile.TemporaryDirectory(prefix=prefix) as place, FileLock(Path(place, lock)):
-        Path(place, "package").mkdir()
-        yield Path(place, "package")
-
-
 def pack(
     spec: str | Path,
     directory: Path,
@@ -148,14 +157,9 @@ def pack(
     own = beside / CARD
     old = Card.parse(own.read_text("utf-8", "replace") if own.is_file() else "")
     is_run = old.is_ours or "command" in info.provenance
-    new = card.model_card(
-        info,
-        name=repo,
-        images=card.figures_in(beside) if is_run else {},
-        license=license or inherited,
-        base_model=base_model,
-    )
-    made, given = Card.parse(new), frozenset({LICENSE} if license else ())
+    images = card.figures_in(beside) if is_run else {}
+    made = Card.parse(card.model_card(info, None, repo, images, license or inherited, base_model))
+    given = frozenset({LICENSE} if license else ())
     if old.is_ours:
         if not old.digests:  # an earlier version's: what it wrote cannot be told from edits
             old = old._replace(
@@ -168,7 +172,7 @@ def pack(
             shutil.copyfile(beside / name, directory / name)
     title = f"Push {info.provenance.get('data') or 'a model'}"
     warnings = tuple(_warnings(info, made.license))
-    return Package(directory, repo, made.license, base_model, title, warnings, given)
+    return Package(directory, made.license, base_model, title, warnings, given)
 
 
 def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
@@ -187,40 +191,30 @@ def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
 # What is new
 
 
-def compare(
-    package: Package,
-    revision: str | None = None,
-    token: str | None = None,
-    overwrite_card: bool = False,
-    timeout: float | None = None,
-) -> Changes:
+def compare(package: Package, target: Target, overwrite_card: bool = False) -> Changes:
     """What of a package its repo does not have yet. What a person wrote into the card on the Hub
     is taken over into the package's, unless `overwrite_card`. Raises HubError."""
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    repo, branch_exists = package.repo, True
+    state, branch_exists = None, True
     try:
-        try:
-            state = list_repo(repo, revision, timeout, token=token)
-        except HubError as error:
-            if not isinstance(error.__cause__, RevisionNotFoundError):
-                raise
-            state, branch_exists = list_repo(repo, None, timeout, token=token), False
+        state = list_repo(target.repo, target.revision, target.timeout, token=target.token)
     except HubError as error:
-        if not isinstance(error.__cause__, RepositoryNotFoundError):
+        if error.reason == "RevisionNotFoundError":
+            state = list_repo(target.repo, None, target.timeout, token=target.token)
+            branch_exists = False
+        elif error.reason != "RepositoryNotFoundError":
             raise
-        return Changes({name: path.stat().st_size for name, path in package.files.items()})
+    if state is None:
+        return Changes(package.sizes)
     diff, edited = "", tuple[str, ...]()
     if CARD in state.files:
-        diff, edited = _merge_card(package, state, token, overwrite_card, timeout)
-    files = package.files
+        diff, edited = _merge_card(package, state, target, overwrite_card)
     same = {
         name
-        for name, path in files.items()
+        for name, path in package.files.items()
         if (there := state.files.get(name)) and digest_of(path, len(there.digest)) == there.digest
     }
     return Changes(
-        upload={name: path.stat().st_size for name, path in files.items() if name not in same},
+        upload={name: size for name, size in package.sizes.items() if name not in same},
         unchanged=tuple(sorted(same)),
         remove=tuple(name for name in CONTRADICTING if name in state.files),
         state=state,
@@ -231,11 +225,7 @@ def compare(
 
 
 def _merge_card(
-    package: Package,
-    state: RepoState,
-    token: str | None,
-    overwrite: bool,
-    timeout: float | None,
+    package: Package, state: RepoState, target: Target, overwrite: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Takes over the edits of the card on the Hub; how that card would change, and its edits."""
     from huggingface_hub import get_session, hf_hub_url
@@ -245,13 +235,13 @@ def _merge_card(
     )
 
     def receive(silence: float) -> str:
-        url = hf_hub_url(package.repo, CARD, revision=state.commit)
-        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=silence)
+        url, headers = hf_hub_url(target.repo, CARD, revision=state.commit), build_hf_headers
+        answer = get_session().get(url, headers=headers(token=target.token), timeout=silence)
         hf_raise_for_status(answer)
         return str(answer.content.decode("utf-8", "replace"))
 
     path = package.directory / CARD
-    there = ask(package.repo, receive, name=CARD, timeout=timeout)
+    there = ask(target.repo, receive, name=CARD, timeout=target.timeout)
     old, new = Card.parse(there), Card.parse(path.read_text("utf-8"))
     edited: tuple[str, ...] = ()
     if not overwrite:
@@ -271,59 +261,41 @@ def _merge_card(
 # One commit
 
 
-def _ask(repo: str, call: Callable[[], T], timeout: float | None, once: bool = False) -> T:
-    """`ask`, for calls of the client's that take no time-out: by itself, it waits for ever."""
-    from huggingface_hub import get_session, set_client_factory
+def log_in(target: Target) -> None:
+    """Makes sure of a token that may write. Raises HubError."""
+    from huggingface_hub import get_token
 
-    if not isinstance(get_session(), one_try()):
-        set_client_factory(one_try())
-
-    def limited(silence: float) -> T:
-        get_session().timeout = silence
-        return call()
-
-    return ask(repo, limited, timeout=0 if once else timeout, patience=timeout or math.inf)
-
-
-def log_in(repo: str, token: str | None = None, timeout: float | None = None) -> None:
-    """Makes sure of the repo's name, and of a token that may write. Raises HubError."""
-    from huggingface_hub import HfApi, get_token
-
-    if not is_repo_id(repo):
-        raise HubError("not a valid name of a Hub repo", where=repo, hint="use the form org/name")
     if is_offline():
-        raise HubError("offline mode is on", where=repo, hint="unset HF_HUB_OFFLINE")
-    if not (token or get_token()):
-        raise HubError("pushing requires a token, and none was found", where=repo, hint=LOGIN)
-    me: dict[str, Any] = _ask(repo, lambda: HfApi(token=token).whoami(), timeout)
+        raise HubError("offline mode is on", where=target.repo, hint="unset HF_HUB_OFFLINE")
+    if not (target.token or get_token()):
+        what = "pushing requires a token, and none was found"
+        raise HubError(what, where=target.repo, hint=LOGIN)
+    me: dict[str, Any] = target.ask(lambda api: api.whoami())
     if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise HubError(f"the token of {me['name']} has no write access", where=repo, hint=LOGIN)
+        what = f"the token of {me['name']} has no write access"
+        raise HubError(what, where=target.repo, hint=LOGIN)
 
 
 def push(
     package: Package,
     changes: Changes,
+    target: Target,
     *,
     private: bool = False,
-    revision: str | None = None,
     message: str | None = None,
     create_pr: bool = False,
-    token: str | None = None,
-    timeout: float | None = None,
 ) -> Pushed:
     """Uploads what is new, as one commit: whatever goes wrong before it, the repo stays as it was.
 
     Args:
         changes: what `compare` found just now.
         private: of a repo that is created; an existing one stays what it is.
-        revision: a branch, created from main where it does not exist.
 
     Raises:
         HubError: it failed; a note says what of the push was done.
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-
-    repo, api, state = package.repo, HfApi(token=token), changes.state
+    repo, revision, state = target.repo, target.revision, changes.state
+    parent = state.commit if state else None
     if private and state is not None and not state.private:
         raise HubError(
             "the repo already exists and is public",
@@ -332,43 +304,43 @@ def push(
         )
     if state is None and create_pr:
         raise HubError("the repo does not exist, so no pull request can be opened", where=repo)
-    page = f"{api.endpoint}/{repo}"
     if not changes.upload and not changes.remove:
-        return Pushed(page)
+        return Pushed(target.page)
     title, created, sent = message or package.title, False, False
 
-    def commit() -> Any:
+    def commit(api: HfApi) -> Any:
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
         files = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
+        gone = [CommitOperationDelete(name) for name in changes.remove]
         with catch_warnings(action="ignore"), _plain_uploads():  # warnings about the card
             return api.create_commit(
                 repo,
-                [*files, *map(CommitOperationDelete, changes.remove)],
+                [*files, *gone],
                 commit_message=title,
                 revision=revision,
                 create_pr=create_pr,
-                parent_commit=state.commit if state else None,
+                parent_commit=parent,
             )
 
     try:
         if state is None:
-            _ask(repo, lambda: api.create_repo(repo, private=private or None), timeout)
+            target.ask(lambda api: api.create_repo(repo, private=private or None))
             created = True
         if revision is not None and not (state and changes.branch_exists):
-            start = state.commit if state else None
-            _ask(
-                repo,
-                lambda: api.create_branch(repo, branch=revision, revision=start, exist_ok=True),
-                timeout,
+            target.ask(
+                lambda api: api.create_branch(repo, branch=revision, revision=parent, exist_ok=True)
             )
         sent = True
-        done = _ask(repo, commit, timeout)
+        done = target.ask(commit)
     except (HubError, KeyboardInterrupt, SystemExit) as error:
         found: str | None = ""
-        if sent and (not isinstance(error, HubError) or may_be_done(error.__cause__)):
-            found = _find_commit(api, repo, revision, title, state, timeout)
+        # 412 is also the answer to a second try of what was done.
+        if sent and (not isinstance(error, HubError) or error.may_pass or error.reason == "412"):
+            found = _find_commit(target, title, parent)
         if found and isinstance(error, HubError):
-            return Pushed(f"{page}/commit/{found}", found, created)
-        error.add_note(_what_happened(page, found, create_pr and sent, created))
+            return Pushed(f"{target.page}/commit/{found}", found, created)
+        error.add_note(_what_happened(target.page, found, create_pr and sent, created))
         raise
     return Pushed(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
 
@@ -386,23 +358,15 @@ def _plain_uploads() -> Iterator[None]:
         constants.HF_HUB_DISABLE_XET = before
 
 
-def _find_commit(
-    api: HfApi,
-    repo: str,
-    revision: str | None,
-    title: str,
-    before: RepoState | None,
-    timeout: float | None,
-) -> str | None:
+def _find_commit(target: Target, title: str, before: str | None) -> str | None:
     """The commit of a push that was interrupted, "" if there is none; None if nobody can say."""
+    repo, revision = target.repo, target.revision
     try:
-        latest = _ask(
-            repo, lambda: api.list_repo_commits(repo, revision=revision)[0], timeout, once=True
-        )
+        latest = target.ask(lambda api: api.list_repo_commits(repo, revision=revision)[0], True)
     except (HubError, KeyboardInterrupt):
         return None
-    is_new = before is None or latest.commit_id != before.commit
-    return latest.commit_id if is_new and latest.title == title.partition("\n")[0] else ""
+    is_ours = latest.commit_id != before and latest.title == title.partition("\n")[0]
+    return latest.commit_id if is_ours else ""
 
 
 def _what_happened(page: str, found: str | None, requested: bool, created: bool) -> str:

@@ -117,11 +117,14 @@ def ask(
     Raises:
         HubError: the Hub said no, or could not be asked.
     """
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     def failed(error: Exception) -> Failure:
-        passes = may_pass(error) and not (_is_unreachable(error) and not position())
-        meaning = explain(error, repo, name, revision or "main")
-        return Failure(meaning, passes, _retry_after(error), _was_silent(error))
+        root = _root(error)
+        meaning = explain(root, repo, name, revision or "main")
+        unreachable = isinstance(root, httpx.ConnectError) and not position()
+        silent = isinstance(root, httpx.TimeoutException)
+        return Failure(meaning, meaning.may_pass and not unreachable, _retry_after(root), silent)
 
     def tell(failure: Failure, wait: float) -> None:
         if on_progress is not None:
@@ -134,8 +137,22 @@ def ask(
     )
 
 
+def ask_client(repo: str, call: Callable[[], T], timeout: float | None, once: bool = False) -> T:
+    """`ask`, for calls of the client's that take no time-out: by itself, it waits for ever."""
+    from huggingface_hub import get_session, set_client_factory
+
+    if not isinstance(get_session(), _one_try()):
+        set_client_factory(_one_try())
+
+    def limited(silence: float) -> T:
+        get_session().timeout = silence
+        return call()
+
+    return ask(repo, limited, timeout=0 if once else timeout, patience=timeout or math.inf)
+
+
 @functools.cache
-def one_try() -> type[Any]:
+def _one_try() -> type[Any]:
     """A client for `huggingface_hub` that leaves retries to `ask`: the library's own, five for
     each request, would multiply the time-out."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -150,7 +167,7 @@ def one_try() -> type[Any]:
         def send(self, *request: Any, **how: Any) -> Any:
             try:
                 answer = super().send(*request, **how)
-                if answer.status_code in (408, 429) or answer.status_code >= 500:
+                if _in_trouble(answer.status_code):
                     answer.read()
                     hf_raise_for_status(answer)
                 return answer
@@ -158,28 +175,6 @@ def one_try() -> type[Any]:
                 raise RuntimeError(str(error)) from error
 
     return OneTry
-
-
-def may_pass(error: BaseException | None) -> bool:
-    """Whether a failure says nothing about the repo: no network, a time-out, a Hub in trouble."""
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
-
-    error = _root(error)
-    if isinstance(error, httpx.TransportError):
-        return not isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
-    return _status(error) in (408, 429) or _status(error) >= 500 or isinstance(error, TimeoutError)
-
-
-def may_be_done(error: BaseException | None) -> bool:
-    """Whether the Hub may have done what it was asked for, although that failed: 412 is also the
-    answer to a second try."""
-    return may_pass(error) or _status(_root(error)) == 412
-
-
-def is_repo_id(text: str) -> bool:
-    """Whether the Hub can have a repo of that name, by the rules of its client."""
-    parts = re.fullmatch(r"\w([\w.-]*\w)?/(\w([\w.-]*\w)?)", text, re.ASCII)
-    return parts is not None and not re.search(r"--|\.\.|\.git$", text) and len(parts[2]) <= 96
 
 
 def is_offline() -> bool:
@@ -192,16 +187,16 @@ def missing(repo: str, what: str, hint: str) -> HubError:
     """The error for a repo that cannot be found, which may be a mistyped path."""
     parent = Path(repo).parent
     siblings = [path.as_posix() for path in parent.iterdir()] if parent.is_dir() else []
-    hint = did_you_mean(repo, siblings) or hint
-    return HubError(what, where=repo, hint=hint)
+    return HubError(what, where=repo, hint=did_you_mean(repo, siblings) or hint)
 
 
 def explain(error: BaseException, repo: str, name: str, revision: str) -> HubError:
     """The HubError that a failure of the client means. Raises what is no failure of the Hub."""
     from huggingface_hub import constants
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
-    error = _root(error) or error
-    status, response = _status(error), getattr(error, "response", None)
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
     facts = {
         "name": name,
         "revision": revision,
@@ -217,36 +212,28 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
     if "HfHubHTTPError" in kinds:
         elsewhere = " elsewhere" if facts["server"] != facts["host"] and status == 403 else ""
         kinds.insert(kinds.index("HfHubHTTPError"), f"{status}{elsewhere}")
-    key = next((kind for kind in kinds if kind in MEANINGS), None)
-    if key is None:
+    reason = next((kind for kind in kinds if kind in MEANINGS), None)
+    if reason is None:
         raise error
-    what, hint = (text.format(**facts) for text in MEANINGS[key])
-    if key == "RepositoryNotFoundError":
-        return missing(repo, what, hint)
-    return HubError(what, where=repo, hint=hint)
+    what, hint = (text.format(**facts) for text in MEANINGS[reason])
+    is_missing = reason == "RepositoryNotFoundError"
+    meaning = missing(repo, what, hint) if is_missing else HubError(what, where=repo, hint=hint)
+    meaning.reason = reason
+    wrong_call = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
+    passing = isinstance(error, httpx.TransportError | TimeoutError) and not wrong_call
+    meaning.may_pass = passing or _in_trouble(status)
+    return meaning
 
 
-def _root(error: BaseException | None) -> BaseException | None:
+def _in_trouble(status: int) -> bool:
+    return status in (408, 429) or status >= 500
+
+
+def _root(error: BaseException) -> BaseException:
     """What the client wrapped: a failure in one of its upload threads, or of its cache."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _is_a(kind: str, error: BaseException) -> bool:
-    return any(base.__name__ == kind for base in type(_root(error)).__mro__)
-
-
-def _is_unreachable(error: BaseException) -> bool:
-    return _is_a("ConnectError", error)
-
-
-def _was_silent(error: BaseException) -> bool:
-    return _is_a("TimeoutException", error)
-
-
-def _status(error: BaseException | None) -> int:
-    return int(getattr(getattr(error, "response", None), "status_code", 0))
 
 
 def _retry_after(error: BaseException) -> float:
@@ -255,7 +242,7 @@ def _retry_after(error: BaseException) -> float:
         parse_ratelimit_headers,
     )
 
-    response = getattr(_root(error), "response", None)
+    response = getattr(error, "response", None)
     if response is None:
         return 0.0
     said = re.fullmatch(r"\s*(\d{1,9})\s*", response.headers.get("Retry-After", ""))
