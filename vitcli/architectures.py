@@ -27,6 +27,7 @@ from vitcli.resnets import (
     linear,
     norm,
 )
+from vitcli.words import counted
 
 Pool = Literal["token", "gap", "map", "token+gap"]
 Posemb = Literal["learn", "learn2d", "sincos2d", "none"]
@@ -367,7 +368,7 @@ def variant_name(config: Architecture) -> str:
         if sizes == variant:
             return f"{stem}{name}/{patch}"
         if sizes == variant._replace(depth=config.depth):
-            return f"{stem}{name}/{patch} with {config.depth} blocks"
+            return f"{stem}{name}/{patch} with {counted(config.depth, 'block')}"
     return f"{stem}width {config.width}, depth {config.depth}, patch {patch}"
 
 

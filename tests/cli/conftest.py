@@ -22,6 +22,7 @@ from vitcli.cli.main import app
 def no_progress_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of progress every ten seconds would appear wherever a test takes so long."""
     monkeypatch.setattr(output, "PLAIN_EVERY", 1e9)
+    monkeypatch.setattr(output, "quiet", False)
 
 
 @pytest.fixture

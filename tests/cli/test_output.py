@@ -35,9 +35,10 @@ def test_json_is_valid_whatever_it_holds(capsys):
     assert capsys.readouterr().out == '{"label": "Grüne Mamba"}\n'
 
 
-def test_notes_and_errors_go_to_stderr_without_control_characters(capsys):
+def test_notes_and_errors_go_to_stderr_without_control_characters(capsys, monkeypatch):
     output.note("a\x1b note")
-    output.note("unheard", quiet=True)
+    monkeypatch.setattr(output, "quiet", True)
+    output.note("unheard")
     output.warning("care\rful")
     output.error("x: broken", "mend it\x9b")
     captured = capsys.readouterr()
@@ -124,7 +125,7 @@ def test_a_meter_prints_a_line_now_and_then(capsys, clock):
 
 
 def test_quiet_meters_and_short_jobs_print_nothing(capsys, clock):
-    with output.Meter("images", 10, quiet=True) as meter:
+    with output.Meter("images", 10, hidden=True) as meter:
         clock[0] += 60
         meter.advance(5)
     with output.Meter("images", 10) as meter:

@@ -24,10 +24,11 @@ from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.config import Preprocess, model_config
 from vitcli.errors import HubError
 from vitcli.hub.card import lineage
-from vitcli.hub.push import Package, Pushed, compare, pack, push
+from vitcli.hub.push import Package, Pushed, Target, compare, log_in, pack, push
 from vitcli.hub.registry import entries
 
 REPO = "me/flowers"
+TARGET = Target(REPO)
 SECRET = "tell-tale-jo"
 
 
@@ -64,7 +65,8 @@ def packed(spec: Path | str, tmp_path: Path, **options: str) -> Package:
 
 
 def pushed(package: Package, revision: str | None = None, **options: object) -> Pushed:
-    return push(package, compare(package, revision), revision=revision, **options)
+    target = Target(REPO, revision)
+    return push(package, compare(package, target), target, **options)
 
 
 def card_on(hub: LoopbackHub) -> str:
@@ -104,8 +106,9 @@ def test_only_what_changed_is_uploaded(run: Path, tmp_path: Path, hub: LoopbackH
     assert pushed(packed(run, tmp_path)).commit is None
     assert not [asked for asked in hub.asked if not asked.startswith("GET ")]
     package = packed(run, tmp_path, license="mit")
-    changes = compare(package)
-    assert set(changes.upload) == {"README.md"} and push(package, changes).commit != first.commit
+    changes = compare(package, TARGET)
+    assert set(changes.upload) == {"README.md"}
+    assert push(package, changes, TARGET).commit != first.commit
     assert not [asked for asked in hub.asked if asked.startswith("PUT")]
     assert "license: mit\n" in card_on(hub)
 
@@ -125,7 +128,8 @@ def test_branches_requests_and_private_repos(run: Path, tmp_path: Path, hub: Loo
     assert hub.repos[REPO].private and "model.safetensors" not in hub.files(REPO)
     assert "model.safetensors" in hub.files(REPO, "next")
     assert hub.repos[REPO].commits[hub.head(REPO, "next")].title == "A first try"
-    assert not compare(package, "next").upload and compare(package, "newer").upload
+    assert not compare(package, Target(REPO, "next")).upload
+    assert compare(package, Target(REPO, "newer")).upload
     request = pushed(package, create_pr=True)
     assert request.request and request.request.endswith("/discussions/1") and first.created
     assert "model.safetensors" not in hub.files(REPO)
@@ -170,10 +174,10 @@ def test_edits_on_the_hub_stay(run: Path, tmp_path: Path, hub: LoopbackHub) -> N
     info, _ = read_info(run)
     better = info.provenance | {"metrics": {"val_top1": 0.99}}
     rewrite_info(run, dataclasses.replace(info, provenance=better))
-    changes = compare(package := packed(run, tmp_path))
+    changes = compare(package := packed(run, tmp_path), TARGET)
     assert changes.edited == ()
     assert "+| top-1, validation split | 99.0% |" in changes.card_diff
-    push(package, changes)
+    push(package, changes, TARGET)
     text = card_on(hub)
     old = ("<!--", "| top-", "value: ", "name: top-", "type: accuracy", "- type: accuracy")
     kept = [line for line in edited.splitlines() if not line.strip().startswith(old)]
@@ -183,13 +187,13 @@ def test_edits_on_the_hub_stay(run: Path, tmp_path: Path, hub: LoopbackHub) -> N
 
     foreign = "---\nlicense: mit\n---\n# Flowers\n\nBy hand.\n"
     hub.add(REPO, {"README.md": foreign.encode()})
-    changes = compare(package := packed(run, tmp_path))
+    changes = compare(package := packed(run, tmp_path), TARGET)
     assert set(changes.edited) == {"license:", ""}
-    push(package, changes)
+    push(package, changes, TARGET)
     assert all(line in card_on(hub) for line in foreign.splitlines())
     assert "## Metrics" in card_on(hub) and "model-index" in card_on(hub)
     package = packed(run, tmp_path)
-    push(package, compare(package, overwrite_card=True))
+    push(package, compare(package, TARGET, overwrite_card=True), TARGET)
     assert "By hand." not in card_on(hub) and "license: apache-2.0" in card_on(hub)
 
 
@@ -234,12 +238,10 @@ def test_a_push_that_fails_leaves_the_repo_as_it_was(
 def test_passing_failures_are_retried(
     run: Path, tmp_path: Path, hub: LoopbackHub, where: str
 ) -> None:
-    from vitcli.hub.push import log_in
-
     if where != "/create":
         hub.add(REPO, {"README.md": b"# Mine\n"})
     hub.faults.append(fault := Fault("status", where, status=503))
-    log_in(REPO)
+    log_in(TARGET)
     pushed(packed(run, tmp_path))
     assert fault.struck and "model.safetensors" in hub.files(REPO)
 
@@ -287,7 +289,7 @@ def test_ctrl_c_says_what_happened(
 
 
 def test_a_killed_push_leaves_nothing(run: Path, tmp_path: Path, hub: LoopbackHub) -> None:
-    """The repo is as it was, and the next push removes the temporary files."""
+    """The repo is as it was, and the next push removes the temporary files of this one."""
     before = pushed(packed(run, tmp_path)).commit
     info, file = read_info(run)
     changed = {name: tensor + 1 for name, tensor in load_file(file).items()}
@@ -300,12 +302,11 @@ def test_a_killed_push_leaves_nothing(run: Path, tmp_path: Path, hub: LoopbackHu
         process.kill()
         process.communicate()
     assert hub.head(REPO) == before
-    (left,) = place.glob("vit-push-*")
-    os.utime(left / ".lock", (0, 0))
+    assert list(place.iterdir())
     hub.faults.clear()
     with running("push", str(run), REPO, TMPDIR=str(place)) as process:
         process.communicate()
-    assert process.returncode == 0 and not list(place.glob("vit-push-*"))
+    assert process.returncode == 0 and not list(place.iterdir())
     (tmp_path / "back.safetensors").write_bytes(hub.files(REPO)["model.safetensors"])
     back = load_file(tmp_path / "back.safetensors")
     assert all((back[name] == changed[name]).all() for name in changed)
@@ -337,10 +338,10 @@ def test_a_change_between_look_and_commit_is_noticed(
 ) -> None:
     hub.add(REPO, {"config.json": b"old"})
     package = packed(run, tmp_path)
-    changes = compare(package)
+    changes = compare(package, TARGET)
     hub.add(REPO, {"config.json": b"another's"})
     with pytest.raises(HubError, match="changed in the meantime"):
-        push(package, changes)
+        push(package, changes, TARGET)
     assert hub.files(REPO)["config.json"] == b"another's"
 
 

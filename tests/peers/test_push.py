@@ -14,7 +14,7 @@ from hub_server import LoopbackHub
 from peers.random_models import CLASSES, fill, random_config, random_preprocess
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.hub.push import compare, pack, push
+from vitcli.hub.push import Target, compare, pack, push
 from vitcli.models.vit import ViT
 
 pytestmark = pytest.mark.peers
@@ -32,7 +32,8 @@ def pushed(seed: int, folder: Path, repo: str) -> torch.nn.Module:
     save_checkpoint(folder / "run", model.state_dict(), info)
     (folder / "package").mkdir()
     package = pack(folder / "run", folder / "package", repo)
-    push(package, compare(package))
+    target = Target(repo)
+    push(package, compare(package, target), target)
     return vitcli.load(folder / "run")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import typer
 
+from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
-from vitcli.cli.options import RESIZED, Computing, ending, open_predictor
+from vitcli.cli.options import RESIZED, Computing, ending, note_missing_names, open_predictor
 from vitcli.cli.parameters import command
 from vitcli.config import Size
 from vitcli.fields import option, parse_size
@@ -20,6 +21,7 @@ from vitcli.words import counted
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
     from vitcli.errors import DataError
+    from vitcli.inspection.faithfulness import Faithfulness
     from vitcli.inspection.inspector import Inspected, Inspector
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
@@ -103,7 +105,10 @@ def inspect(args: Inspect) -> None:
     except OSError as error:
         what = f"cannot be used as a directory: {error.strerror}"
         raise OutputError(what, where=args.output) from error
-    inspector = Inspector(open_predictor(args, args.resolution))
+    predictor = open_predictor(args, args.resolution)
+    inspector = Inspector(predictor)
+    if images:
+        note_missing_names(predictor)
     show = _Show(inspector, args)
     with attention_plots.background(args.dark):
         if weights_only:
@@ -128,6 +133,7 @@ class _Show:
 
     def __init__(self, inspector: Inspector, args: Inspect) -> None:
         self.inspector, self.args, self.directory = inspector, args, Path(args.output)
+        self.labels = unique_names(inspector.classes)
         self.failed = 0
         self.arrays: dict[str, Any] = {}
 
@@ -151,15 +157,15 @@ class _Show:
         from vitcli import attention_plots, plots
         from vitcli.inspection import components
 
+        model = self.inspector.model
         for view in views:
             path = self.directory / f"{view}.png"
             if view == "filters":
-                self.arrays[view] = components.filter_components(self.inspector.model)
+                self.arrays[view] = components.filter_components(model)
                 attention_plots.filter_tiles(self.arrays[view], path)
             else:
-                self.arrays[view] = components.posemb_similarity(self.inspector.model)
-                rows, columns = self.inspector.model.config.grid
-                title = f"position embeddings, {rows} x {columns}"
+                self.arrays[view] = components.posemb_similarity(model)
+                title = "position embeddings, {} x {}".format(*model.config.grid)
                 plots.position_similarity([(title, self.arrays[view])], path)
             self.report(view, [path], view=view)
 
@@ -206,15 +212,26 @@ class _Show:
                 name = next(name for name in names if name not in arrays)
                 arrays[name] = one.file, one.array
                 path = self.directory / f"{name}-{view}.png"
-                panel = attention_plots.Panel(_title(one), one.image, one.array)
+                title = Path(one.file).name
+                values: dict[str, Any] = {"file": one.file, "view": view}
+                if one.label is not None and one.index is not None:
+                    label = self.labels[one.index]
+                    title += f": {label} {one.score:.1%}"
+                    about = {"index": one.index, "id": one.label.id, "label": label}
+                    values["class"] = {**about, "score": one.score}
+                panel = attention_plots.Panel(title, one.image, one.array)
                 if view == "heads":
                     attention_plots.head_grid(*panel[1:], panel.title, path)
                 else:
                     attention_plots.side_by_side(panel, unit, path)
                     if len(panels) < attention_plots.SHEET:
                         panels.append(panel.smaller())
-                paths = [path, *self.curves(one, panel.title, path)]
-                self.report(panel.title, paths, **_values(view, one))
+                outputs = [path]
+                if one.faithfulness is not None and one.random is not None:
+                    outputs.append(path.with_name(f"{name}-faithfulness.png"))
+                    curves = one.faithfulness, one.random
+                    values["faithfulness"] = self.curves(*curves, title, outputs[1])
+                self.report(title, outputs, **values)
         if len(panels) > 1:
             sheet = self.directory / f"{view}.png"
             attention_plots.contact_sheet(panels, sheet)
@@ -223,22 +240,25 @@ class _Show:
             files, stacked = zip(*arrays.values(), strict=True)
             self.arrays |= {view: np.stack(stacked), "files": np.array(files)}
 
-    def curves(self, one: Inspected, title: str, path: Path) -> Iterator[Path]:
-        """The curves of a map, where they were measured."""
+    def curves(
+        self, own: Faithfulness, noise: Faithfulness, title: str, path: Path
+    ) -> dict[str, dict[str, float]]:
+        """Draws the curves of a map beside those of random maps; the areas under them, as JSON."""
         from vitcli import attention_plots
 
-        own, noise = one.faithfulness, one.random
-        if own is None or noise is None:
-            return
-        curves = path.with_name(path.name.replace("-attention", "-faithfulness"))
         deletion, insertion = (own.deletion, noise.deletion), (own.insertion, noise.insertion)
-        attention_plots.faithfulness_curves(deletion, insertion, title, curves)
-        output.note(
-            f"{title}: deletion {own.deletion_area:.3f} (random {noise.deletion_area:.3f}), "
-            f"insertion {own.insertion_area:.3f} (random {noise.insertion_area:.3f})",
-            self.args.quiet or self.args.json,
-        )
-        yield curves
+        attention_plots.faithfulness_curves(deletion, insertion, title, path)
+        areas = {
+            name: {"deletion": curves.deletion_area, "insertion": curves.insertion_area}
+            for name, curves in (("map", own), ("random", noise))
+        }
+        if not self.args.json:
+            parts = [
+                f"{key} {areas['map'][key]:.3f} (random {areas['random'][key]:.3f})"
+                for key in ("deletion", "insertion")
+            ]
+            output.note(f"{title}: {', '.join(parts)}")
+        return areas
 
     def save(self, path: str) -> None:
         """Writes the arrays of all figures."""
@@ -249,21 +269,3 @@ class _Show:
         with whole_file(path) as file:
             np.savez(file, **self.arrays)
         output.note(f"arrays: {path}")
-
-
-def _title(one: Inspected) -> str:
-    name = Path(one.file).name
-    return name if one.label is None else f"{name}: {one.label.name} {one.score:.1%}"
-
-
-def _values(view: str, one: Inspected) -> dict[str, Any]:
-    values: dict[str, Any] = {"file": one.file, "view": view}
-    if one.label is not None:
-        about = {"index": one.index, "id": one.label.id, "label": one.label.name}
-        values["class"] = {**about, "score": one.score}
-    if one.faithfulness is not None and one.random is not None:
-        values["faithfulness"] = {
-            name: {"deletion": curves.deletion_area, "insertion": curves.insertion_area}
-            for name, curves in (("map", one.faithfulness), ("random", one.random))
-        }
-    return values

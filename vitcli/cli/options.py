@@ -110,10 +110,9 @@ class Writing(Fetching):
         None,
         "--old-grid RxC",
         "Rows and columns of the stored position embeddings, if the file does not specify them.",
-        OTHERS,
         parse=parse_size,
     )
-    dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.")
+    dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.", OTHERS)
     force: bool = option(False, "--force", "Overwrite existing output.")
 
 
@@ -135,6 +134,12 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
             allow_pickle=args.allow_pickle,
             **more,
         )
+
+
+def note_missing_names(predictor: Predictor) -> None:
+    """Says so where class indices are shown instead of names."""
+    if predictor.classes and not predictor.info.classes:
+        output.note(f"{predictor.name}: the model has no class names, so class indices are shown")
 
 
 def read_checkpoint(args: Fetching, name: str) -> Checkpoint:

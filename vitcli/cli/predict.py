@@ -15,7 +15,15 @@ import typer
 from vitcli.checkpoints.info import assumptions
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
-from vitcli.cli.options import INPUT, RESIZED, Adapting, ending, open_predictor, spare
+from vitcli.cli.options import (
+    INPUT,
+    RESIZED,
+    Adapting,
+    ending,
+    note_missing_names,
+    open_predictor,
+    spare,
+)
 from vitcli.cli.parameters import command
 from vitcli.cli.rows import FORMATS, Csv, Json, RowWriter, open_rows
 from vitcli.config import Score, Size
@@ -101,8 +109,8 @@ def _introduce(predictor: Predictor, default: bool) -> None:
             f"{', ...' if len(names) > 12 else ''}); choose another model with --model, such as "
             "--model vit-b16-i21k"
         )
-    elif names and not predictor.info.classes:
-        output.note(f"{name}: the model has no class names, so class indices are shown")
+    else:
+        note_missing_names(predictor)
     if assumed := ", ".join(assumptions(predictor.info).values()):
         output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}")
     if left_out := predictor.info.provenance.get("left_out"):
