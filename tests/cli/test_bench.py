@@ -51,14 +51,9 @@ def test_bad_input_is_refused_before_anything_is_measured(vit, tmp_path, monkeyp
     monkeypatch.setattr(speed, "measure", None)
     for words, code, text in [
         (["B/16", "--resolution", "225"], 1, "not a multiple of the patch size 16"),
-        (["B/16", "--resolution", "0"], 2, "'0' is not a size"),
-        (["B/16", "--batch-size", "0"], 2, "must be at least 1"),
-        (["B/99x"], 1, "no such file"),
         (["X/16"], 1, "unknown architecture 'X/16'"),
-        (["B/16", "--plot", "speed.txt"], 2, "does not end in"),
         (["B/16", "--plot", tmp_path / "none" / "a.png"], 1, "cannot be written"),
         (["B/16", "--device", "cuda:9"], 1, "no device 'cuda:9'"),
-        ([], 2, "Missing argument"),
     ]:
         done = vit("bench", *words)
         assert done.exit_code == code and text in " ".join(done.stderr.split()), done.stderr

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -60,10 +59,8 @@ def test_it_is_where_the_client_looks(
     monkeypatch.delenv("HF_HOME")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert str(cache.root()) == done.stdout.strip()
+    theirs = runpy.run_module("huggingface_hub.constants")["HF_HUB_CACHE"]
+    assert str(cache.root()) == theirs
 
 
 def test_what_is_cached(root: Path) -> None:

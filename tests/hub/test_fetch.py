@@ -26,7 +26,6 @@ from huggingface_hub import (
 from checkpoints.golden_cases import GOLDEN
 from conftest import use_hub
 from hub_server import ON_ANSWER, Fault, LoopbackHub
-from vitcli.checkpoints.read import read_info
 from vitcli.errors import HubError, VitWarning
 from vitcli.hub.cache import RepoCache
 from vitcli.hub.fetch import cached, fetch, reachable
@@ -156,8 +155,7 @@ SHARDED = {
     [
         (["pytorch_model.bin", "model.safetensors", "flax_model.msgpack"], "model.safetensors"),
         (["weights.npz", "README.md"], "weights.npz"),
-        (["open_clip_model.safetensors", "weights.npz"], "open_clip_model.safetensors"),
-        (["onnx/model.safetensors", "deit.safetensors"], "deit.safetensors"),
+        (["onnx/model.safetensors", "deit.safetensors", "x.npz"], "deit.safetensors"),
     ],
 )
 def test_safetensors_come_first(hub: LoopbackHub, files: list[str], chosen: str) -> None:
@@ -189,16 +187,9 @@ def test_pickles_have_to_be_allowed(hub: LoopbackHub) -> None:
     refused()
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        (["a.npz", "b.npz"], "the repo has several checkpoints: a.npz, b.npz"),
-        (["README.md"], "no weights that vit can read; found README.md"),
-    ],
-)
-def test_repos_without_one_checkpoint(hub: LoopbackHub, files: list[str], said: str) -> None:
-    hub.add("me/model", {name: b"\0" + name.encode() for name in files})
-    assert refused().what == said
+def test_a_repo_of_several_checkpoints(hub: LoopbackHub) -> None:
+    hub.add("me/model", {name: b"\0" + name.encode() for name in ("a.npz", "b.npz")})
+    assert refused().what == "the repo has several checkpoints: a.npz, b.npz"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -247,16 +238,7 @@ def test_impossible_answers_are_refused(
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"[" * 100_000,
-        b"null",
-        b'{"siblings": 3}',
-        b"<html>Please log in</html>",
-        b'{"sha": {}}',
-    ],
+    "body", [b"", b"[]", b"[" * 100_000, b'{"siblings": 3}', b"<html>Please log in</html>"]
 )
 def test_other_servers_are_recognised(hub: LoopbackHub, commit: str, body: bytes) -> None:
     """Captive portals, proxies, and JSON that is not the Hub's."""
@@ -290,12 +272,10 @@ def test_a_file_that_rots_in_the_cache_is_found(hub: LoopbackHub, commit: str) -
     assert "damaged" in refused(offline=True).what
     assert cached("me/model") is None
     assert fetch("me/model").read_bytes() == WEIGHTS
-
-
-def test_what_others_left_damaged_is_found_offline(hub: LoopbackHub, commit: str) -> None:
+    hub.add("me/theirs", {"model.safetensors": WEIGHTS[:-1] + b"x"})
     hub.faults.append(Fault("flip", "GET /lfs/"))
-    snapshot_download("me/model")  # accepts it
-    assert "damaged" in refused(offline=True).what
+    snapshot_download("me/theirs")  # which accepts it
+    assert "damaged" in refused("me/theirs", offline=True).what
 
 
 # ---------------------------------------------------------------------------------------------
@@ -320,13 +300,11 @@ def test_a_cut_download_is_resumed(
 
 
 @pytest.mark.parametrize("where", ["/revision/", "config.json", "GET /lfs/"])
-@pytest.mark.parametrize("kind", ["reset", 503, 429])
+@pytest.mark.parametrize("status", [0, 503, 429])
 def test_passing_failures_are_retried(
-    hub: LoopbackHub, commit: str, where: str, kind: str | int
+    hub: LoopbackHub, commit: str, where: str, status: int
 ) -> None:
-    fault = Fault("reset", where, times=2)
-    if isinstance(kind, int):
-        fault = Fault("status", where, status=kind, times=2)
+    fault = Fault("status" if status else "reset", where, status=status, times=2)
     hub.faults.append(fault)
     heard: list[Transfer] = []
     assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
@@ -344,17 +322,8 @@ def test_a_silent_hub_is_given_up(
     hub.faults.append(fault := Fault("stall", where, times=99))
     begin = time.monotonic()
     with pytest.raises(HubError, match="did not answer in time"):
-        fetch("me/model", timeout=1.0)
-    assert fault.struck == 1 and time.monotonic() - begin < 1.9
-
-
-def test_the_time_out_holds_for_what_is_cached(hub: LoopbackHub, commit: str) -> None:
-    file = fetch("me/model")
-    hub.faults.append(Fault("stall", times=99))
-    begin = time.monotonic()
-    with pytest.warns(VitWarning, match="cached commit"):
-        assert fetch("me/model", timeout=0.3) == file
-    assert time.monotonic() - begin < 5
+        fetch("me/model", timeout=0.5)
+    assert fault.struck == 1 and time.monotonic() - begin < 1.0
 
 
 def test_a_server_that_ignores_ranges(hub: LoopbackHub, commit: str) -> None:
@@ -403,11 +372,11 @@ def test_what_is_resumed_wrongly_is_fetched_anew(hub: LoopbackHub, commit: str) 
 def test_processes_that_want_one_repo_download_it_once(hub: LoopbackHub, commit: str) -> None:
     hub.faults.append(Fault("slow", "GET /lfs/", seconds=0.3, times=9))
     command = [sys.executable, "-m", "vitcli", "pull", "me/model"]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor() as pool:
         runs = list(
-            pool.map(lambda _: subprocess.run(command, capture_output=True, text=True), range(4))
+            pool.map(lambda _: subprocess.run(command, capture_output=True, text=True), range(3))
         )
-    assert [run.returncode for run in runs] == [0] * 4, [run.stderr for run in runs]
+    assert [run.returncode for run in runs] == [0] * 3, [run.stderr for run in runs]
     assert sum(asked.startswith("GET /lfs/") for asked in hub.asked) == 1
     assert sum("waiting for another process" in run.stderr for run in runs) >= 1
 
@@ -469,12 +438,9 @@ def test_a_mistyped_path_is_guessed(
 @pytest.mark.parametrize(
     ("where", "status", "said"),
     [
-        ("/api/models/", 401, "(401)"),
         ("/api/models/", 500, "error 500"),
         ("config.json", 403, "no permission for this (403)"),
-        ("config.json", 418, "error 418"),
         ("GET /lfs/", 403, "localhost refused the download (403)"),
-        ("GET /lfs/", 503, "error 503"),
     ],
 )
 def test_refusals(hub: LoopbackHub, commit: str, where: str, status: int, said: str) -> None:
@@ -498,10 +464,8 @@ def test_no_network(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "cannot reach 127.0.0.1" in refused().what
     assert not reachable("me/model")
     assert time.monotonic() - begin < 10
-
-
-def test_an_endpoint_that_is_not_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use_hub(monkeypatch, {"HF_ENDPOINT": "nonsense"}, tmp_path)
+    monkeypatch.setattr(constants, "ENDPOINT", "nonsense")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "nonsense/{repo_id}")
     assert refused().what == "HF_ENDPOINT is not a URL"
 
 
@@ -555,11 +519,6 @@ def test_reachable_is_decided_in_time(
         assert time.monotonic() - begin < 2
 
 
-def test_a_model_is_read_by_its_repo(hub: LoopbackHub, commit: str) -> None:
-    info, file = read_info("me/model@main")
-    assert info == read_info(CASE)[0] and file.name == "model.safetensors"
-
-
 # ---------------------------------------------------------------------------------------------
 # Random faults at random bytes: the right file or a clear line, and nothing wrong that stays
 
@@ -575,16 +534,16 @@ PLACES = {
 def random_fault(draw: random.Random) -> Fault:
     where = draw.choice(list(PLACES))
     # A flipped bit in a listing is caught by TLS and by nobody else.
-    kinds = [
-        k for k in ("status", "status", "status", *ON_ANSWER) if k != "flip" or "/api/" not in where
-    ]
+    kinds = set(ON_ANSWER) - ({"flip"} if "/api/" in where else set())
+    kind = draw.choice(["status", "status", "status", *sorted(kinds)])
+    times = draw.choice((1, 2, 99, 99))
     return Fault(
-        draw.choice(kinds),  # type: ignore[arg-type]
+        kind,  # type: ignore[arg-type]
         where,
         at=draw.randrange(PLACES[where]),
         nth=draw.choice((1, 1, 1, 2)),
-        times=draw.choice((1, 2, 99, 99)),
-        seconds=2.0,
+        times=min(times, 2) if kind == "stall" else times,
+        seconds=0.001 if kind == "slow" else 2.0,
         status=draw.choice((401, 403, 404, 429, 500, 503)),
         code=draw.choice(("", "", "RepoNotFound", "EntryNotFound", "GatedRepo")),
     )
@@ -608,10 +567,6 @@ def test_fifty_random_faults(
     outcomes = {"right": 0, "said": 0, "struck": 0}
     for number in range(50):
         fault = random_fault(random.Random(number))
-        if fault.kind == "slow":
-            fault.seconds = 0.001
-        if fault.kind == "stall":
-            fault.times = min(fault.times, 2)
         cache = str(tmp_path / str(number))
         monkeypatch.setenv("HF_HUB_CACHE", cache)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)

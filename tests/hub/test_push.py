@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -312,18 +311,16 @@ def test_a_killed_push_leaves_nothing(run: Path, tmp_path: Path, hub: LoopbackHu
     assert all((back[name] == changed[name]).all() for name in changed)
 
 
-@contextmanager
-def running(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def running(*words: str, **environment: str) -> subprocess.Popen[str]:
     """`vit` in a process of its own; Ctrl-C ends it even if the tests run in the background."""
-    with subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "vitcli", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | environment,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        yield process
+    )
 
 
 def wait_for(happened: Callable[[], bool]) -> None:

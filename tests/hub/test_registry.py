@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.config import ModelConfig, model_config, variant_name
+from vitcli.config import ModelConfig, variant_name
 from vitcli.errors import ModelNotFoundError
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry, resolve
@@ -50,19 +50,9 @@ def test_every_entry_is_whole(entry: RegistryEntry) -> None:
             assert 1 <= entry.gmacs / macs < 1.035
 
 
-def test_the_best_known_model() -> None:
-    entry = registry.entries()["vit-b16-i21k"]
-    assert entry.repo == "timm/vit_base_patch16_224.augreg_in21k"
-    assert entry.model == model_config("B/16", num_classes=21843)
-    assert entry.score == "sigmoid" and entry.preprocess.crop_pct == 0.9
-    assert entry.architecture == "vit_base_patch16_224"
-
-
 def test_hybrids_and_resnets_are_listed_as_what_they_are() -> None:
     others = {e.name: variant_name(e.model) for e in registry.entries().values() if not is_plain(e)}
     assert len(others) == 26
-    assert others["r-vit-ti16-i21k"] == "R+Ti/16"
-    assert others["r50-vit-b16-i21k-orig"] == "R50+B/16"
     assert others["r50-vit-l32-i21k-i1k-384"] == "R50+L/32"
     assert others["bit-r152x4-i21k"] == "R152x4"
     assert registry.entries()["bit-r50x1-i21k-i1k"].model.image_size == (448, 448)
@@ -148,9 +138,7 @@ def test_a_repo_on_the_hub(here: Path, spec: str, repo: HubRepo) -> None:
     ("spec", "hint"),
     [
         ("vit-b16-i22k", "did you mean vit-b16-i21k"),
-        ("vit_b16_i21k", "vit-b16-i21k"),
         ("defalt", "did you mean default"),
-        ("deit3-huge", "deit3-"),
         ("something entirely different", "default, default-pretrained"),
         ("", "default, default-pretrained"),
         ("runs/flowers/model.safetensors", "default, default-pretrained"),

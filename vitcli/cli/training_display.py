@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
 from vitcli.train_config import TrainConfig
+from vitcli.words import counted
 
 if TYPE_CHECKING:
-    from vitcli.train.events import Choice, Event, Plan, Probe, Step, Trial, Validation
+    from vitcli.train.events import Choice, Event, Plan, Probe, Step, Validation
     from vitcli.train.loop import Outcome
 
 
@@ -50,11 +51,12 @@ class Screen(output.Display):
             case events.TrialStart():
                 self.trial = {"trial": event.lr}
                 self.close()  # the bar of the run before is full
-                text = f"learning rate {event.lr:g}, {event.number} of {event.of}"
-                output.note(text)
+                output.note(f"learning rate {event.lr:g}, {event.number} of {event.of}")
             case events.Trial():
-                text = f"learning rate {event.lr:g}: {event.failure or _trial_text(event)}"
-                output.note(text)
+                best = event.failure
+                if event.val_top1 is not None:
+                    best = f"validation accuracy {event.val_top1:.2%} at step {event.best_step:,}"
+                output.note(f"learning rate {event.lr:g}: {best}")
             case events.Choice() if not self.json:
                 self.close()
                 show_sweep(event)
@@ -74,18 +76,14 @@ class Screen(output.Display):
         self.show(what, event.step, event.steps, numbers, now)
 
 
-def _trial_text(trial: Trial) -> str:
-    return f"validation accuracy {trial.val_top1:.2%} at step {trial.best_step:,}"
-
-
 def validation_text(event: Validation) -> str:
     """An evaluation in one line."""
     when = f"step {event.step:,}" if event.step else "before step 1"
-    key, form = (
-        ("top1", "accuracy {:.2%}") if "val_top1" in event.metrics else ("loss", "loss {:.4f}")
-    )
-    text = f"{when}: validation {form.format(event.metrics[f'val_{key}'])}"
-    average = event.metrics.get(f"ema_val_{key}")
+    key, form = "val_loss", "loss {:.4f}"
+    if "val_top1" in event.metrics:
+        key, form = "val_top1", "accuracy {:.2%}"
+    text = f"{when}: validation {form.format(event.metrics[key])}"
+    average = event.metrics.get(f"ema_{key}")
     return text if average is None else f"{text}, of the average {form.split()[1].format(average)}"
 
 
@@ -98,30 +96,33 @@ def probe_text(event: Probe) -> str:
 
 def plan_text(plan: Plan) -> str:
     """The plan in a few lines."""
+    from vitcli.train.events import SweepPlan
+
     trained = plan.trained_parameters
     some = f" ({trained:,} trained)" if trained < plan.parameters else ""
     parts = f" in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
-    rate, runs = f"learning rate {plan.lr or 0:g}", ""
-    if rates := getattr(plan, "sweep", ()):
-        rate = f"learning rates {numbers(rates)}"
-        then = ", then the best on all images" if getattr(plan, "retrain", False) else ""
-        runs = f" for {len(rates)} runs{then}"
-    seconds, machine = plan.estimated_seconds, plan.device
-    time = f"; about {output.duration(seconds)}{runs}" if seconds is not None else ""
+    rate, runs, machine = f"learning rate {plan.lr or 0:g}", "", plan.device
+    if isinstance(plan, SweepPlan):
+        rate = f"learning rates {numbers(plan.sweep)}"
+        runs = f" for {len(plan.sweep)} runs"
+        runs += ", then the best on all images" if plan.retrain else ""
     if plan.ranks > 1:
         machine = f"{plan.ranks} x {machine.partition(':')[0]}"
+    machine += f", {plan.precision}"
+    if plan.estimated_seconds is not None:
+        machine += f"; about {output.duration(plan.estimated_seconds)}{runs}"
     lines = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{some}, {plan.resolution[0]} x "
-        f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: {plan.tokens:,} tokens per "
-        "image",
-        "data": f"{plan.train_images:,} training image{'s' * (plan.train_images != 1)}, "
-        f"{plan.val_images:,} validation image{'s' * (plan.val_images != 1)}, "
-        + (f"{plan.classes:,} classes" if plan.classes else "labels not used"),
-        "plan": f"{plan.steps:,} step{'s' * (plan.steps != 1)} of {plan.batch_size}{parts} "
-        f"({plan.epochs:.3g} epochs), "
-        f"{plan.optimizer}, {rate}, warm-up {plan.warmup} step{'s' * (plan.warmup != 1)}",
+        f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: "
+        f"{counted(plan.tokens, 'token')} per image",
+        "data": f"{counted(plan.train_images, 'training image')}, "
+        f"{counted(plan.val_images, 'validation image')}, "
+        + (counted(plan.classes, "class", "classes") if plan.classes else "labels not used"),
+        "plan": f"{counted(plan.steps, 'step')} of {plan.batch_size}{parts} "
+        f"({plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}), "
+        f"{plan.optimizer}, {rate}, warm-up {counted(plan.warmup, 'step')}",
         "cost": f"{plan.flops / 1e9:,.3g} GFLOPs per image, {plan.exaflops:,.3g} exaFLOPs in all",
-        "machine": f"{machine}, {plan.precision}{time}",
+        "machine": machine,
     }
     return "\n".join(_line(name, text) for name, text in lines.items())
 
