@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +17,14 @@ from vitcli.cli.main import app
 
 
 @pytest.fixture(autouse=True)
-def no_progress_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_progress_on_a_slow_machine(monkeypatch):
     """A line of progress every ten seconds would appear wherever a test takes so long."""
     monkeypatch.setattr(output, "PLAIN_EVERY", 1e9)
     monkeypatch.setattr(output, "quiet", False)
 
 
 @pytest.fixture
-def vit() -> Callable[..., Result]:
+def vit():
     """`vit("predict", path, ...)`: exit code, stdout and stderr of the command."""
 
     def run(*words: object, **settings: Any) -> Result:
@@ -41,7 +39,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.StringIO]:
+def terminal(monkeypatch):
     """`terminal("stderr")` makes a stream a terminal that shows colours. To be called in the test:
     pytest changes the streams between a fixture and its test."""
 
@@ -56,7 +54,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.StringIO]:
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """Two classes of eight images."""
     root = tmp_path_factory.mktemp("data") / "pets"
     rng = np.random.default_rng(0)
@@ -69,7 +67,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def parent(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def parent(images, tmp_path_factory):
     """A pre-trained model of 16 px."""
     folder = tmp_path_factory.mktemp("runs") / "parent"
     options = [*training_runs.TINY, *training_runs.SHORT]

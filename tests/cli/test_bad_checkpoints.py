@@ -54,7 +54,7 @@ def npz(directory: Path, **changed: Any) -> Path:
     return directory / "x.npz"
 
 
-def test_values_that_are_not_numbers_are_warned_of(vit: Vit, tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_are_warned_of(vit, tmp_path):
     table = np.load(NPZ)[POSITIONS].copy()
     table[0, 3, 7] = np.nan
     path = npz(tmp_path, **{POSITIONS: table})
@@ -64,7 +64,7 @@ def test_values_that_are_not_numbers_are_warned_of(vit: Vit, tmp_path: Path) -> 
         assert f"warning: {path}: {POSITIONS} " in result.stderr and "NaN" in result.stderr
 
 
-def test_no_position_embeddings_at_all(vit: Vit, tmp_path: Path) -> None:
+def test_no_position_embeddings_at_all(vit, tmp_path):
     tensors = {n: t for n, t in read_header(TIMM).tensors.items() if n != "pos_embed"}
     write(tmp_path / "x.safetensors", tensors, {})
     converts, resizes = commands(tmp_path / "x.safetensors")
@@ -72,7 +72,7 @@ def test_no_position_embeddings_at_all(vit: Vit, tmp_path: Path) -> None:
         assert_refused(vit, tmp_path, *words, said="rotary position embeddings")
 
 
-def test_an_output_that_exists(vit: Vit, tmp_path: Path) -> None:
+def test_an_output_that_exists(vit, tmp_path):
     path = Path(shutil.copy(TIMM, tmp_path / "x.safetensors"))
     (tmp_path / "out.safetensors").write_text("mine")
     for words in commands(path):
@@ -91,7 +91,7 @@ def test_an_output_that_exists(vit: Vit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.onnx", "out.pth", "out.gguf", "out.JPG"])
-def test_an_output_of_an_unknown_kind(vit: Vit, tmp_path: Path, name: str) -> None:
+def test_an_output_of_an_unknown_kind(vit, tmp_path, name):
     words = ("convert", TIMM, tmp_path / name)
     result = vit(*words)
     assert (result.exit_code, result.stdout) == (2, "") and name in result.stderr
@@ -100,7 +100,7 @@ def test_an_output_of_an_unknown_kind(vit: Vit, tmp_path: Path, name: str) -> No
     assert (tmp_path / name / "model.safetensors").is_file()
 
 
-def test_a_limit_in_the_middle_of_the_copy(vit: Vit, tmp_path: Path) -> None:
+def test_a_limit_in_the_middle_of_the_copy(vit, tmp_path):
     """The kernel refuses to write on: a real error, from the copy itself."""
     source = Path(shutil.copy(TIMM, tmp_path / "x.safetensors"))
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -116,9 +116,7 @@ def test_a_limit_in_the_middle_of_the_copy(vit: Vit, tmp_path: Path) -> None:
     assert source.read_bytes() == TIMM.read_bytes()
 
 
-def test_in_place_where_nothing_may_be_written(
-    vit: Vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_place_where_nothing_may_be_written(vit, tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "a directory")
 
@@ -131,7 +129,7 @@ def test_in_place_where_nothing_may_be_written(
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle(vit: Vit, tmp_path: Path) -> None:
+def test_killed_in_the_middle(vit, tmp_path):
     """kill -9 at twelve moments: the old file or the new one, and at the end nothing beside it."""
     config = ModelConfig(512, 8, 8, 2048, patch_size=(16, 16), num_classes=0)
     source, original = tmp_path / "x.safetensors", tmp_path / "original"

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 from typer.testing import Result
 
@@ -19,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
 
 
-def test_an_npz_becomes_a_folder(vit: Vit, tmp_path: Path) -> None:
+def test_an_npz_becomes_a_folder(vit, tmp_path):
     result = vit("convert", NPZ, tmp_path / "m")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(
@@ -32,7 +31,7 @@ def test_an_npz_becomes_a_folder(vit: Vit, tmp_path: Path) -> None:
     assert again.exit_code == 1 and "already exists\nhint: use --force" in again.stderr
 
 
-def test_a_dry_run_prints_the_names_and_writes_nothing(vit: Vit, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_names_and_writes_nothing(vit, tmp_path):
     out = tmp_path / "m"
     result = vit("convert", GOLDEN / "hf_vit", out, "--to", "transformers", "--dry-run", "-q")
     assert result.exit_code == 0 and result.stderr == ""
@@ -44,7 +43,7 @@ def test_a_dry_run_prints_the_names_and_writes_nothing(vit: Vit, tmp_path: Path)
     assert "would be" in result.stdout and not out.exists()
 
 
-def test_a_dry_run_shows_what_is_changed(vit: Vit, tmp_path: Path) -> None:
+def test_a_dry_run_shows_what_is_changed(vit, tmp_path):
     words = ["--num-classes", 3, "--patch-size", 32, "--dtype", "bfloat16", "--dry-run", "-q"]
     result = vit("convert", GOLDEN / "timm_vit_default", tmp_path / "m", *words)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -54,7 +53,7 @@ def test_a_dry_run_shows_what_is_changed(vit: Vit, tmp_path: Path) -> None:
     assert f"{patch} 48 x 3 x 32 x 32 bfloat16 48 x 3 x 16 x 16 float32 {patch}" in lines
 
 
-def test_json(vit: Vit, tmp_path: Path) -> None:
+def test_json(vit, tmp_path):
     source = GOLDEN / "hf_dinov2"
     told = json.loads(vit("convert", source, tmp_path / "x.safetensors", "--json").stdout)
     assert told["layout"] == "transformers" and told["format"] == "vit" and told["written"]
@@ -62,9 +61,7 @@ def test_json(vit: Vit, tmp_path: Path) -> None:
     assert told["parameters"] == 54582 - 36
 
 
-def test_verification_that_cannot_be_had_is_told_before_the_work(
-    vit: Vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verification_that_cannot_be_had_is_told_before_the_work(vit, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)  # as if it were not installed
     result = vit("convert", NPZ, tmp_path / "m", "--verify")
     assert result.exit_code == 1 and not (tmp_path / "m").exists()
@@ -74,7 +71,7 @@ def test_verification_that_cannot_be_had_is_told_before_the_work(
     ]
 
 
-def test_names_in_json_and_one_number_for_three(vit: Vit, tmp_path: Path) -> None:
+def test_names_in_json_and_one_number_for_three(vit, tmp_path):
     words = ["--dry-run", "--json", "--preprocess", "mean=0.25"]
     told = json.loads(vit("convert", NPZ, tmp_path / "x", *words).stdout)
     assert not told["written"] and not (tmp_path / "x").exists()

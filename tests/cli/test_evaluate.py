@@ -192,7 +192,7 @@ def test_predictions_by_real_labels_and_of_an_unreadable_image(
 
 
 @pytest.fixture
-def unlabelled(image_folder, tmp_path) -> Path:
+def unlabelled(image_folder, tmp_path):
     """ImageNet's validation images 1 and 2 as their archive unpacks, in one folder; 3 is cut."""
     root = tmp_path / "val"
     root.mkdir()

@@ -33,7 +33,7 @@ def write(directory: Path, level: int, count: int, seed: int, noise: float = 15)
 
 
 @pytest.fixture(scope="module")
-def colours(tmp_path_factory) -> Path:
+def colours(tmp_path_factory):
     """Two classes of ten images that any features tell apart."""
     root = tmp_path_factory.mktemp("fewshot")
     for seed, (name, level) in enumerate((("dark", 40), ("light", 210))):
@@ -42,7 +42,7 @@ def colours(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def greys(tmp_path_factory) -> Path:
+def greys(tmp_path_factory):
     """Three classes that are hard to tell apart, with a test split."""
     root = tmp_path_factory.mktemp("greys")
     for seed, (name, level) in enumerate((("one", 120), ("two", 126), ("three", 132))):
@@ -74,7 +74,7 @@ def evaluated(data: Path, model: Path) -> dict:
 
 
 @pytest.fixture
-def seen(monkeypatch) -> list[str]:
+def seen(monkeypatch):
     """The images that the model has seen."""
     names: list[str] = []
     embed = Predictor.embed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from safetensors.numpy import save
 from typer.testing import Result
 
 import vitcli
-from hub_server import LoopbackHub
 from vitcli.config import model_config
 from vitcli.hub import registry
 
@@ -64,9 +63,7 @@ SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 1}
 
 
 @pytest.mark.parametrize("layout", ["timm", "transformers", "npz"])
-def test_a_model_of_imagenet_21k(
-    hub: LoopbackHub, vit: Vit, tmp_path: Path, layout: Literal["timm", "transformers", "npz"]
-) -> None:
+def test_a_model_of_imagenet_21k(hub, vit, tmp_path, layout):
     """21,843 classes, sigmoid scores, readable names; by a name of the registry, and by repo in
     the other layouts."""
     files = {
@@ -104,7 +101,7 @@ def _our_names(args: dict[str, int]) -> dict[str, int]:
     return {**{names[key]: value for key, value in args.items()}, "mlp_dim": 4 * args["embed_dim"]}
 
 
-def test_pickles_need_a_word(hub: LoopbackHub, vit: Vit, tmp_path: Path) -> None:
+def test_pickles_need_a_word(hub, vit, tmp_path):
     import torch
     from safetensors.torch import load_file
 

@@ -23,7 +23,7 @@ CPU = ("--device", "cpu", "--quiet")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A ViT of two blocks for images of 24 x 32 pixels, with weights far from zero."""
     sizes = {"width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 3}
     config = ModelConfig(**sizes, patch_size=(8, 8), image_size=(24, 32))
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     root = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for name, size in (("wide", (40, 90)), ("tall", (60, 30)), ("tiny", (1, 1))):
@@ -54,7 +54,7 @@ def drawn(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("view", ["attention", "heads", "pca"])
-def test_views_of_images(vit, model: Path, photos: Path, tmp_path: Path, view: str) -> None:
+def test_views_of_images(vit, model, photos, tmp_path, view):
     out, arrays = tmp_path / "out", tmp_path / "arrays.npz"
     done = vit(
         *("inspect", photos, "--model", model, "-o", out, "--view", view),
@@ -75,7 +75,7 @@ def test_views_of_images(vit, model: Path, photos: Path, tmp_path: Path, view: s
     assert np.allclose(api.array, saved[view])
 
 
-def test_gradient_with_its_faithfulness(vit, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_gradient_with_its_faithfulness(vit, model, photos, tmp_path):
     done = vit(
         *("inspect", photos / "wide.png", "--model", model, "-o", tmp_path, "--json", *CPU),
         *("--method", "gradient", "--class", "ant", "--faithfulness", "--dark"),
@@ -94,14 +94,14 @@ def test_gradient_with_its_faithfulness(vit, model: Path, photos: Path, tmp_path
             assert max(image.convert("RGB").getpixel((2, 2))) < 40  # dark
 
 
-def test_weights_alone(vit, model: Path, tmp_path: Path) -> None:
+def test_weights_alone(vit, model, tmp_path):
     done = vit("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.exit_code == 0 and [row["view"] for row in rows] == ["filters", "posemb"]
     assert all(drawn(Path(path)) for row in rows for path in row["outputs"])
 
 
-def test_distance(vit, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_distance(vit, model, photos, tmp_path):
     done = vit(
         *("inspect", photos, "--model", model, "-o", tmp_path, "--view", "distance"),
         *("--json", *CPU),
@@ -114,9 +114,7 @@ def test_distance(vit, model: Path, photos: Path, tmp_path: Path) -> None:
     assert drawn(tmp_path / "distance.png")
 
 
-def test_unreadable_images_are_reported_and_skipped(
-    vit, model: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_unreadable_images_are_reported_and_skipped(vit, model, photos, tmp_path):
     (tmp_path / "bad.jpg").write_text("no image")
     out = tmp_path / "out"
     words = ("inspect", tmp_path / "bad.jpg", photos / "wide.png", "--model", model, "-o", out)
@@ -126,9 +124,7 @@ def test_unreadable_images_are_reported_and_skipped(
         assert (out / figure).exists()
 
 
-def test_images_of_one_name_get_figures_of_their_own(
-    vit, model: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_images_of_one_name_get_figures_of_their_own(vit, model, photos, tmp_path):
     wide = photos / "wide.png"
     done = vit("inspect", wide, wide, "--model", model, "-o", tmp_path, *CPU)
     assert done.exit_code == 0
@@ -137,7 +133,7 @@ def test_images_of_one_name_get_figures_of_their_own(
     ).exists()
 
 
-def test_a_resnet_is_refused(vit, photos: Path, tmp_path: Path) -> None:
+def test_a_resnet_is_refused(vit, photos, tmp_path):
     config = BiTConfig(bit_resnet((1, 1), 0.5), (64, 64), num_classes=2)
     module = BiT(config)
     module.init_weights(0)
@@ -156,15 +152,13 @@ def test_a_resnet_is_refused(vit, photos: Path, tmp_path: Path) -> None:
         (("--arrays", "maps.csv"), 2),
     ],
 )
-def test_what_cannot_be_shown(
-    vit, model: Path, photos: Path, tmp_path: Path, words: tuple[str, ...], code: int
-) -> None:
+def test_what_cannot_be_shown(vit, model, photos, tmp_path, words, code):
     done = vit("inspect", photos, "--model", model, "-o", tmp_path / "out", *CPU, *words)
     assert done.exit_code == code and not done.stdout
     assert not list((tmp_path / "out").glob("*"))
 
 
-def test_an_output_that_is_a_file(vit, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_an_output_that_is_a_file(vit, model, photos, tmp_path):
     (tmp_path / "file").touch()
     done = vit("inspect", photos, "--model", model, "-o", tmp_path / "file", *CPU)
     assert done.exit_code == 1 and "file" in done.stderr
@@ -179,9 +173,7 @@ def test_an_output_that_is_a_file(vit, model: Path, photos: Path, tmp_path: Path
         ((90, 40), Preprocess(size=(32, 32), crop_mode="border"), (90, 90)),
     ],
 )
-def test_the_part_that_the_model_sees(
-    size: tuple[int, int], preprocess: Preprocess, wanted: tuple[int, int]
-) -> None:
+def test_the_part_that_the_model_sees(size, preprocess, wanted):
     part = shown_part(Image.new("RGB", size, "black"), preprocess)
     assert part.shape[:2] == pytest.approx(wanted[::-1], abs=2)
     white = (part == 255).all(axis=2).mean()

@@ -14,11 +14,11 @@ Vit = Callable[..., Result]
 
 
 @pytest.fixture
-def file(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+def file(tiny_checkpoint, tmp_path):
     return Path(shutil.copy(tiny_checkpoint / "model.safetensors", tmp_path / "ckpt.safetensors"))
 
 
-def test_as_typed_it_writes_beside_the_input(vit: Vit, file: Path) -> None:
+def test_as_typed_it_writes_beside_the_input(vit, file):
     result = vit("resize-posemb", file, "--grid", "24")
     assert result.exit_code == 0, result.output
     new = file.with_name("ckpt-24x24.safetensors")
@@ -29,7 +29,7 @@ def test_as_typed_it_writes_beside_the_input(vit: Vit, file: Path) -> None:
     assert vit("resize-posemb", file, "--grid", "24", "--force", "-q").stderr == ""
 
 
-def test_json_and_a_dry_run(vit: Vit, file: Path) -> None:
+def test_json_and_a_dry_run(vit, file):
     result = vit("resize-posemb", file, "--resolution", "32x96", "--dry-run", "--json")
     told = json.loads(result.stdout)
     assert told["from"] == [4, 4] and told["to"] == [2, 6] and told["written"] is False
@@ -39,13 +39,13 @@ def test_json_and_a_dry_run(vit: Vit, file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_image_of_both(vit: Vit, file: Path) -> None:
+def test_a_image_of_both(vit, file):
     plot = file.with_name("posemb.png")
     assert vit("resize-posemb", file, "--grid", "6x3", "--plot", plot).exit_code == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_same_grid_says_so(vit: Vit, file: Path) -> None:
+def test_the_same_grid_says_so(vit, file):
     result = vit("resize-posemb", file, "--grid", "4", "--in-place")
     assert "is unchanged: the grid is already 4 x 4" in result.stdout and result.stderr == ""
     result = vit("resize-posemb", file, "--grid", "4")

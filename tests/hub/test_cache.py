@@ -34,7 +34,7 @@ def keep(root: Path, repo: str, files: dict[str, bytes], kind: str = "models") -
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     """An empty cache in a home of its own."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -53,9 +53,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"HF_HUB_CACHE": "$HOME/new", "HUGGINGFACE_HUB_CACHE": "/old"},
     ],
 )
-def test_it_is_where_the_client_looks(
-    root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
+def test_it_is_where_the_client_looks(root, monkeypatch, variables):
     monkeypatch.delenv("HF_HOME")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -63,7 +61,7 @@ def test_it_is_where_the_client_looks(
     assert str(cache.root()) == theirs
 
 
-def test_what_is_cached(root: Path) -> None:
+def test_what_is_cached(root):
     """The client agrees; without weights, nothing is."""
     assert cached("me/model") is None
     snapshot = keep(root, "me/model", FILES)
@@ -76,7 +74,7 @@ def test_what_is_cached(root: Path) -> None:
     assert cached("me/words") is cached("me/model") is None
 
 
-def test_one_repo_is_removed_and_no_other(root: Path) -> None:
+def test_one_repo_is_removed_and_no_other(root):
     for repo in ("me/model", "me/model2", "you/model"):
         keep(root, repo, FILES)
     keep(root, "me/model", FILES, kind="datasets")
@@ -92,7 +90,7 @@ def test_one_repo_is_removed_and_no_other(root: Path) -> None:
     assert RepoCache("me/cut").remove() == 4 and not blobs.exists()
 
 
-def test_a_file_that_two_repos_share_stays(root: Path) -> None:
+def test_a_file_that_two_repos_share_stays(root):
     """huggingface_hub 2 keeps one copy of a file of several repos, linked from each."""
     hub = pytest.importorskip("huggingface_hub.utils._shared_blobs")
     name = "ab" * 32

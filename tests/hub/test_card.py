@@ -43,7 +43,7 @@ INFO = CheckpointInfo(
 SHOWN = shown(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
 
 
-def test_the_front_matter_is_the_hubs() -> None:
+def test_the_front_matter_is_the_hubs():
     card = ModelCard(model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0"))
     data = card.data.to_dict()
     assert data["library_name"] == "timm" and data["pipeline_tag"] == "image-classification"
@@ -60,7 +60,7 @@ def test_the_front_matter_is_the_hubs() -> None:
     assert results[0].task_type == "image-classification"
 
 
-def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
+def test_the_text_says_what_made_it_and_how_good_it_is():
     text = model_card(INFO, SHOWN, name="me/flowers", images={"Confusion": "confusion.png"})
     for line in (
         "# me/flowers",
@@ -84,7 +84,7 @@ def test_the_text_says_what_made_it_and_how_good_it_is() -> None:
     assert "mean 0.5" in text and "squash" in text
 
 
-def test_names_with_newlines_break_neither_table_nor_text() -> None:
+def test_names_with_newlines_break_neither_table_nor_text():
     classes = (*CLASSES[:2], ClassLabel("n3", "cat |\n\n## Use\r\n"))
     text = model_card(dataclasses.replace(INFO, classes=classes), SHOWN)
     assert " They are crane (n1), crane (n2), cat | ## Use.\n" in text
@@ -92,7 +92,7 @@ def test_names_with_newlines_break_neither_table_nor_text() -> None:
     assert text.count("\n## Use") == 1
 
 
-def test_nothing_is_said_that_nobody_knows() -> None:
+def test_nothing_is_said_that_nobody_knows():
     info = CheckpointInfo(model_config("S/16", num_classes=2), Preprocess())
     text = model_card(info)
     card = ModelCard(text)
@@ -103,7 +103,7 @@ def test_nothing_is_said_that_nobody_knows() -> None:
     assert "None" not in text and 'local-dir:."' in text
 
 
-def test_of_many_classes_the_hardest_are_listed() -> None:
+def test_of_many_classes_the_hardest_are_listed():
     classes = tuple(ClassLabel(f"id{i}", f"name{i}") for i in range(200))
     confusion = np.diag(np.full(200, 10))
     confusion[7, 7], confusion[7, 8] = 1, 9
@@ -115,7 +115,7 @@ def test_of_many_classes_the_hardest_are_listed() -> None:
     assert "name199" not in text and "with 200 classes." in text
 
 
-def test_a_resize_takes_the_figures_and_leaves_the_rest() -> None:
+def test_a_resize_takes_the_figures_and_leaves_the_rest():
     ours = model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0")
     assert "model-index" in ours and "## Metrics" in ours and "93.8%" in ours
     once = resized(ours, (128, 128), (384, 384))
@@ -135,7 +135,7 @@ def test_a_resize_takes_the_figures_and_leaves_the_rest() -> None:
     assert resized("", (1, 1), (2, 2)).startswith("> Not the model")
 
 
-def test_a_model_that_timm_cannot_hold_says_so() -> None:
+def test_a_model_that_timm_cannot_hold_says_so():
     info = CheckpointInfo(model_config("Ti/16", num_classes=2, pre_logits=192), Preprocess())
     text = model_card(info)
     assert "timm cannot express this model (pre_logits of size 192)." in text

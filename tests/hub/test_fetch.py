@@ -25,7 +25,7 @@ from huggingface_hub import (
 
 from checkpoints.golden_cases import GOLDEN
 from conftest import use_hub
-from hub_server import ON_ANSWER, Fault, LoopbackHub
+from hub_server import ON_ANSWER, Fault
 from vitcli.errors import HubError, VitWarning
 from vitcli.hub.cache import RepoCache
 from vitcli.hub.fetch import cached, fetch, reachable
@@ -38,7 +38,7 @@ LISTING = "GET /api/models/me/model/revision/main?blobs=true"
 
 
 @pytest.fixture
-def commit(hub: LoopbackHub) -> str:
+def commit(hub):
     """The commit of the repo "me/model", the only repo."""
     return hub.add("me/model", FILES)
 
@@ -65,7 +65,7 @@ def refused(repo: str = "me/model", revision: str | None = None, **options: bool
 # Fetching and finding again
 
 
-def test_a_repo_is_fetched_once(hub: LoopbackHub, commit: str) -> None:
+def test_a_repo_is_fetched_once(hub, commit):
     assert cached("me/model") is None
     heard: list[Transfer] = []
     file = fetch("me/model", on_progress=heard.append)
@@ -84,16 +84,14 @@ def test_a_repo_is_fetched_once(hub: LoopbackHub, commit: str) -> None:
     assert refused(offline=True).what == "only partly in the cache: config.json is missing"
 
 
-def test_a_verified_file_is_not_read_again(
-    hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verified_file_is_not_read_again(hub, commit, monkeypatch):
     fetch("me/model")
     monkeypatch.setattr("vitcli.hub.cache.digest_of", lambda *_: pytest.fail("was read"))
     fetch("me/model")
     fetch("me/model", offline=True)
 
 
-def test_the_latest_commit_is_fetched(hub: LoopbackHub, commit: str) -> None:
+def test_the_latest_commit_is_fetched(hub, commit):
     old = fetch("me/model")
     hub.repos["me/model"].refs["v1.0"] = commit
     newer = hub.add("me/model", {"config.json": b"{}"})
@@ -105,7 +103,7 @@ def test_the_latest_commit_is_fetched(hub: LoopbackHub, commit: str) -> None:
     assert "in the cache at revision v2" in refused("me/model", "v2", offline=True).what
 
 
-def test_the_cache_is_shared_with_the_client(hub: LoopbackHub, commit: str) -> None:
+def test_the_cache_is_shared_with_the_client(hub, commit):
     """What others fetched is found and checked, and they find what we fetch."""
     theirs = Path(snapshot_download("me/model"))
     assert cached("me/model") == theirs
@@ -119,7 +117,7 @@ def test_the_cache_is_shared_with_the_client(hub: LoopbackHub, commit: str) -> N
     assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
 
 
-def test_the_notes_of_an_earlier_version_are_written_anew(hub: LoopbackHub, commit: str) -> None:
+def test_the_notes_of_an_earlier_version_are_written_anew(hub, commit):
     file = fetch("me/model")
     note = file.parents[2] / ".vit" / f"{commit}.json"
     was = note.read_text()
@@ -128,7 +126,7 @@ def test_the_notes_of_an_earlier_version_are_written_anew(hub: LoopbackHub, comm
     assert fetch("me/model", commit) == file and note.read_text() == was
 
 
-def test_a_cache_that_cannot_be_written(hub: LoopbackHub, commit: str) -> None:
+def test_a_cache_that_cannot_be_written(hub, commit):
     file = fetch("me/model")
     hub.add("me/model", {"more": b"more"})
     notes = file.parents[2] / ".vit"
@@ -158,7 +156,7 @@ SHARDED = {
         (["onnx/model.safetensors", "deit.safetensors", "x.npz"], "deit.safetensors"),
     ],
 )
-def test_safetensors_come_first(hub: LoopbackHub, files: list[str], chosen: str) -> None:
+def test_safetensors_come_first(hub, files, chosen):
     hub.add("me/model", {name: b"\0" + name.encode() for name in files})
     file = fetch("me/model")
     assert file.name == chosen and cached("me/model") == file.parent
@@ -166,7 +164,7 @@ def test_safetensors_come_first(hub: LoopbackHub, files: list[str], chosen: str)
     assert got == {chosen}  # and nothing else
 
 
-def test_shards(hub: LoopbackHub) -> None:
+def test_shards(hub):
     hub.add("me/model", SHARDED)
     file = fetch("me/model")
     assert file.name == "model.safetensors.index.json"
@@ -178,7 +176,7 @@ def test_shards(hub: LoopbackHub) -> None:
     assert fetch("me/model") == file and blob("b.safetensors").read_bytes() == b"\0b"
 
 
-def test_pickles_have_to_be_allowed(hub: LoopbackHub) -> None:
+def test_pickles_have_to_be_allowed(hub):
     files = {"config.json": b"{}", "pytorch_model.bin": b"\0pickle", "training_args.bin": b"\0"}
     hub.add("me/model", files)
     assert "--allow-pickle" in str(refused().hint)
@@ -187,7 +185,7 @@ def test_pickles_have_to_be_allowed(hub: LoopbackHub) -> None:
     refused()
 
 
-def test_a_repo_of_several_checkpoints(hub: LoopbackHub) -> None:
+def test_a_repo_of_several_checkpoints(hub):
     hub.add("me/model", {name: b"\0" + name.encode() for name in ("a.npz", "b.npz")})
     assert refused().what == "the repo has several checkpoints: a.npz, b.npz"
 
@@ -196,9 +194,7 @@ def test_a_repo_of_several_checkpoints(hub: LoopbackHub) -> None:
 # A Hub that is not to be trusted
 
 
-def test_a_hostile_etag_and_commit_are_not_followed(
-    hub: LoopbackHub, commit: str, tmp_path: Path
-) -> None:
+def test_a_hostile_etag_and_commit_are_not_followed(hub, commit, tmp_path):
     """The client itself writes to wherever an ETag says."""
     target = tmp_path / ".bashrc"
     target.write_text("mine")
@@ -210,9 +206,7 @@ def test_a_hostile_etag_and_commit_are_not_followed(
     assert target.read_text() == "mine" and not list(tmp_path.rglob("evil"))
 
 
-def test_a_link_out_of_the_cache_is_not_followed(
-    hub: LoopbackHub, commit: str, tmp_path: Path
-) -> None:
+def test_a_link_out_of_the_cache_is_not_followed(hub, commit, tmp_path):
     fetch("me/model")
     outside = tmp_path / "precious"
     outside.write_text("mine")
@@ -226,9 +220,7 @@ def test_a_link_out_of_the_cache_is_not_followed(
 @pytest.mark.parametrize(
     "names", [["../x.npz"], ["a\\b.npz"], ["a\nb.npz"], ["/etc/x.npz"], ["a//b.npz"], ["sha"]]
 )
-def test_impossible_answers_are_refused(
-    hub: LoopbackHub, commit: str, names: list[str], tmp_path: Path
-) -> None:
+def test_impossible_answers_are_refused(hub, commit, names, tmp_path):
     sha = "../../evil" if names == ["sha"] else commit
     files = [{"rfilename": name, "blobId": "0" * 40, "size": 1} for name in names]
     listing = {"id": "me/model", "sha": sha, "siblings": files, "private": False}
@@ -240,7 +232,7 @@ def test_impossible_answers_are_refused(
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"[" * 100_000, b'{"siblings": 3}', b"<html>Please log in</html>"]
 )
-def test_other_servers_are_recognised(hub: LoopbackHub, commit: str, body: bytes) -> None:
+def test_other_servers_are_recognised(hub, commit, body):
     """Captive portals, proxies, and JSON that is not the Hub's."""
     hub.faults.append(Fault("body", "/revision/", body=body))
     assert refused().hint and fetch("me/model", commit[:7]).read_bytes() == WEIGHTS
@@ -253,7 +245,7 @@ def test_other_servers_are_recognised(hub: LoopbackHub, commit: str, body: bytes
 @pytest.mark.parametrize(
     ("name", "where"), [("model.safetensors", "GET /lfs/"), ("config.json", "config.json")]
 )
-def test_damaged_downloads(hub: LoopbackHub, commit: str, name: str, where: str) -> None:
+def test_damaged_downloads(hub, commit, name, where):
     """Once: fetched again. Twice: removed, and an error."""
     hub.faults.append(Fault("flip", where, times=2))
     assert refused().what == f"{name} was damaged in two downloads, and has been removed"
@@ -264,7 +256,7 @@ def test_damaged_downloads(hub: LoopbackHub, commit: str, name: str, where: str)
     assert hub.faults[0].struck == 1
 
 
-def test_a_file_that_rots_in_the_cache_is_found(hub: LoopbackHub, commit: str) -> None:
+def test_a_file_that_rots_in_the_cache_is_found(hub, commit):
     fetch("me/model")
     content = bytearray(WEIGHTS)
     content[-1] ^= 1
@@ -283,9 +275,7 @@ def test_a_file_that_rots_in_the_cache_is_found(hub: LoopbackHub, commit: str) -
 
 
 @pytest.mark.parametrize("kind", ["truncate", "reset", "stall", "length"])
-def test_a_cut_download_is_resumed(
-    hub: LoopbackHub, commit: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_download_is_resumed(hub, commit, kind, monkeypatch):
     """Cut three times, each time further on: no byte is sent twice."""
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
     hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3, seconds=5))  # type: ignore[arg-type]
@@ -301,9 +291,7 @@ def test_a_cut_download_is_resumed(
 
 @pytest.mark.parametrize("where", ["/revision/", "config.json", "GET /lfs/"])
 @pytest.mark.parametrize("status", [0, 503, 429])
-def test_passing_failures_are_retried(
-    hub: LoopbackHub, commit: str, where: str, status: int
-) -> None:
+def test_passing_failures_are_retried(hub, commit, where, status):
     fault = Fault("status" if status else "reset", where, status=status, times=2)
     hub.faults.append(fault)
     heard: list[Transfer] = []
@@ -313,9 +301,7 @@ def test_passing_failures_are_retried(
 
 @pytest.mark.parametrize("trouble", [None, 503])
 @pytest.mark.parametrize("where", ["/revision/", "config.json", "GET /lfs/"])
-def test_a_silent_hub_is_given_up(
-    hub: LoopbackHub, commit: str, where: str, trouble: int | None
-) -> None:
+def test_a_silent_hub_is_given_up(hub, commit, where, trouble):
     """All tries together take no longer than the time-out."""
     if trouble:
         hub.faults.append(Fault("status", where, status=trouble))
@@ -326,14 +312,14 @@ def test_a_silent_hub_is_given_up(
     assert fault.struck == 1 and time.monotonic() - begin < 1.0
 
 
-def test_a_server_that_ignores_ranges(hub: LoopbackHub, commit: str) -> None:
+def test_a_server_that_ignores_ranges(hub, commit):
     hub.faults.append(Fault("body", "GET /lfs/", nth=2, body=WEIGHTS))
     hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
     assert fetch("me/model").read_bytes() == WEIGHTS
     assert sum("GET /lfs/" in asked for asked in hub.asked) == 2
 
 
-def test_the_hub_says_how_long_to_wait(hub: LoopbackHub, commit: str) -> None:
+def test_the_hub_says_how_long_to_wait(hub, commit):
     limit = Fault("status", "/revision/", status=429, headers={"Retry-After": "1"})
     hub.faults.append(limit)
     begin = time.monotonic()
@@ -344,7 +330,7 @@ def test_the_hub_says_how_long_to_wait(hub: LoopbackHub, commit: str) -> None:
     assert time.monotonic() - begin >= 1
 
 
-def test_a_killed_download_is_resumed(hub: LoopbackHub, commit: str) -> None:
+def test_a_killed_download_is_resumed(hub, commit):
     hub.faults.append(Fault("stall", "GET /lfs/", at=100_000, seconds=60))
     command = [sys.executable, "-m", "vitcli", "pull", "me/model"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
@@ -359,7 +345,7 @@ def test_a_killed_download_is_resumed(hub: LoopbackHub, commit: str) -> None:
     assert any("resumed" in str(event.note) for event in heard)
 
 
-def test_what_is_resumed_wrongly_is_fetched_anew(hub: LoopbackHub, commit: str) -> None:
+def test_what_is_resumed_wrongly_is_fetched_anew(hub, commit):
     hub.faults.append(Fault("status", "GET /lfs/", nth=2, times=99))
     hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
     refused()
@@ -369,7 +355,7 @@ def test_what_is_resumed_wrongly_is_fetched_anew(hub: LoopbackHub, commit: str) 
     assert fetch("me/model").read_bytes() == WEIGHTS
 
 
-def test_processes_that_want_one_repo_download_it_once(hub: LoopbackHub, commit: str) -> None:
+def test_processes_that_want_one_repo_download_it_once(hub, commit):
     hub.faults.append(Fault("slow", "GET /lfs/", seconds=0.3, times=9))
     command = [sys.executable, "-m", "vitcli", "pull", "me/model"]
     with ThreadPoolExecutor() as pool:
@@ -381,9 +367,7 @@ def test_processes_that_want_one_repo_download_it_once(hub: LoopbackHub, commit:
     assert sum("waiting for another process" in run.stderr for run in runs) >= 1
 
 
-def test_a_disk_without_space_is_noticed_before(
-    hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_space_is_noticed_before(hub, commit, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     assert "MB free" in refused().what
     assert not [asked for asked in hub.asked if "GET /lfs/" in asked]
@@ -393,7 +377,7 @@ def test_a_disk_without_space_is_noticed_before(
 # Refusals
 
 
-def test_private_and_gated_repos(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_and_gated_repos(hub, monkeypatch):
     hub.add("me/private", FILES, private=True)
     hub.add("other/gated", FILES, gated=True)
     assert fetch("me/private").read_bytes() == WEIGHTS  # with the ordinary token
@@ -417,15 +401,11 @@ def test_private_and_gated_repos(hub: LoopbackHub, monkeypatch: pytest.MonkeyPat
         ("me/model", "..", "is not a valid repo or revision name"),
     ],
 )
-def test_what_does_not_exist(
-    hub: LoopbackHub, commit: str, repo: str, revision: str | None, said: str
-) -> None:
+def test_what_does_not_exist(hub, commit, repo, revision, said):
     assert said in refused(repo, revision).what
 
 
-def test_a_mistyped_path_is_guessed(
-    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_path_is_guessed(hub, tmp_path, monkeypatch):
     (tmp_path / "runs" / "flowers").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     hub.faults.append(Fault("status", "/revision/", status=503, nth=2, times=9))
@@ -443,7 +423,7 @@ def test_a_mistyped_path_is_guessed(
         ("GET /lfs/", 403, "localhost refused the download (403)"),
     ],
 )
-def test_refusals(hub: LoopbackHub, commit: str, where: str, status: int, said: str) -> None:
+def test_refusals(hub, commit, where, status, said):
     hub.faults.append(Fault("status", where, status=status, times=99))
     assert said in refused().what
     assert cached("me/model") is None
@@ -455,7 +435,7 @@ def test_refusals(hub: LoopbackHub, commit: str, where: str, status: int, said: 
 # Without a network
 
 
-def test_no_network(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_network(hub, monkeypatch, tmp_path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -480,9 +460,7 @@ def test_no_network(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, tmp_path:
     ],
     ids=lambda fault: f"{fault.kind}{fault.status}",
 )
-def test_a_hub_in_trouble_leaves_the_cache(
-    hub: LoopbackHub, commit: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_in_trouble_leaves_the_cache(hub, commit, fault, monkeypatch):
     file = fetch("me/model")
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
     hub.faults.append(fault)
@@ -493,9 +471,7 @@ def test_a_hub_in_trouble_leaves_the_cache(
     refused()
 
 
-def test_offline_asks_no_one(
-    hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_asks_no_one(hub, commit, monkeypatch):
     assert "--offline" in str(refused(offline=True).hint)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert not reachable("me/model")
@@ -503,9 +479,7 @@ def test_offline_asks_no_one(
     assert hub.asked == []
 
 
-def test_reachable_is_decided_in_time(
-    hub: LoopbackHub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reachable_is_decided_in_time(hub, commit, monkeypatch):
     assert reachable("me/model")
     hub.faults.append(Fault("status", status=500))
     assert not reachable("me/model")
@@ -560,9 +534,7 @@ def check(directory: Path) -> None:
         assert (directory / name).read_bytes() == content, name
 
 
-def test_fifty_random_faults(
-    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fifty_random_faults(hub, tmp_path, monkeypatch):
     hub.add("me/model", FILES)
     outcomes = {"right": 0, "said": 0, "struck": 0}
     for number in range(50):

@@ -36,13 +36,13 @@ from vitcli.hub.privacy import publishable
         ('vit finetune --data "not closed /home/jo/x', """vit finetune --data '"not' closed x"""),
     ],
 )
-def test_commands(command: str, shown: str | None) -> None:
+def test_commands(command, shown):
     run = {"command": command, "parent": "me/x@refs/pr/1"}
     assert publishable(run)["command"] == (shown or command)
     assert publishable({"history": [run]})["history"][0]["command"] == (shown or command)
 
 
-def test_what_was_given_as_a_path_is_published_by_its_name() -> None:
+def test_what_was_given_as_a_path_is_published_by_its_name():
     run = {"data": "jdoe-private/photos", "output": "/a/b", "parent": "~/runs/a", "classes": "x/y"}
     expected = {"data": "photos", "output": "b", "parent": "a", "classes": "y"}
     assert publishable(run) == expected
@@ -61,10 +61,10 @@ def test_what_was_given_as_a_path_is_published_by_its_name() -> None:
         ("token hf_abcdefghijkl in it", "token hf_... in it"),
     ],
 )
-def test_texts(text: str, shown: str | None) -> None:
+def test_texts(text, shown):
     assert publishable({"note": text}, [Path("/srv/jo")])["note"] == (shown or text)
 
 
-def test_other_values_stay() -> None:
+def test_other_values_stay():
     value = {"a": 1, "b": [0.5, None, True], "c": {"from": [14, 14]}, "d": "bilinear"}
     assert publishable(value) == value

@@ -32,7 +32,7 @@ SECRET = "tell-tale-jo"
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_checkpoint: Path) -> Path:
+def run(tmp_path, tiny_checkpoint):
     """A run's directory as training leaves it, under a name that nobody is to see."""
     directory = tmp_path / SECRET / "run"
     directory.mkdir(parents=True)
@@ -72,7 +72,7 @@ def card_on(hub: LoopbackHub) -> str:
     return hub.files(REPO)["README.md"].decode()
 
 
-def test_what_is_published(run: Path, tmp_path: Path, hub: LoopbackHub) -> None:
+def test_what_is_published(run, tmp_path, hub):
     done = pushed(packed(run, tmp_path))
     assert done.created and done.commit and done.url == f"{hub.url}/{REPO}/commit/{done.commit}"
     files = hub.files(REPO)
@@ -99,7 +99,7 @@ def test_what_is_published(run: Path, tmp_path: Path, hub: LoopbackHub) -> None:
     assert f"vit predict cat.jpg --model {REPO}\n" in card.content
 
 
-def test_only_what_changed_is_uploaded(run: Path, tmp_path: Path, hub: LoopbackHub) -> None:
+def test_only_what_changed_is_uploaded(run, tmp_path, hub):
     first = pushed(packed(run, tmp_path))
     hub.asked.clear()
     assert pushed(packed(run, tmp_path)).commit is None
@@ -112,16 +112,14 @@ def test_only_what_changed_is_uploaded(run: Path, tmp_path: Path, hub: LoopbackH
     assert "license: mit\n" in card_on(hub)
 
 
-def test_files_of_others_stay_and_those_that_contradict_go(
-    run: Path, tmp_path: Path, hub: LoopbackHub
-) -> None:
+def test_files_of_others_stay_and_those_that_contradict_go(run, tmp_path, hub):
     hub.add(REPO, {"notes.md": b"theirs", "preprocessor_config.json": b"{}"})
     assert not pushed(packed(run, tmp_path)).created
     files = hub.files(REPO)
     assert files["notes.md"] == b"theirs" and "preprocessor_config.json" not in files
 
 
-def test_branches_requests_and_private_repos(run: Path, tmp_path: Path, hub: LoopbackHub) -> None:
+def test_branches_requests_and_private_repos(run, tmp_path, hub):
     package = packed(run, tmp_path)
     first = pushed(package, "next", private=True, message="A first try")
     assert hub.repos[REPO].private and "model.safetensors" not in hub.files(REPO)
@@ -142,7 +140,7 @@ NOTES = "## Notes\n\n$\\alpha/\\beta$, a //b and \\| stay.\n\n```sh\n## no headi
 TABLE = "| class | images |\n|---|---|\n| cat | 3 |\n\n![Mine](mine.png)"
 
 
-def test_edits_of_a_runs_card_are_published(run: Path, tmp_path: Path) -> None:
+def test_edits_of_a_runs_card_are_published(run, tmp_path):
     card = packed(run, tmp_path).directory / "README.md"
     old = card.read_text().replace("license: apache-2.0", "license: mit").replace(REPO, "run")
     old = old.replace("## How", f"{TABLE}\n\n## How").replace("## Use", f"{NOTES}\n\n## Use")
@@ -161,7 +159,7 @@ def test_edits_of_a_runs_card_are_published(run: Path, tmp_path: Path) -> None:
     assert "Somebody" not in packed(run, tmp_path).files["README.md"].read_text()
 
 
-def test_edits_on_the_hub_stay(run: Path, tmp_path: Path, hub: LoopbackHub) -> None:
+def test_edits_on_the_hub_stay(run, tmp_path, hub):
     """Every line of a card that was edited there survives; what nobody touched is brought up to
     date, and a section that was deleted stays deleted."""
     pushed(packed(run, tmp_path))
@@ -216,9 +214,7 @@ def test_edits_on_the_hub_stay(run: Path, tmp_path: Path, hub: LoopbackHub) -> N
     ],
     ids=lambda fault: f"{fault.kind} {fault.where} {fault.status}",
 )
-def test_a_push_that_fails_leaves_the_repo_as_it_was(
-    run: Path, tmp_path: Path, hub: LoopbackHub, fault: Fault
-) -> None:
+def test_a_push_that_fails_leaves_the_repo_as_it_was(run, tmp_path, hub, fault):
     commit = hub.add(REPO, {"config.json": b"old", "model.safetensors": b"old\0"})
     package = packed(run, tmp_path)
     hub.faults.append(fault)
@@ -234,9 +230,7 @@ def test_a_push_that_fails_leaves_the_repo_as_it_was(
 @pytest.mark.parametrize(
     "where", ["/whoami-v2", "GET /api/models/", "README.md", "/commit/", "/create"]
 )
-def test_passing_failures_are_retried(
-    run: Path, tmp_path: Path, hub: LoopbackHub, where: str
-) -> None:
+def test_passing_failures_are_retried(run, tmp_path, hub, where):
     if where != "/create":
         hub.add(REPO, {"README.md": b"# Mine\n"})
     hub.faults.append(fault := Fault("status", where, status=503))
@@ -248,9 +242,7 @@ def test_passing_failures_are_retried(
 @pytest.mark.parametrize(
     ("where", "status"), [("/validate-yaml", 400), ("PUT /lfs/", 400), ("/commit/", 400)]
 )
-def test_a_new_repo_that_stays_empty_is_said(
-    run: Path, tmp_path: Path, hub: LoopbackHub, where: str, status: int
-) -> None:
+def test_a_new_repo_that_stays_empty_is_said(run, tmp_path, hub, where, status):
     package = packed(run, tmp_path)
     hub.faults.append(Fault("status", where, status=status))
     with pytest.raises(HubError) as caught:
@@ -261,9 +253,7 @@ def test_a_new_repo_that_stays_empty_is_said(
     assert set(hub.files(REPO, "next")) == set(package.files)
 
 
-def test_a_commit_whose_answer_is_lost_was_made(
-    run: Path, tmp_path: Path, hub: LoopbackHub
-) -> None:
+def test_a_commit_whose_answer_is_lost_was_made(run, tmp_path, hub):
     hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(Fault("status", "/commit/", status=504, done=True, times=99))
     done = pushed(packed(run, tmp_path))
@@ -271,9 +261,7 @@ def test_a_commit_whose_answer_is_lost_was_made(
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_ctrl_c_says_what_happened(
-    run: Path, tmp_path: Path, hub: LoopbackHub, is_made: bool
-) -> None:
+def test_ctrl_c_says_what_happened(run, tmp_path, hub, is_made):
     before = hub.add(REPO, {"config.json": b"old"})
     stall = Fault("stall" if is_made else "slow", "/commit/" if is_made else "PUT /lfs/", times=1)
     hub.faults.append(stall)
@@ -287,7 +275,7 @@ def test_ctrl_c_says_what_happened(
     assert ("the commit was made" if is_made else "nothing in") in said
 
 
-def test_a_killed_push_leaves_nothing(run: Path, tmp_path: Path, hub: LoopbackHub) -> None:
+def test_a_killed_push_leaves_nothing(run, tmp_path, hub):
     """The repo is as it was, and the next push removes the temporary files of this one."""
     before = pushed(packed(run, tmp_path)).commit
     info, file = read_info(run)
@@ -330,9 +318,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_change_between_look_and_commit_is_noticed(
-    run: Path, tmp_path: Path, hub: LoopbackHub
-) -> None:
+def test_a_change_between_look_and_commit_is_noticed(run, tmp_path, hub):
     hub.add(REPO, {"config.json": b"old"})
     package = packed(run, tmp_path)
     changes = compare(package, TARGET)
@@ -342,7 +328,7 @@ def test_a_change_between_look_and_commit_is_noticed(
     assert hub.files(REPO)["config.json"] == b"another's"
 
 
-def test_where_a_model_comes_from() -> None:
+def test_where_a_model_comes_from():
     def of(parent: str, *history: str) -> tuple[str | None, str | None]:
         provenance = {"parent": parent, "history": [{"parent": name} for name in history]}
         return lineage(

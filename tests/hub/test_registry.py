@@ -21,7 +21,7 @@ def is_plain(entry: RegistryEntry) -> bool:
 PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(entry)}
 
 
-def test_all_released_models_are_there() -> None:
+def test_all_released_models_are_there():
     entries = registry.entries()
     assert len(entries) >= 134 and len(PLAIN) >= 108
     assert len({entry.repo for entry in entries.values()}) == len(entries)
@@ -31,7 +31,7 @@ def test_all_released_models_are_there() -> None:
 
 
 @pytest.mark.parametrize("entry", registry.entries().values(), ids=registry.entries())
-def test_every_entry_is_whole(entry: RegistryEntry) -> None:
+def test_every_entry_is_whole(entry):
     """`params` and `gmacs` were counted by timm, `num_params` and `macs` by us."""
     assert entry.repo.startswith("timm/")
     assert entry.preprocess.size == (entry.size, entry.size)
@@ -50,7 +50,7 @@ def test_every_entry_is_whole(entry: RegistryEntry) -> None:
             assert 1 <= entry.gmacs / macs < 1.035
 
 
-def test_hybrids_and_resnets_are_listed_as_what_they_are() -> None:
+def test_hybrids_and_resnets_are_listed_as_what_they_are():
     others = {e.name: variant_name(e.model) for e in registry.entries().values() if not is_plain(e)}
     assert len(others) == 26
     assert others["r50-vit-l32-i21k-i1k-384"] == "R50+L/32"
@@ -58,7 +58,7 @@ def test_hybrids_and_resnets_are_listed_as_what_they_are() -> None:
     assert registry.entries()["bit-r50x1-i21k-i1k"].model.image_size == (448, 448)
 
 
-def test_class_lists() -> None:
+def test_class_lists():
     small, large = registry.labels("imagenet-1k"), registry.labels("imagenet-21k")
     assert small[0] == ("n01440764", "tench, Tinca tinca") and len(small) == 1000
     assert large[-1].id.startswith("n") and len(large) == 21843
@@ -70,7 +70,7 @@ def test_class_lists() -> None:
     assert max(max(classes, default=0) for classes in real) == 999
 
 
-def test_aliases_mean_what_ships() -> None:
+def test_aliases_mean_what_ships():
     assert set(registry.aliases()) == {"default", "default-pretrained"}
     for alias, name in registry.aliases().items():
         if name in registry.shipped():
@@ -83,20 +83,20 @@ def test_aliases_mean_what_ships() -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_name_of_the_registry(here: Path) -> None:
+def test_a_name_of_the_registry(here):
     entry = registry.entries()["vit-b16-i21k"]
     assert resolve("vit-b16-i21k") is entry
     assert resolve("ViT-B16-i21k") is entry
     assert resolve("timm/vit_base_patch16_224.augreg_in21k") is entry
 
 
-def test_a_path_comes_first(here: Path) -> None:
+def test_a_path_comes_first(here):
     (here / "vit-b16-i21k").mkdir()
     assert resolve("vit-b16-i21k") == Path("vit-b16-i21k")
     (here / "me").mkdir()
@@ -106,7 +106,7 @@ def test_a_path_comes_first(here: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["./vit-b16-i21k", "/vit-b16-i21k", "~/vit-b16-i21k", "../x"])
-def test_a_path_that_looks_like_one_is_nothing_else(here: Path, spec: str) -> None:
+def test_a_path_that_looks_like_one_is_nothing_else(here, spec):
     with pytest.raises(ModelNotFoundError):
         resolve(spec)
     with pytest.raises(ModelNotFoundError):
@@ -130,7 +130,7 @@ def test_a_path_that_looks_like_one_is_nothing_else(here: Path, spec: str) -> No
         ),
     ],
 )
-def test_a_repo_on_the_hub(here: Path, spec: str, repo: HubRepo) -> None:
+def test_a_repo_on_the_hub(here, spec, repo):
     assert resolve(spec) == repo
 
 
@@ -145,7 +145,7 @@ def test_a_repo_on_the_hub(here: Path, spec: str, repo: HubRepo) -> None:
         ("a/b/c", "default, default-pretrained"),
     ],
 )
-def test_an_unknown_name_is_guessed(here: Path, spec: str, hint: str) -> None:
+def test_an_unknown_name_is_guessed(here, spec, hint):
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(spec)
     assert hint in str(caught.value.hint) and caught.value.where

@@ -197,11 +197,8 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         return Path(text).expanduser()
     if isinstance(spec, Path) or re.match(r"(\.|~|/|[A-Za-z]:[\\/])", text):
         raise ModelNotFoundError("no such file or directory", where=text)
-    name = aliases().get(text.lower(), text.lower())
-    if name in shipped():
-        return shipped()[name]
-    if name in entries():
-        return entries()[name]
+    if found := find(text):
+        return found
     if prefix := HUB_URL.match(text):
         text = IN_A_URL.sub(lambda found: f"@{found[1]}" if found[1] else "", text[prefix.end() :])
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
