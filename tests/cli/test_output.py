@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path):
 # Progress
 
 
-def test_a_meter_prints_a_line_now_and_then(capsys, clock):
+def test_progress_is_a_line_now_and_then(capsys, clock):
     with output.Meter("images", 100) as meter:
         for _ in range(6):
             clock[0] += 4
@@ -122,25 +122,16 @@ def test_a_meter_prints_a_line_now_and_then(capsys, clock):
         clock[0] += 10
         meter.advance(5000)
     assert capsys.readouterr().err == "images: 5,000, 500/s\n"
-
-
-def test_quiet_meters_and_short_jobs_print_nothing(capsys, clock):
-    with output.Meter("images", 10, hidden=True) as meter:
-        clock[0] += 60
-        meter.advance(5)
-    with output.Meter("images", 10) as meter:
-        clock[0] += 0.5
-        meter.advance(10)
-    assert capsys.readouterr().err == ""
-
-
-def test_downloads(capsys, clock):
     with output.FetchDisplay() as fetching:
         fetching(Transfer("mo\ndel", 0, 400_000_000))
         clock[0] += 10
         fetching(Transfer("mo\ndel", 100_000_000, 400_000_000))
     line = "fetching mo\\x0adel: 100.0 of 400.0 MB, 30 s left, 10 MB/s\n"
     assert capsys.readouterr().err == line
+    with output.Meter("images", 10) as meter:  # too short
+        clock[0] += 0.5
+        meter.advance(10)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_download_that_stalls_shows_no_speed(terminal, clock):
