@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 
 from vitcli.errors import HubError
 from vitcli.hub import cache
@@ -57,7 +57,7 @@ def test_it_is_where_the_client_looks(root, monkeypatch, variables):
     monkeypatch.delenv("HF_HOME")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    theirs = runpy.run_module("huggingface_hub.constants")["HF_HUB_CACHE"]
+    theirs = runpy.run_path(constants.__file__)["HF_HUB_CACHE"]
     assert str(cache.root()) == theirs
 
 

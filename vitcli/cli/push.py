@@ -136,7 +136,7 @@ def push(args: Push) -> None:
 
 def _check_repo(name: str) -> None:
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name if "/" in name else "")
