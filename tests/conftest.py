@@ -114,4 +114,4 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     for name, value in remembered.items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(retry, "PAUSE", 0.01)
-    monkeypatch.setattr(retry, "TIMEOUT", 0.5)
+    monkeypatch.setattr(retry, "TIMEOUT", 1.0)

@@ -38,11 +38,11 @@ def test_json_has_a_line_per_model_resolution_and_work(vit, tiny_checkpoint):
 
 
 def test_architectures_as_a_table_and_a_plot(vit, tmp_path):
-    words = ["bench", "Ti/16", "R50x1", "--resolution", "32", "--no-train", "--max-batch", "2"]
+    words = ["bench", "Ti/16", "R+Ti/16", "--resolution", "32", "--no-train", "--max-batch", "2"]
     done = vit(*words, "--plot", tmp_path / "speed.png", "--batch-size", "2")
     assert done.exit_code == 0, done.stderr
     header, *rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[:3] for row in rows] == [[m, "32", "inference"] for m in ("Ti/16", "R50x1")]
+    assert [row[:3] for row in rows] == [[m, "32", "inference"] for m in ("Ti/16", "R+Ti/16")]
     assert header[-1] == "largest" and all(row[-1].startswith(("1", "2")) for row in rows)
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 

@@ -56,7 +56,7 @@ def part() -> Path:
 def refused(repo: str = "me/model", revision: str | None = None, **options: bool) -> HubError:
     """The error, which is two lines that begin with the repo."""
     with pytest.raises(HubError) as caught:
-        fetch(repo, revision, **options)
+        fetch(repo, revision, timeout=0.5, **options)
     assert str(caught.value).count("\n") == 1 and str(caught.value).startswith(f"{repo}: ")
     return caught.value
 

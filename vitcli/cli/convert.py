@@ -12,7 +12,7 @@ import typer
 
 from vitcli.checkpoints.changes import Changes
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, Writing
+from vitcli.cli.options import CHECKPOINT, Writing, fetching
 from vitcli.cli.parameters import command
 from vitcli.fields import option
 from vitcli.layouts.catalogue import formats
@@ -69,16 +69,9 @@ def convert(args: Convert) -> None:
         converting.check_output(args.target, args.to)
     except OutputError as error:
         raise typer.BadParameter(str(error), param_hint="'DST'") from error
-    with output.FetchDisplay() as fetching:
+    with fetching(args) as how:
         job = converting.plan_convert(
-            args.source,
-            args.target,
-            args.to,
-            args.changes,
-            old_grid=args.old_grid,
-            offline=args.offline,
-            on_progress=fetching,
-            allow_pickle=args.allow_pickle,
+            args.source, args.target, args.to, args.changes, old_grid=args.old_grid, **how
         )
     verified = [_verified(job.source)] if args.verify else []
     if not args.dry_run:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -116,6 +117,13 @@ class Writing(Fetching):
     force: bool = option(False, "--force", "Overwrite existing output.")
 
 
+@contextlib.contextmanager
+def fetching(args: Fetching) -> Iterator[dict[str, Any]]:
+    """Arguments of library functions that may download a model; the download is shown."""
+    with output.FetchDisplay() as display:
+        yield {"offline": args.offline, "on_progress": display, "allow_pickle": args.allow_pickle}
+
+
 def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor:
     """The model that the options ask for, fetched if need be; at fp32 if there is no choice."""
     from vitcli.prediction import Predictor
@@ -123,17 +131,9 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
     more: dict[str, Any] = {}
     if isinstance(args, Adapting):
         more = {"posemb_method": args.posemb_method, "preprocess": args.preprocess}
-    with output.FetchDisplay() as fetching:
-        return Predictor(
-            args.model,
-            args.device,
-            args.precision if isinstance(args, Running) else "fp32",
-            args.offline,
-            fetching,
-            resolution,
-            allow_pickle=args.allow_pickle,
-            **more,
-        )
+    precision = args.precision if isinstance(args, Running) else "fp32"
+    with fetching(args) as how:
+        return Predictor(args.model, args.device, precision, resolution=resolution, **how, **more)
 
 
 def note_missing_names(predictor: Predictor) -> None:
@@ -146,10 +146,8 @@ def read_checkpoint(args: Fetching, name: str) -> Checkpoint:
     """The description of a checkpoint, fetched if need be."""
     from vitcli.checkpoints.read import open_checkpoint
 
-    with output.FetchDisplay() as display:
-        return open_checkpoint(
-            name, offline=args.offline, on_progress=display, allow_pickle=args.allow_pickle
-        )
+    with fetching(args) as how:
+        return open_checkpoint(name, **how)
 
 
 def ending(*suffixes: str) -> Callable[[str], str]:

@@ -10,7 +10,7 @@ from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
 from vitcli.cli.models import NAMES
-from vitcli.cli.options import Fetching
+from vitcli.cli.options import Fetching, fetching
 from vitcli.cli.parameters import command
 from vitcli.errors import VitError
 from vitcli.fields import option
@@ -55,14 +55,8 @@ def pull(args: Pull) -> None:
     for name in args.names:
         try:
             found = registry.resolve(name)
-            with output.FetchDisplay() as display:
-                opened = open_checkpoint(  # which warns where the registry is wrong
-                    name,
-                    offline=args.offline,
-                    on_progress=display,
-                    allow_pickle=args.allow_pickle,
-                    timeout=args.timeout,
-                )
+            with fetching(args) as how:  # warns where the registry is wrong
+                opened = open_checkpoint(name, timeout=args.timeout, **how)
         except KeyboardInterrupt as stop:
             stop.add_note(f"stopped; resume the download with `vit pull {name}`")
             raise
@@ -81,7 +75,7 @@ def pull(args: Pull) -> None:
             size = sum(path.stat().st_size for path in files_of(file))
             output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
         else:
-            if not display.shown:
+            if not how["on_progress"].shown:
                 output.note(f"{name} is already in the cache")
             output.line(str(opened.file))
     if failed:

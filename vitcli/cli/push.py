@@ -10,6 +10,7 @@ import typer
 
 from vitcli.atomic import scratch_directory
 from vitcli.cli import output
+from vitcli.cli.options import fetching
 from vitcli.cli.parameters import command
 from vitcli.cli.pull import Transferring
 from vitcli.errors import HubError
@@ -83,10 +84,8 @@ def push(args: Push) -> None:
     if not args.dry_run:
         log_in(target)
     with scratch_directory() as directory:
-        with output.FetchDisplay() as fetching:
-            package = pack(
-                args.checkpoint, directory, args.repo, args.license, fetching, args.allow_pickle
-            )
+        with fetching(args) as how:
+            package = pack(args.checkpoint, directory, args.repo, args.license, **how)
         for text in package.warnings:
             output.warning(text)
         changes = _compared(package, target, args)

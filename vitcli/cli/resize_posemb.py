@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, Writing, parse_figure
+from vitcli.cli.options import CHECKPOINT, Writing, fetching, parse_figure
 from vitcli.cli.parameters import command
 from vitcli.config import PosembMethod, Size
 from vitcli.fields import option, parse_size
@@ -70,7 +70,7 @@ def resize_posemb(args: ResizePosemb) -> None:
         raise typer.BadParameter("pass either --grid or --resolution")
     from vitcli.checkpoints import resize
 
-    with output.FetchDisplay() as fetching:
+    with fetching(args) as how:
         job = resize.plan_resize(
             args.checkpoint,
             grid=args.grid,
@@ -79,9 +79,7 @@ def resize_posemb(args: ResizePosemb) -> None:
             output=args.output,
             in_place=args.in_place,
             old_grid=args.old_grid,
-            offline=args.offline,
-            on_progress=fetching,
-            allow_pickle=args.allow_pickle,
+            **how,
         )
     for name, table in job.tables.items():
         if not (table == table).all():

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from warnings import catch_warnings
 
 from vitcli.atomic import write_text
@@ -27,7 +27,7 @@ from vitcli.hub.cache import digest_of
 from vitcli.hub.card import LICENSE, MEASURED, Card, digest, lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import publishable
-from vitcli.hub.retry import LOGIN, Progress, ask, ask_client, is_offline
+from vitcli.hub.retry import LOGIN, ask, ask_client, is_offline
 from vitcli.layouts.timm import not_in_timm, otherwise_in_timm
 
 if TYPE_CHECKING:
@@ -130,15 +130,14 @@ def pack(
     directory: Path,
     repo: str,
     license: str | None = None,
-    on_progress: Progress | None = None,
-    allow_pickle: bool = False,
+    **fetching: Unpack[read.Fetching],
 ) -> Package:
     """Writes timm's Hub layout, a card and its images into an empty directory.
 
     The license is the given one, else what the run's card says, else that of the model that it
     was trained from, where the registry knows it; never a guess. Raises VitError.
     """
-    source = read.open_checkpoint(spec, on_progress=on_progress, allow_pickle=allow_pickle)
+    source = read.open_checkpoint(spec, **fetching)
     beside = source.file.parent
     places = {beside, beside.absolute(), beside.absolute().parent}
     info = dataclasses.replace(source.info, provenance=publishable(source.info.provenance, places))
