@@ -24,8 +24,8 @@ from vitcli import __version__
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import files_of
 from vitcli.config import FewshotConfig, ModelConfig
+from vitcli.data.cache import cache_directory
 from vitcli.data.inputs import ImageInput
-from vitcli.data.listing import cache_directory
 from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
 from vitcli.inference import current_ranks

@@ -12,6 +12,7 @@ import pytest
 from data.conftest import MakeDirectory, jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import listing
+from vitcli.data.cache import cache_directory
 from vitcli.data.dataset import open_data, open_dataset, open_split, unreadable_images
 from vitcli.data.files import HAS_HEIF, walk
 from vitcli.errors import DataError, ImageError
@@ -142,19 +143,6 @@ def test_links_are_followed_but_never_back_up(
 # What is left out, and bad input
 
 
-def test_special_files_and_directories_named_like_images(tmp_path: Path) -> None:
-    """A pipe would block whoever reads it; a directory holds images whatever its name."""
-    inner = tmp_path / "dir.jpg"
-    inner.mkdir()
-    (inner / "a.png").write_bytes(b"")
-    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    os.mkfifo(tmp_path / "pipe.jpg")
-    skipped = Counter[str]()
-    found = [os.path.relpath(path, tmp_path) for path in walk(str(tmp_path), skipped)]
-    assert found == ["dir.jpg/a.png", "gone.jpg"]
-    assert skipped == {"pipe or device": 1}
-
-
 def test_images_of_unsupported_kinds_are_counted(make_directory: MakeDirectory) -> None:
     root = make_directory({"cat": 2, "dog": 2})
     for name in ("cat/1.psd", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
@@ -256,7 +244,7 @@ def test_a_listing_is_kept_until_a_directory_changes(
     (many / "d" / "2.jpg").write_bytes(jpeg(2))  # within the resolution of a file system's clock
     changed = open_dataset(DataConfig(str(many))).train
     assert changed is not None and list(changed.counts()) == [2000, 2001, 2000, 2]
-    for kept in listing.cache_directory("listings").iterdir():
+    for kept in cache_directory("listings").iterdir():
         kept.write_bytes(kept.read_bytes()[:100])
     assert len(open_split(DataConfig(str(many)))[0]) == 6003
 
@@ -276,7 +264,7 @@ def test_directories_below_class_directories_are_listed_every_time(many: Path) -
 
 def test_an_index_takes_less_than_60_bytes_an_image(many: Path) -> None:
     open_split(DataConfig(str(many)))  # what is imported once
-    for kept in listing.cache_directory("listings").iterdir():
+    for kept in cache_directory("listings").iterdir():
         kept.unlink()
     tracemalloc.start()
     source = open_split(DataConfig(str(many)))[0]

@@ -19,8 +19,8 @@ import webdataset
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import shards
+from vitcli.data.cache import cache_directory
 from vitcli.data.dataset import open_data, open_split
-from vitcli.data.listing import cache_directory
 from vitcli.data.source import Source
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
@@ -199,8 +199,8 @@ def test_shards_are_unpacked_and_indexed_once(
     assert len(reported) == 1
     assert cached() == [".npz"] * 4 + [".tar"]
     with monkeypatch.context() as patched:
-        for name in ("_unpack", "_read_index"):
-            patched.setattr(shards, name, None)
+        patched.setattr(shards, "read_samples", None)
+        patched.setattr(shards.shutil, "copyfileobj", None)
         again = open_data(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
     assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)

@@ -7,7 +7,6 @@ as much as the listing.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -19,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitcli.atomic import whole_file
+from vitcli.data.cache import cache_directory, keep_arrays, read_arrays
 from vitcli.data.files import IMAGE_SUFFIXES, is_image, walk
 from vitcli.data.source import Names
-from vitcli.errors import DataError, OutputError
+from vitcli.errors import DataError
 
 KEPT_FROM = 10_000
 """Images from which on a listing is cached: a smaller one is made in no time."""
@@ -52,8 +51,7 @@ def list_classes(root: Path, place: Path) -> Listing:
     """
     key = hashlib.sha256(os.fsencode(f"v1\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
     kept = cache_directory("listings") / f"{key}.npz"
-    # A missing, damaged or outdated listing is made again.
-    with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as arrays:
+    if arrays := read_arrays(kept):
         told = json.loads(str(arrays["told"]))
         if arrays["times"].tolist() == _times(place, told["counts"]):
             return Listing(told["counts"], Names(arrays["text"], arrays["ends"]), told["skipped"])
@@ -62,12 +60,9 @@ def list_classes(root: Path, place: Path) -> Listing:
     listing, nested = _list(root, place, classes)
     old = max(times) < (time.time() - SETTLED) * 1e9
     if len(listing.names) >= KEPT_FROM and old and not nested:
-        told = {"counts": listing.counts, "skipped": listing.skipped}
+        told = json.dumps({"counts": listing.counts, "skipped": listing.skipped})
         text, ends = listing.names.arrays()
-        with contextlib.suppress(OSError, OutputError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(kept) as file:
-                np.savez(file, text=text, ends=ends, times=times, told=json.dumps(told))
+        keep_arrays(kept, text=text, ends=ends, times=times, told=told)
     return listing
 
 
@@ -85,19 +80,10 @@ def subdirectories(directory: Path) -> list[str]:
     return [name for name in names if not name.startswith((".", "__"))]
 
 
-def cache_directory(kind: str) -> Path:
-    """Where data computed from datasets is cached: $VIT_CACHE, else the user's cache directory."""
-    if os.environ.get("VIT_CACHE"):
-        return Path(os.environ["VIT_CACHE"]) / kind
-    if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
-        return Path(os.environ["LOCALAPPDATA"]) / "vit" / kind
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "vit" / kind
-
-
 def _times(place: Path, classes: Iterable[str]) -> list[int]:
-    """Modification times of a directory and the class directories in it."""
-    return [os.stat(path).st_mtime_ns for path in (place, *(place / name for name in classes))]
+    """Modification times of a directory and the class directories in it; 0 if one is missing."""
+    paths = (place, *(place / name for name in classes))
+    return [path.stat().st_mtime_ns if path.is_dir() else 0 for path in paths]
 
 
 def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,25 +20,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from vitcli.data.classes import NAME_THEM, Classes, listed, read_classes
-from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES
 from vitcli.data.remote import AT_OPENING, Missing, RemoteFile, download, is_url
 from vitcli.data.shards import index_shards
 from vitcli.data.source import Dataset, Ints, last_split
 from vitcli.data.stream import Sample, Stream, Streaming
-from vitcli.data.tar import (
-    LONGEST,
-    OPENERS,
-    damaged,
-    image_of,
-    label_of,
-    members,
-    samples,
-    webdataset,
-)
+from vitcli.data.tar import DAMAGE, damaged, opener_of, read_samples, webdataset
 from vitcli.errors import DataError
-
-_KEPT = {*IMAGE_SUFFIXES, "cls", "json"}
-"""Suffixes of the files whose content is kept."""
 
 
 @dataclass(frozen=True)
@@ -49,45 +37,23 @@ class TarShard:
 
     def samples(self, start: int) -> Iterator[Sample]:
         """The samples from number `start` on; files that belong to none are skipped."""
-        short, number = self.name.rpartition("/")[2], 0
-        with self._open() as tar:
-            # A sample is complete, and counted, once the first file of the next one is read.
-            files = self._with_content(tar, lambda: number >= start - 1)
-            for found in samples(files, self.name):
-                if (image := image_of(found)) is None and not found.keys() & {"cls", "json"}:
-                    continue
-                if number >= start:
-                    yield Sample(f"{short}/{found['__key__']}", image, label_of(found, bytes))
-                number += 1
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[Any]:
-        try:
-            with contextlib.ExitStack() as stack:
-                if is_url(self.name):
-                    raw: Any = RemoteFile(self.name, self.timeout)
-                else:
-                    raw = stack.enter_context(open(self.name, "rb", buffering=0))
+        short = self.name.rpartition("/")[2]
+        with contextlib.ExitStack() as stack:
+            try:
+                raw = stack.enter_context(self._open())
                 file = stack.enter_context(io.BufferedReader(raw, 1 << 18))
-                head = file.peek(6)
-                for magic, opener in OPENERS.items():
-                    if head.startswith(magic):
-                        yield stack.enter_context(opener(file, "rb"))
-                        return
-                yield file
-        except (OSError, EOFError, ValueError) as error:
-            raise damaged(self.name) from error
+                opener = opener_of(file.peek(6))
+                tar = stack.enter_context(opener(file, "rb")) if opener else file
+                found = read_samples(tar, self.name, start=start)
+                for key, image, label in itertools.islice(found, start, None):
+                    yield Sample(f"{short}/{key}", image, label)
+            except DAMAGE as error:
+                raise damaged(self.name) from error
 
-    def _with_content(self, tar: Any, wanted: Callable[[], bool]) -> Iterator[dict[str, Any]]:
-        for file in members(tar, self.name):
-            size, suffix = file["data"][1], file["fname"].rpartition(".")[2].lower()
-            limit = LONGEST if suffix in ("cls", "json") else MAX_BYTES
-            content = b""
-            if suffix in _KEPT and size <= limit and wanted():
-                content = tar.read(size)
-                if len(content) < size:
-                    raise damaged(self.name)
-            yield file | {"data": content}
+    def _open(self) -> io.RawIOBase:
+        if is_url(self.name):
+            return RemoteFile(self.name, self.timeout)
+        return open(self.name, "rb", buffering=0)
 
 
 def open_remote_shards(
@@ -105,12 +71,17 @@ def open_remote_shards(
         place = urlsplit(url).path if is_url(url) else url
         groups.setdefault(last_split("/".join(place.split("/")[-2:])), []).append(url)
     urls = groups.pop("train", [])
-    known = known or _classes([*urls, *(url for group in groups.values() for url in group)])
+    first = next(iter([*urls, *(url for group in groups.values() for url in group)]))
+    if known is None and (listing := _beside(first, "classes.txt")):
+        known = read_classes(listing)
     others = Dataset()
     if groups:
         count, words = sum(map(len, groups.values())), " and ".join(groups)
         report(f"{words}: {count:,} shard{'s' * (count != 1)}, downloaded if not in the cache")
-        local = {split: [_local(url) for url in group] for split, group in groups.items()}
+        local = {
+            split: [download(url) if is_url(url) else Path(url) for url in group]
+            for split, group in groups.items()
+        }
         others = index_shards(local, path, known, report)
     if not urls:
         return others
@@ -121,10 +92,10 @@ def open_remote_shards(
     stream = Stream(known, shards, sizes, streaming.lanes_of(len(shards)), path, exact)
     if not len(stream):
         raise DataError("there are no images to train on", where=path)
-    first = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
-    if first is None:
+    sample = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
+    if sample is None:
         raise DataError("the shard has no samples", where=urls[0])
-    stream.label(first)
+    stream.label(sample)
     warnings = others.warnings
     if not exact:
         what = "shard sizes are not known and assumed to be equal"
@@ -132,23 +103,13 @@ def open_remote_shards(
     return Dataset(stream, others.val, others.test, warnings)
 
 
-def _local(url: str) -> Path:
-    return download(url) if is_url(url) else Path(url)
-
-
-def _classes(urls: list[str]) -> Classes | None:
-    """The classes.txt beside the first shard."""
-    with contextlib.suppress(Missing):
-        listing = _beside(urls[0], "classes.txt")
-        return read_classes(listing) if listing.is_file() else None
-    return None
-
-
 def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
     """int64 (S,): samples of each shard, and whether they are known; if not, the images are divided
     evenly among them."""
-    tables = {parent: _table(url) for url in urls for parent, _, _ in [_parts(url)]}
-    found = [tables[parent].get(name) for parent, name, _ in map(_parts, urls)]
+    parts = [_parts(url) for url in urls]
+    shards = {parent: url for url, (parent, _, _) in zip(urls, parts, strict=True)}
+    tables = {parent: _table(url) for parent, url in shards.items()}
+    found = [tables[parent].get(name) for parent, name, _ in parts]
     missing = [url for url, size in zip(urls, found, strict=True) if not isinstance(size, int)]
     if not missing:
         return np.array(found, np.int64).clip(0), True
@@ -168,21 +129,24 @@ def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
 
 def _table(url: str) -> dict[str, Any]:
     """The sizes.json beside a shard; empty if there is none."""
-    try:
-        table = json.loads(_beside(url, "sizes.json").read_text("utf-8"))
-    except (Missing, FileNotFoundError):
+    if (file := _beside(url, "sizes.json")) is None:
         return {}
+    try:
+        table = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise DataError("sizes.json is not valid JSON", where=_parts(url)[0]) from error
     return table if isinstance(table, dict) else {}
 
 
-def _beside(url: str, name: str) -> Path:
-    """A file in the directory of a shard. Raises Missing."""
+def _beside(url: str, name: str) -> Path | None:
+    """A file in the directory of a shard; None if there is none."""
     parent, _, query = _parts(url)
     if not is_url(url):
-        return Path(parent, name)
-    return download(f"{parent}/{name}{query}", misses=0)
+        return file if (file := Path(parent, name)).is_file() else None
+    try:
+        return download(f"{parent}/{name}{query}", misses=0)
+    except Missing:
+        return None
 
 
 def _parts(url: str) -> tuple[str, str, str]:

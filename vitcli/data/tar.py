@@ -16,23 +16,26 @@ import lzma
 import math
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from vitcli.data.files import IMAGE_SUFFIXES
+from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES
 from vitcli.errors import DataError, MissingExtraError
 
-OPENERS: dict[bytes, Callable[..., Any]] = {
+_OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ": lzma.open,
 }
 """First bytes of a compressed file -> what opens it."""
+DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+"""What reading a damaged compressed file raises."""
 
 HINT = "a sample is an image and its label with the same name: 0001.jpg and 0001.cls"
 
 _BLOCK = tarfile.BLOCKSIZE
-LONGEST = 1 << 20
+_LONGEST = 1 << 20
 """Bytes of a name or label; more is damage."""
 _EMPTY = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
 _EMPTY |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
@@ -41,8 +44,14 @@ _RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 _LABELS = ("label", "cls", "class")
 """Keys of a label in a sample's JSON."""
 
-_Sample = dict[str, Any]
-"""Contents, or their places, by suffix; the key as "__key__"."""
+
+class TarSample(NamedTuple):
+    """A run of files with one key."""
+
+    key: str
+    image: Any
+    """Its bytes, or (offset, size); None if it has none."""
+    label: str | None
 
 
 def webdataset() -> Any:
@@ -55,6 +64,11 @@ def webdataset() -> Any:
         raise MissingExtraError("webdataset", "data", "reading tar shards") from error
 
 
+def opener_of(head: bytes) -> Callable[..., Any] | None:
+    """What opens a compressed file that starts like this; None for any other file."""
+    return next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+
+
 def damaged(shard: object, empty: bool = False) -> DataError:
     """The error for a shard that is not whole; `empty`: not even its first header is."""
     hint = "download or copy this file again"
@@ -62,44 +76,56 @@ def damaged(shard: object, empty: bool = False) -> DataError:
     return DataError(what, where=shard, hint=hint)
 
 
-def samples(files: Iterator[_Sample], shard: object) -> Iterator[_Sample]:
-    """Files grouped by their keys, as webdataset groups them.
+def read_samples(
+    tar: IO[bytes], shard: object, total: float = math.inf, start: int | None = None
+) -> Iterator[TarSample]:
+    """The samples of a tar, grouped as webdataset groups them; a file that is neither image nor
+    label belongs to none.
+
+    Args:
+        tar: at its beginning; only read and sought forwards.
+        total: its bytes, if they are known.
+        start: the bytes of images are read from this sample on; None: only their places.
 
     Raises:
-        DataError: a sample has two files with one suffix.
+        DataError: the shard is damaged, or a sample has two files with one suffix.
     """
+    number = 0
+
+    def files() -> Iterator[dict[str, Any]]:
+        for name, offset, size in _members(tar, shard, total):
+            suffix = name.rpartition(".")[2].lower()
+            data: Any = offset, size
+            if suffix in ("cls", "json"):
+                data = tar.read(min(size, _LONGEST))
+            # A sample is complete, and counted, once the first file of the next one is read.
+            elif suffix in IMAGE_SUFFIXES and start is not None and number >= start - 1:
+                data = tar.read(size) if size <= MAX_BYTES else b""
+            yield {"fname": name, "data": data, "__url__": str(shard)}
+
     try:
-        yield from webdataset().tariterators.group_by_keys(files)
+        for found in webdataset().tariterators.group_by_keys(files()):
+            image = next((found[suffix] for suffix in found if suffix in IMAGE_SUFFIXES), None)
+            if image is not None or found.keys() & {"cls", "json"}:
+                yield TarSample(found["__key__"], image, _label_of(found))
+                number += 1
     except ValueError as error:  # webdataset's
         raise DataError("a sample has two images or two labels", where=shard, hint=HINT) from error
 
 
-def image_of(sample: _Sample) -> Any:
-    """The content, or place, of a sample's image; None if it has none."""
-    return next((sample[suffix] for suffix in sample if suffix in IMAGE_SUFFIXES), None)
-
-
-def label_of(sample: Mapping[str, Any], read: Callable[[Any], bytes]) -> str | None:
-    """A sample's label: its .cls, or `label`, `cls` or `class` in its .json; None if it has none.
-    `read` gives the bytes of a content or place."""
+def _label_of(sample: Mapping[str, Any]) -> str | None:
+    """Its .cls, or `label`, `cls` or `class` in its .json; None if it has none."""
     if "cls" in sample:
-        return read(sample["cls"]).decode("utf-8", "replace").strip()
-    if "json" not in sample:
-        return None
+        return str(sample["cls"].decode("utf-8", "replace").strip())
     try:
-        fields = json.loads(read(sample["json"]))
+        fields = json.loads(sample.get("json", b""))
         return next((str(fields[key]) for key in _LABELS if key in fields), None)
     except (ValueError, TypeError, RecursionError):
         return None
 
 
-def members(tar: IO[bytes], shard: object, total: float = math.inf) -> Iterator[_Sample]:
-    """Each file of a tar as webdataset has it: {fname, data}, here with (offset, size) as data. The
-    tar is then at the offset, and may be read from there.
-
-    Args:
-        tar: at its beginning; it only read and sought forwards.
-        total: its bytes, if they are known.
+def _members(tar: IO[bytes], shard: object, total: float) -> Iterator[tuple[str, int, int]]:
+    """(name, offset, size) of each file of a tar, which may then be read from there.
 
     Raises:
         DataError: not a tar, or without its end: a shard that was cut off between two members looks
@@ -121,13 +147,13 @@ def members(tar: IO[bytes], shard: object, total: float = math.inf) -> Iterator[
         if header.size < 0 or start + header.size > total or sparse:
             raise damaged(shard)
         if header.type == tarfile.GNUTYPE_LONGNAME:
-            given["path"] = _text(tar.read(min(header.size, LONGEST)).rstrip(b"\0"))
+            given["path"] = _text(tar.read(min(header.size, _LONGEST)).rstrip(b"\0"))
         elif header.type == tarfile.XHDTYPE:
-            given |= _extended(tar.read(min(header.size, LONGEST)))
+            given |= _extended(tar.read(min(header.size, _LONGEST)))
         else:
             name = given.get("path", header.name)
             if header.isreg() and not re.match(r"__[^/]*__($|/)", name):
-                yield {"fname": name, "data": (start, header.size), "__url__": str(shard)}
+                yield name, start, header.size
             given = {}
         blocks = -(-header.size // _BLOCK) if header.type not in _EMPTY else 0
         position = tar.seek(start + blocks * _BLOCK)

@@ -1,0 +1,41 @@
+"""What is computed from datasets once and kept in the user's cache directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitcli.atomic import whole_file
+from vitcli.errors import OutputError
+
+
+def cache_directory(kind: str) -> Path:
+    """Where data computed from datasets is cached: $VIT_CACHE, else the user's cache directory."""
+    if os.environ.get("VIT_CACHE"):
+        return Path(os.environ["VIT_CACHE"]) / kind
+    if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
+        return Path(os.environ["LOCALAPPDATA"]) / "vit" / kind
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "vit" / kind
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
+    """What `keep_arrays` wrote; None if that is missing or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return dict(kept)
+    except Exception:  # damage makes zipfile and numpy raise anything
+        return None
+
+
+def keep_arrays(path: Path, **arrays: Any) -> None:
+    """Keeps arrays in a file; where that cannot be written, the next run computes them again."""
+    with contextlib.suppress(OSError, OutputError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            np.savez(file, **arrays)
