@@ -53,13 +53,17 @@ def is_parquet(name: str) -> bool:
 def open_parquet(path: Path, known: Classes | None) -> Dataset:
     """The splits of a parquet file, or of a directory of them (data/train-00000-of-00001.parquet);
     see `group_by_split`."""
+    library()
     files = sorted(p for p in path.rglob("*") if is_parquet(p.name)) if path.is_dir() else [path]
-    grouped = group_by_split(files, path)
-    tables = {split: _load(group, path) for split, group in grouped.items()}
-    names = {
-        split: _row_names(files) for split, files in grouped.items() if tables[split] is not None
-    }
-    return label_tables({split: tables[split] for split in names}, names, path, known)
+    tables, names = dict[str, Any](), dict[str, Names]()
+    for split, group in group_by_split(files, path).items():
+        rows = {file: count for file in group if (count := _count_rows(file))}
+        if rows:  # `datasets` refuses empty files
+            tables[split] = _load([*rows], path)
+            names[split] = Names.pack(
+                f"{f.name} row {i}" for f, n in rows.items() for i in range(n)
+            )
+    return label_tables(tables, names, path, known)
 
 
 def label_tables(
@@ -80,18 +84,13 @@ def label_tables(
         if missing := [name for name in (image, label) if name not in table.features]:
             warnings.append(f"{where}: the {split} split has no column {listed(missing)}: ignored")
             continue
-        labels = _labels(table, label, where)
-        if isinstance(labels, np.ndarray):
-            rows = np.flatnonzero(labels >= 0)
-        else:
-            rows = np.array([i for i, text in enumerate(labels) if text], np.int64)
-        if unlabelled := len(labels) - len(rows):
+        rows, labels = _labels(table, label, where)
+        if unlabelled := len(table) - len(rows):
             words = f"{unlabelled:,} row{'s' * (unlabelled != 1)}"
             warnings.append(f"{where}: ignored {words} of {split} without a label")
         if len(rows):
-            given = labels[rows] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
             reader = ArrowReader(table, image)
-            raw[split] = RawSplit(given, names[split].select(rows), reader, root, rows)
+            raw[split] = RawSplit(labels, names[split].select(rows), reader, root, rows)
     if not raw:
         raise DataError("no labelled images", where=where)
     named = class_names(tables[next(iter(raw))].features[label])
@@ -105,14 +104,10 @@ def class_names(feature: Any) -> Classes | None:
 
 
 def _load(files: list[Path], path: Path) -> Any:
-    """A `datasets.Dataset` of those files that have rows; None if none has."""
-    datasets = library()
-    files = [file for file in files if _count_rows(file)]  # `datasets` refuses empty ones
-    if not files:
-        return None
+    """The rows of files: a `datasets.Dataset`."""
+    names = [str(file.resolve()) for file in files]
     try:
-        names = [str(file.resolve()) for file in files]
-        return datasets.load_dataset("parquet", data_files=names, split="train")
+        return library().load_dataset("parquet", data_files=names, split="train")
     except Exception as error:  # whatever pyarrow, fsspec and the disk raise
         raise _unreadable(files[0] if len(files) == 1 else path, error) from error
 
@@ -161,22 +156,18 @@ def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _labels(table: Any, column: str, path: object) -> Ints | list[str]:
-    """One label per row; a missing one is -1 or ""."""
+def _labels(table: Any, column: str, path: object) -> tuple[Ints, Ints | list[str]]:
+    """The rows that have a label, and their labels."""
     values = table.data.column(column)
     try:
         if "string" in str(values.type):
-            texts: list[str] = values.fill_null("").to_pylist()
-            return texts
-        numbers: Ints = values.cast("int64").fill_null(-1).to_numpy()
-        return numbers
+            texts = values.to_pylist()
+            labelled = [row for row, text in enumerate(texts) if text]
+            return np.array(labelled, np.int64), [texts[row] for row in labelled]
+        numbers = values.cast("int64").fill_null(-1).to_numpy()
+        rows = np.flatnonzero(numbers >= 0)
+        return rows, numbers[rows]
     except Exception as error:  # pyarrow's own, which is not imported here
         raise DataError(
             f"the column '{column}' contains {values.type}, not one label per row", where=path
         ) from error
-
-
-def _row_names(files: list[Path]) -> Names:
-    return Names.pack(
-        f"{file.name} row {row}" for file in files for row in range(_count_rows(file))
-    )
