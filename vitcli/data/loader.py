@@ -15,8 +15,8 @@ import multiprocessing
 import signal
 import sys
 import warnings
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,33 +31,37 @@ from vitcli.data.transforms import EvalTransform, TrainTransform
 from vitcli.errors import DataError, ImageError, VitError
 from vitcli.machine import STOP_SIGNALS
 
+Transform = TrainTransform | EvalTransform
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,)); of a stream,
 the numbers of the samples instead of indices."""
 
 _CHUNK_BYTES = 4 << 20
-
-
-class _Order(NamedTuple):
-    """A chunk to make: which images, in which epochs."""
-
-    indices: Ints
-    epochs: Ints
-    last: bool
-    """Whether the chunk ends a batch."""
+_MOST_BAD = 1000
+"""Samples of a stream that cannot be read, one after the other, before the run ends."""
 
 
 class _Chunk(NamedTuple):
+    """Places of a batch."""
+
     images: npt.NDArray[np.uint8]
     labels: Ints
     indices: Ints
     unreadable: list[ImageError]
-    last: bool
+
+
+class _Image(NamedTuple):
+    """An image that may take a place."""
+
+    number: int
+    where: str
+    read: Callable[[], tuple[bytes, int]]
+    """Returns its bytes and its label."""
 
 
 def train_batches(
     source: Source | Stream,
-    transform: TrainTransform | EvalTransform,
+    transform: Transform,
     batch_size: int,
     seed: int,
     start_step: int,
@@ -83,26 +87,24 @@ def train_batches(
     """
     part = range(batch_size) if part is None else part
     places = np.arange(part.start - lead, part.stop) % batch_size
-    share = -(-len(places) // max(workers, 1))
-    chunk_size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
     if isinstance(source, Stream):
         lanes = _Lanes(source, transform, seed, batch_size, places, range(start_step, steps))
-        workers = min(workers, len(places))
-        chunks = _in_processes(lanes, None, workers, 2) if workers else (chunk for chunk in lanes)
+        chunks = _load(lanes, None, min(workers, len(places)), prefetch=2)
     else:
-        images = _Images(source, transform, seed)
+        if not len(source):
+            raise DataError("there are no images to train on", where=source.root)
+        share = -(-len(places) // max(workers, 1))
+        size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
         orders = (
-            _Order(indices[chunk], epochs[chunk], chunk[-1] == places[-1])
+            (indices[chunk], epochs[chunk])
             for indices, epochs in batch_orders(
                 source, batch_size, seed, start_step, steps, balanced
             )
-            for chunk in np.split(places, range(chunk_size, len(places), chunk_size))
+            for chunk in np.split(places, range(size, len(places), size))
         )
-        if workers:
-            ahead = 2 * len(places)  # two batches in all
-            chunks = _in_processes(images, orders, workers, max(1, ahead // (chunk_size * workers)))
-        else:
-            chunks = (images[order] for order in orders)
+        ahead = 2 * len(places)  # two batches in all
+        prefetch = max(1, ahead // (size * max(workers, 1)))
+        chunks = _load(_Images(source, transform, seed), orders, workers, prefetch)
     # A program that ends with batches left over would wait forever for the workers, which ignore
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
@@ -114,7 +116,7 @@ def train_batches(
             for error in chunk.unreadable:
                 on_unreadable(error)
             gathered.append(chunk)
-            if chunk.last:
+            if sum(len(chunk.labels) for chunk in gathered) == len(places):
                 arrays = zip(*(chunk[:3] for chunk in gathered), strict=True)
                 pixels, labels, indices = map(torch.from_numpy, map(np.concatenate, arrays))
                 yield pixels, labels, indices
@@ -125,35 +127,22 @@ def train_batches(
 
 
 class _Images(Dataset[_Chunk | VitError]):
-    """Makes chunks; lives in the worker processes."""
+    """Makes chunks of a source, given its indices and their epochs."""
 
-    def __init__(
-        self, source: Source, transform: TrainTransform | EvalTransform, seed: int
-    ) -> None:
+    def __init__(self, source: Source, transform: Transform, seed: int) -> None:
         self.source, self.transform, self.seed = source, transform, seed
 
-    def __getitem__(self, order: _Order) -> _Chunk | VitError:
-        images = []
-        shown, unreadable = order.indices.copy(), list[ImageError]()
-        for place, epoch in enumerate(order.epochs.tolist()):
-            wanted = int(order.indices[place])
-            for index in self.source.same_class(wanted):
-                try:
-                    images.append(self._image(index, sample_rng(self.seed, epoch, wanted)))
-                    shown[place] = index
-                    break
-                except ImageError as error:
-                    unreadable.append(error)
-            else:  # returned, as torch would bury it in the text of a traceback
-                return unreadable[-1]
-        labels = self.source.labels[shown]
-        return _Chunk(torch.stack(images).numpy(), labels, shown, unreadable, order.last)
+    def __getitem__(self, order: tuple[Ints, Ints]) -> _Chunk | VitError:
+        indices, epochs = (array.tolist() for array in order)
+        wanted = zip(epochs, indices, map(self._candidates, indices), strict=True)
+        return _chunk(self.transform, self.seed, wanted)
 
-    def _image(self, index: int, rng: np.random.Generator) -> torch.Tensor:
-        try:
-            return _pixels(self.transform, self.source.read(index), rng)
-        except ImageError as error:
-            raise _located(error, self.source.where(index)) from error
+    def _candidates(self, wanted: int) -> Iterator[_Image]:
+        for index in self.source.same_class(wanted):
+            yield _Image(index, self.source.where(index), partial(self._read, index))
+
+    def _read(self, index: int) -> tuple[bytes, int]:
+        return self.source.read(index), int(self.source.labels[index])
 
 
 class _Lanes(IterableDataset[_Chunk | VitError]):
@@ -162,7 +151,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
     def __init__(
         self,
         stream: Stream,
-        transform: TrainTransform | EvalTransform,
+        transform: Transform,
         seed: int,
         batch_size: int,
         places: Ints,
@@ -178,80 +167,73 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         stream, batch = self.stream, self.batch_size
         lane_of = {place: stream.lane_of(place, batch) for place in mine}
         lanes = {
-            lane: _Lane(stream.lane(lane, batch, self.seed, self.steps.start))
+            lane: stream.lane(lane, batch, self.seed, self.steps.start)
             for lane in sorted(set(lane_of.values()))
         }
+
+        def candidates(lane: int, asked: Sample) -> Iterator[_Image]:
+            """The sample, and those that the lane's next batches begin with."""
+            yield self._image(asked)
+            lanes[lane], ahead = itertools.tee(lanes[lane])
+            for _, sample in itertools.islice(ahead, _MOST_BAD):
+                yield self._image(sample)
+
         try:
             for _ in self.steps:
-                taken = {k: lanes[k].take(stream.places(k, batch)) for k in lanes}
-                wanted = [(lanes[k], *taken[k][place]) for place, k in lane_of.items()]
-                yield self._chunk(wanted, last=number == of - 1)  # torch takes turns
-        except VitError as error:  # returned, as torch would bury it in the text of a traceback
+                taken = {
+                    place: sample
+                    for lane in lanes
+                    for place, sample in zip(stream.places(lane, batch), lanes[lane], strict=False)
+                }
+                wanted = (
+                    (epoch, sample.number, candidates(lane_of[place], sample))
+                    for place in mine
+                    for epoch, sample in [taken[place]]
+                )
+                yield _chunk(self.transform, self.seed, wanted)
+        except VitError as error:
             yield error
 
-    def _chunk(self, wanted: list[tuple[_Lane, int, Sample]], last: bool) -> _Chunk:
-        images = np.empty((len(wanted), 3, *self.transform.size), np.uint8)
-        labels, numbers = np.empty((2, len(wanted)), np.int64)
-        unreadable = list[ImageError]()
-        for i, (lane, epoch, asked) in enumerate(wanted):
-            for sample in lane.and_next(asked):
-                rng = sample_rng(self.seed, epoch, asked.number)
+    def _image(self, sample: Sample) -> _Image:
+        return _Image(sample.number, sample.key, partial(self.stream.content, sample))
+
+
+def _chunk(
+    transform: Transform, seed: int, wanted: Iterable[tuple[int, int, Iterator[_Image]]]
+) -> _Chunk | VitError:
+    """The first image that can be read of the candidates for each place.
+
+    An error is returned, as torch would bury it in the text of a traceback.
+
+    Args:
+        wanted: for each place its epoch, the index of the image that belongs there, which together
+            decide every random choice, and the candidates.
+    """
+    images, labels, indices, unreadable = [], list[int](), list[int](), list[ImageError]()
+    try:
+        for epoch, index, candidates in wanted:
+            for candidate in candidates:
                 try:
-                    labels[i] = self.stream.label(sample)
-                    if sample.image is None:
-                        raise ImageError("the sample has no image")
-                    images[i] = _pixels(self.transform, sample.image, rng).numpy()
-                    numbers[i] = sample.number
-                    break
+                    data, label = candidate.read()
+                    images.append(transform(data, sample_rng(seed, epoch, index)).numpy())
                 except ImageError as error:
-                    unreadable.append(_located(error, sample.key))
+                    hint = error.hint or "repair or remove the file"
+                    unreadable.append(ImageError(error.what, where=candidate.where, hint=hint))
+                else:
+                    labels.append(label)
+                    indices.append(candidate.number)
+                    break
             else:
-                raise unreadable[-1]
-        return _Chunk(images, labels, numbers, unreadable, last)
+                return unreadable[-1]
+    except VitError as error:
+        return error
+    return _Chunk(np.stack(images), np.array(labels), np.array(indices), unreadable)
 
 
-class _Lane:
-    """A lane, read ahead where an image cannot be read."""
-
-    MOST = 1000
-    """Images that cannot be read, one after the other, before the run ends."""
-
-    def __init__(self, samples: Iterator[tuple[int, Sample]]) -> None:
-        self.samples = samples
-        self.ahead = deque[tuple[int, Sample]]()
-
-    def take(self, places: range) -> dict[int, tuple[int, Sample]]:
-        """The next samples, with their epochs, for these places."""
-        return {p: self.ahead.popleft() if self.ahead else next(self.samples) for p in places}
-
-    def and_next(self, sample: Sample) -> Iterator[Sample]:
-        """The sample, and those that the lane's next batches begin with."""
-        yield sample
-        for i in range(self.MOST):
-            if i == len(self.ahead):
-                self.ahead.append(next(self.samples))
-            yield self.ahead[i][1]
-
-
-def _pixels(
-    transform: TrainTransform | EvalTransform, data: bytes, rng: np.random.Generator
-) -> torch.Tensor:
-    return transform(data) if isinstance(transform, EvalTransform) else transform(data, rng)
-
-
-def _located(error: ImageError, where: str) -> ImageError:
-    return ImageError(error.what, where=where, hint=error.hint or "repair or remove the file")
-
-
-def _in_processes(
-    dataset: Any, orders: Iterator[_Order] | None, workers: int, prefetch: int
+def _load(
+    dataset: Any, orders: Iterator[Any] | None, workers: int, prefetch: int
 ) -> Generator[_Chunk | VitError]:
-    sampler = None
-    if orders is not None:
-        # Drawn here: if there is none to draw, no process is to be left behind.
-        if (first := next(orders, None)) is None:
-            return
-        sampler = itertools.chain([first], orders)
+    """The chunks that worker processes make, in order; without workers, this process."""
     others = set(multiprocessing.active_children())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -259,13 +241,13 @@ def _in_processes(
             DataLoader(
                 dataset,
                 batch_size=None,
-                sampler=sampler,
+                sampler=orders,
                 num_workers=workers,
-                prefetch_factor=prefetch,
+                prefetch_factor=prefetch if workers else None,
                 collate_fn=_unchanged,
                 worker_init_fn=_start_worker,
                 # Forked workers share the index arrays and start at once; macOS and Windows cannot.
-                multiprocessing_context="fork" if sys.platform == "linux" else None,
+                multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
                 generator=torch.Generator(),  # else it draws from the generator that dropout uses
             )
         )
@@ -274,6 +256,8 @@ def _in_processes(
     try:
         yield from chunks
     except RuntimeError as error:  # torch's own: what the workers expect is among the chunks
+        if not workers:
+            raise
         failure = str(error).partition("\n")[0]
     finally:
         del chunks  # the last reference: the workers end now

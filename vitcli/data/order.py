@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from vitcli.data.source import Ints, Source
-from vitcli.errors import DataError
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -57,8 +56,6 @@ def batch_orders(
     next. An epoch is a permutation of all images; a balanced one has the same length and as many
     images of each class.
     """
-    if not len(source):
-        raise DataError("there are no images to train on", where=source.root)
 
     @functools.lru_cache(2)
     def order(epoch: int) -> tuple[Ints, Ints]:

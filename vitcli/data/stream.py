@@ -96,6 +96,14 @@ class Stream:
         parts = (self.classes, [shard.name for shard in self.shards], self.sizes.tolist())
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
+    def content(self, sample: Sample) -> tuple[bytes, int]:
+        """A sample's image and the index of its class. Raises ImageError if it lacks one of them,
+        and DataError as `label` does."""
+        label = self.label(sample)
+        if sample.image is None:
+            raise ImageError("the sample has no image", where=sample.key)
+        return sample.image, label
+
     def label(self, sample: Sample) -> int:
         """The index of a sample's class.
 

@@ -41,8 +41,9 @@ class EvalTransform:
         self.size = preprocess.size
         self.fit = Fit(preprocess)
 
-    def __call__(self, image: Encoded) -> torch.Tensor:
-        """An image as uint8 (3, H, W). Raises ImageError if it cannot be decoded."""
+    def __call__(self, image: Encoded, rng: np.random.Generator | None = None) -> torch.Tensor:
+        """An image as uint8 (3, H, W); nothing is drawn. Raises ImageError if it cannot be
+        decoded."""
         return to_tensor(self.fit(image))
 
 
