@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import io
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from data.web_server import Fault, Web, serve
 from vitcli.data import files, inputs
 from vitcli.data.files import read_file
 from vitcli.data.inputs import find_images
@@ -73,9 +72,10 @@ def test_nothing_in_a_directory_hangs_or_vanishes(tree: Path) -> None:
     (tree / "a" / "dir.jpg").mkdir()
     (tree / "a" / "dir.jpg" / "x.png").write_bytes(b"")
     (tree / "a" / "drawing.svg").write_bytes(b"")
-    with pytest.warns(VitWarning, match=r"\.svg \(1\)"):
-        assert names("a") == [os.path.join("a", "dir.jpg", "x.png"), os.path.join("a", "z.webp")]
-    assert names("a/*") == [os.path.join("a", "z.webp")]
+    (tree / "a" / "gone.jpg").symlink_to(tree / "nowhere.jpg")
+    with pytest.warns(VitWarning, match=r"pipe or device \(1\).*\.svg|\.svg \(1\), pipe or"):
+        assert names("a") == ["a/dir.jpg/x.png", "a/gone.jpg", "a/z.webp"]
+    assert names("a/*") == ["a/gone.jpg", "a/z.webp"]
 
 
 def test_files_and_patterns(tree: Path) -> None:
@@ -135,46 +135,10 @@ def test_a_pipe_in_place_of_a_file_has_a_limit(monkeypatch: pytest.MonkeyPatch) 
 # URLs
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers by path: an image, an error, a redirect, too much, silence, drop by drop."""
-
-    def do_GET(self) -> None:
-        if self.path == "/missing":
-            self.send_error(404)
-        elif self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", "/cat%20one.jpg")
-            self.end_headers()
-        elif self.path == "/silent":
-            time.sleep(2.0)
-        else:
-            self.send_response(200)
-            self.end_headers()
-            if self.path == "/slow":
-                for _ in range(50):
-                    self.wfile.write(b"x")
-                    time.sleep(0.05)
-            elif self.path == "/endless":
-                for _ in range(64):
-                    self.wfile.write(bytes(1 << 16))
-            else:
-                self.wfile.write(self.path.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    def handle_error(self, *_: object) -> None:
-        """A client that hangs up is what these tests are about."""
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with Server(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
+def server() -> Iterator[Web]:
+    with serve({"cat%20one.jpg": b"pixels", "endless": bytes(4 << 20), "slow": b"x" * 50}) as web:
+        yield web
 
 
 def read(url: str, **settings: bool) -> bytes:
@@ -184,24 +148,26 @@ def read(url: str, **settings: bool) -> bytes:
     return data
 
 
-def test_urls_are_fetched(server: str) -> None:
-    assert read(f"{server}/cat one.jpg") == b"/cat%20one.jpg"
-    assert read(f"{server}/moved") == b"/cat%20one.jpg"
+def test_urls_are_fetched(server: Web) -> None:
+    assert read(f"{server.url}/cat one.jpg") == b"pixels"
+    server.faults.append(Fault("moved", "moved", to="/cat%20one.jpg"))
+    assert read(f"{server.url}/moved") == b"pixels"
     with pytest.raises(ImageError, match="--offline"):
-        read(f"{server}/cat.jpg", offline=True)
+        read(f"{server.url}/cat.jpg", offline=True)
 
 
 @pytest.mark.parametrize(
     ("path", "limits", "complaint"),
     [
-        ("/missing", {}, "404 \\(Not Found\\)"),
-        ("/silent", {"URL_TIMEOUT": 0.3}, "0.3 seconds"),
-        ("/slow", {"URL_DEADLINE": 0.5}, "0.5 seconds"),
-        ("/endless", {}, "1 MB"),
+        ("missing", {}, "404 \\(Not Found\\)"),
+        ("silent", {"URL_TIMEOUT": 0.3}, "0.3 seconds"),
+        ("slow", {"URL_DEADLINE": 0.5}, "0.5 seconds"),
+        ("endless", {}, "1 MB"),
+        ("page", {}, "web page"),
     ],
 )
 def test_servers_that_do_not_deliver(
-    server: str,
+    server: Web,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
     limits: dict[str, float],
@@ -210,9 +176,12 @@ def test_servers_that_do_not_deliver(
     for name, seconds in limits.items():  # the others stay long: machines are slow at times
         monkeypatch.setattr(inputs, name, seconds)
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
+    server.files |= {"silent": b"x", "page": b"x"}
+    server.faults[:] = [Fault("silent", "stall"), Fault("page", "html"), Fault("slow", "drip")]
     with pytest.raises(ImageError, match=complaint) as caught:
-        read(server + path)
-    assert caught.value.where == server + path
+        read(f"{server.url}/{path}")
+    assert caught.value.where == f"{server.url}/{path}"
+    assert len([asked for asked, _ in server.requests if asked == f"/{path}"]) == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/cat.jpg", "http://[half/cat.jpg"])

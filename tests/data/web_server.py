@@ -14,14 +14,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 @dataclass
 class Fault:
     """What happens to the next `times` answers for a path that ends with `path`: they end after
-    `at` bytes, stall there, have another status, or are other content. Ranges are known, or not."""
+    `at` bytes, stall there, come drop by drop, have another status, lead elsewhere (`to`), or are
+    other content. Ranges are known, or not."""
 
     path: str
-    kind: str  # "end", "stall", "status", "html", "noranges"
+    kind: str  # "end", "stall", "drip", "status", "moved", "html", "noranges"
     at: int = 0
     status: int = 500
     times: int = 1
     seconds: float = 2.0
+    to: str = ""
 
 
 @dataclass
@@ -52,6 +54,11 @@ def serve(files: dict[str, bytes]) -> Iterator[Web]:
             if fault is not None and kind == "status":
                 self.send_error(fault.status)
                 return
+            if fault is not None and kind == "moved":
+                self.send_response(302)
+                self.send_header("Location", fault.to)
+                self.end_headers()
+                return
             if kind == "html":
                 content = b"<html>please log in</html>"
             if content is None:
@@ -75,6 +82,10 @@ def serve(files: dict[str, bytes]) -> Iterator[Web]:
             if fault is not None and kind in ("end", "stall"):
                 body = body[: max(0, fault.at - start)]
             with contextlib.suppress(OSError):
+                while kind == "drip" and body:
+                    self.wfile.write(body[:1])
+                    body = body[1:]
+                    time.sleep(0.05)
                 self.wfile.write(body)
                 if fault is not None and kind == "stall":
                     self.wfile.flush()

@@ -7,6 +7,7 @@ library only.
 from __future__ import annotations
 
 import glob
+import io
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from vitcli.data.files import is_image, limited, open_file, read_file, skipped_words, walk
-from vitcli.errors import ImageError, VitWarning
+from vitcli.errors import DataError, ImageError, VitWarning
 
 URL_TIMEOUT = 10.0
 """Seconds that a server may stay silent."""
@@ -127,27 +128,16 @@ def fetch(url: str) -> bytes:
     Raises:
         ImageError: no answer within `URL_TIMEOUT` seconds, an error, or more than `MAX_BYTES`.
     """
-    import http.client
-    import urllib.error
-    import urllib.parse
-    import urllib.request
+    from vitcli.data.remote import RemoteFile
 
     deadline, blocks = time.monotonic() + URL_DEADLINE, []
     try:
-        escaped = urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]")
-        request = urllib.request.Request(escaped, headers={"User-Agent": "vitcli"})
-        with urllib.request.urlopen(request, timeout=URL_TIMEOUT) as answer:
-            for block in limited(answer, url):
+        with RemoteFile(url, timeout=0, misses=0, silence=URL_TIMEOUT) as file:
+            for block in limited(io.BufferedReader(file), url):
                 blocks.append(block)
                 if time.monotonic() > deadline:
                     what = f"not received within {URL_DEADLINE:g} seconds"
                     raise ImageError(what, where=url)
-    except urllib.error.HTTPError as error:
-        what = f"the server answered {error.code} ({error.reason})"
-        raise ImageError(what, where=url) from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)  # URLError wraps what happened
-        if isinstance(reason, TimeoutError):
-            reason = f"the server did not respond for {URL_TIMEOUT:g} seconds"
-        raise ImageError(f"cannot be downloaded: {reason}", where=url) from error
+    except DataError as error:
+        raise ImageError(error.what, where=url) from error
     return b"".join(blocks)

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from vitcli.atomic import whole_file
-from vitcli.data.listing import cache_directory
+from vitcli.data.cache import cache_directory
 from vitcli.errors import DataError
 from vitcli.retry import Failure, persist
 
@@ -36,8 +36,15 @@ class Missing(DataError):
 class RemoteFile(io.RawIOBase):
     """A file that is read, and can seek, forwards only. Reading raises DataError."""
 
-    def __init__(self, url: str, timeout: float | None = None, misses: int = MISSED) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout: float | None = None,
+        misses: int = MISSED,
+        silence: float | None = None,
+    ) -> None:
         self.url, self.timeout, self.misses = url, timeout, misses
+        self.silence = silence or SILENCE
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
@@ -83,7 +90,7 @@ class RemoteFile(io.RawIOBase):
             call,
             self._explain,
             timeout=self.timeout,
-            patience=SILENCE,
+            patience=self.silence,
             position=lambda: self.position,
         )
 
@@ -151,7 +158,7 @@ class RemoteFile(io.RawIOBase):
             return Failure(DataError(what, where=where, hint=hint), passes, wait)
         reason: Any = getattr(error, "reason", None) or error  # URLError wraps what happened
         if isinstance(reason, TimeoutError):
-            what = "the server stopped responding"
+            what = f"the server did not respond for {self.silence:g} seconds"
             return Failure(DataError(what, where=where, hint=hint), True, silent=True)
         passes = not isinstance(reason, http.client.InvalidURL)
         if passes and isinstance(reason, OSError | http.client.HTTPException):
