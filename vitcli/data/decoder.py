@@ -5,8 +5,9 @@ being imported."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
@@ -51,9 +52,10 @@ class Decoder:
         self.images, self.pause = images, pause
         self.fit = Fit(preprocess)
         self.pool = ThreadPoolExecutor(workers or min(32, cpu_cores()), "decode")
-        self.room = threading.Semaphore(self.ahead)
-        self.changed = threading.Condition()  # guards what follows
-        self.waiting: deque[Future[Decoded]] = deque()
+        # One more is in hand.
+        self.waiting: queue.Queue[Future[Decoded] | None] = queue.Queue(
+            self.ahead - 1
+        )  # and one in hand
         self.ended = False
         self.failure: BaseException | None = None
         threading.Thread(target=self._find, name="find", daemon=True).start()
@@ -65,49 +67,47 @@ class Decoder:
         self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
-        self.room.release()  # for `_find`, which then sees that the pool is closed
+        with contextlib.suppress(queue.Empty):  # room for `_find`, which sees the closed pool
+            while True:
+                self.waiting.get_nowait()
 
     def take(self, count: int) -> list[Decoded]:
         """The next images: `count` of them, or fewer if that many are not kept ahead, at the end,
         or if no more are found for `pause` seconds; none after the end. Raises what the iterator
         of images raised, after the images before that."""
-        count = min(count, self.ahead)
-        with self.changed:
-            self.changed.wait_for(lambda: self.waiting or self.ended)
-            while len(self.waiting) < count and not self.ended:
-                if not self.changed.wait(self.pause):
-                    break
-            taken = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
-        if taken:
-            self.room.release(len(taken))
-        elif self.failure is not None:
+        taken: list[Future[Decoded]] = []
+        with contextlib.suppress(queue.Empty):
+            while len(taken) < min(count, self.ahead) and not self.ended:
+                image = self.waiting.get(timeout=self.pause if taken else None)
+                if image is None:
+                    self.ended = True
+                else:
+                    taken.append(image)
+        if not taken and self.failure is not None:
             raise self.failure
         return [image.result() for image in taken]
 
     def ready(self, count: int) -> bool:
         """Whether `take` would return images without waiting."""
-        count = min(count, self.ahead)
-        with self.changed:
-            found = len(self.waiting) >= count or (self.ended and len(self.waiting) > 0)
-            return found and all(image.done() for image in islice(self.waiting, count))
+        count = min(count, self.waiting.maxsize)
+        with self.waiting.mutex:
+            there = list(islice(self.waiting.queue, count))
+        images = [image for image in there if image is not None]
+        enough = len(images) == count or None in there
+        return enough and len(images) > 0 and all(image.done() for image in images)
 
     def _find(self) -> None:
-        failure = None
         try:
-            while self.room.acquire() and (image := next(self.images, None)) is not None:
+            for image in self.images:
                 decoded: Future[Decoded] = Future()
                 if image.shared:
                     decoded.set_result(self._decode(image))
                 else:
                     decoded = self.pool.submit(self._decode, image)
-                with self.changed:
-                    self.waiting.append(decoded)
-                    self.changed.notify()
+                self.waiting.put(decoded)
         except BaseException as error:  # of the caller's iterator; `take` raises it
-            failure = error
-        with self.changed:
-            self.ended, self.failure = True, failure
-            self.changed.notify()
+            self.failure = error
+        self.waiting.put(None)
 
     def _decode(self, image: ImageInput) -> Decoded:
         import numpy as np
