@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,80 +90,76 @@ def open_data(
         MissingExtraError: the library that reads it is not installed.
     """
     dataset = open_dataset(config, report, streaming, labelled)
-    if dataset.train is None:
+    train, val = dataset.train, dataset.val
+    if train is None:
         raise DataError(
             "there is no training split, only validation or test images",
             where=config.path,
             hint="pass the parent directory, or files with 'train' in their names",
         )
-    if isinstance(dataset.train, Stream):
-        return _streamed(dataset, dataset.train, config, record)
-    train, val = dataset.train, dataset.val
-    counts = train.counts()
-    if labelled and np.count_nonzero(counts) < 2:
-        name, _, inner = train.names[0].partition("/")
-        nested = "/" in inner and os.path.isdir(os.path.join(config.path, name))
-        raise DataError(
-            f"all images are of one class, '{train.classes[int(counts.argmax())].name}'",
-            where=config.path,
-            hint="training needs at least two classes, each in its own directory"
-            + (f"; if these are in {config.path}/{name}, pass that directory" if nested else ""),
-        )
     warnings = list(dataset.warnings)
-    _require_trained(train, val if not config.merge_val else None, dataset.test, config.path)
-    if not counts.all():  # a list of classes may have more than the data
-        missing = [train.classes[i].name for i in np.flatnonzero(counts == 0)]
-        warnings.append(f"{config.path}: no training images of {listed(missing)}")
-    written = _described(train, config, record, warnings)
+    if isinstance(train, Source):
+        warnings += _check_classes(train, dataset, config, labelled)
+    place, fingerprint = config.path, train.fingerprint()
+    if not config.is_remote:
+        place = str(Path(config.path).expanduser().resolve())
+    if record is not None and record.get("fingerprint") != fingerprint:
+        warnings.append(f"{config.path} has changed since its split was recorded")
+    written: dict[str, Any] = {"data": place, "fingerprint": fingerprint, "kind": "none"}
     if config.merge_val:
+        require_mergeable(train)
         note, written["kind"] = "validation: none, trained on all images", "merged"
         if val is not None:
-            train, val = join_sources(train, val), None
+            train, val = join_sources(indexed(train), val), None
     elif val is not None:
         note = f"validation: the data's own split, {len(val):,} image{'s' * (len(val) != 1)}"
         written["kind"] = "given"
+    elif isinstance(train, Stream):
+        note = "validation: none, because training data is streamed; add shards of a validation "
+        note += "split"
     elif dataset.test is not None and not select:
-        note, written["kind"] = "validation: none", "none"
+        note = "validation: none"
     else:
         held, note = _hold_out(train, config, record, warnings)
-        written["kind"] = "held out" if len(held) else "none"
         if len(held):
             val = train.select(held)
-            written |= {"fraction": config.val_fraction, "seed": config.split_seed}
-            written["val"] = list(val.names)
+            written |= {
+                "kind": "held out",
+                "fraction": config.val_fraction,
+                "seed": config.split_seed,
+                "val": list(val.names),
+            }
             train = train.select(np.setdiff1d(np.arange(len(train)), held))
     return Splits(train, val, dataset.test, note, tuple(warnings), written)
 
 
-def _streamed(
-    dataset: Dataset, train: Stream, config: DataConfig, record: Mapping[str, Any] | None
-) -> Splits:
-    """A training split without an index: nothing is held out of it."""
-    if config.merge_val:
-        require_mergeable(train)
-    warnings, val = [*dataset.warnings], dataset.val
-    written = _described(train, config, record, warnings)
-    written["kind"] = "none" if val is None else "given"
-    note = "validation: none, because training data is streamed; add shards of a validation split"
-    if val is not None:
-        note = f"validation: the data's own split, {len(val):,} image{'s' * (len(val) != 1)}"
-    return Splits(train, val, dataset.test, note, tuple(warnings), written)
+def _check_classes(
+    train: Source, dataset: Dataset, config: DataConfig, labelled: bool
+) -> Iterator[str]:
+    """Warns of classes without any images.
 
-
-def _described(
-    train: Source | Stream,
-    config: DataConfig,
-    record: Mapping[str, Any] | None,
-    warnings: list[str],
-) -> dict[str, Any]:
-    """The record of a split, without its kind; warns if it is not what was recorded before."""
-    fingerprint = train.fingerprint()
-    if record is not None and record.get("fingerprint") != fingerprint:
-        warnings.append(f"{config.path} has changed since its split was recorded")
-    place = config.path
-    if not config.is_remote:
-        place = str(Path(config.path).expanduser().resolve())
-    return {"data": place, "fingerprint": fingerprint}
+    Raises:
+        DataError: there is one class, or one with validation or test images, but none to train on.
+    """
+    present = train.counts() > 0
+    if labelled and np.count_nonzero(present) < 2:
+        name, _, inner = train.names[0].partition("/")
+        nested = "/" in inner and os.path.isdir(os.path.join(config.path, name))
+        raise DataError(
+            f"all images are of one class, '{train.classes[int(present.argmax())].name}'",
+            where=config.path,
+            hint="training needs at least two classes, each in its own directory"
+            + (f"; if these are in {config.path}/{name}, pass that directory" if nested else ""),
+        )
+    val = None if config.merge_val else dataset.val
+    for words, source in (("validation", val), ("test", dataset.test)):
+        if source is not None and (alone := (source.counts() > 0) & ~present).any():
+            names = listed(train.classes[i].name for i in np.flatnonzero(alone))
+            hint = f"add some, or remove the class from the {words} split"
+            raise DataError(f"no training images of {names}", where=config.path, hint=hint)
+    if not present.all():  # a list of classes may have more than the data
+        missing = [train.classes[i].name for i in np.flatnonzero(~present)]
+        yield f"{config.path}: no training images of {listed(missing)}"
 
 
 def open_split(
@@ -304,15 +300,6 @@ def unreadable_images(
             found += [error for error in pool.map(check, indices) if error is not None]
             on_progress(len(indices))
     return found
-
-
-def _require_trained(train: Source, val: Source | None, test: Source | None, path: str) -> None:
-    """Raises DataError for classes with validation or test images, but no training images."""
-    for words, source in (("validation", val), ("test", test)):
-        if source is not None and (alone := (source.counts() > 0) & (train.counts() == 0)).any():
-            names = listed(train.classes[i].name for i in np.flatnonzero(alone))
-            hint = f"add some, or remove the class from the {words} split"
-            raise DataError(f"no training images of {names}", where=path, hint=hint)
 
 
 # ---------------------------------------------------------------------------------------------
