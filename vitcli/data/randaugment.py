@@ -18,6 +18,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 _GREY = (128, 128, 128)
 _BILINEAR = Image.Resampling.BILINEAR
+_TRANSLATE = 100 / 224
 
 Op = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
@@ -40,29 +41,6 @@ def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR, fillcolor=_GREY
     )
-
-
-def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return image.rotate(_signed(30 * level, rng), resample=_BILINEAR, fillcolor=_GREY)
-
-
-def _shear_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, _signed(0.3 * level, rng), 0, 0, 1, 0))
-
-
-def _shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, _signed(0.3 * level, rng), 1, 0))
-
-
-_TRANSLATE = 100 / 224
-
-
-def _translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, _signed(_TRANSLATE * level * image.width, rng), 0, 1, 0))
-
-
-def _translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, _signed(_TRANSLATE * level * image.height, rng)))
 
 
 def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
@@ -90,30 +68,32 @@ def _posterize(image: Image.Image, level: float, _: np.random.Generator) -> Imag
     return image.point([value & mask for value in range(256)] * 3)
 
 
-def _solarize(image: Image.Image, level: float, _: np.random.Generator) -> Image.Image:
-    return ImageOps.solarize(image, int(256 * level))
-
-
-def _factor(level: float) -> float:
-    return 0.1 + 1.8 * level
+def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Op:
+    return lambda image, level, rng: kind(image).enhance(0.1 + 1.8 * level)
 
 
 OPS: dict[str, Op] = {
     "autocontrast": lambda image, level, rng: ImageOps.autocontrast(image),
     "equalize": lambda image, level, rng: ImageOps.equalize(image),
     "invert": lambda image, level, rng: ImageOps.invert(image),
-    "rotate": _rotate,
+    "rotate": lambda image, level, rng: image.rotate(
+        _signed(30 * level, rng), resample=_BILINEAR, fillcolor=_GREY
+    ),
     "posterize": _posterize,
-    "solarize": _solarize,
+    "solarize": lambda image, level, rng: ImageOps.solarize(image, int(256 * level)),
     "solarize_add": _solarize_add,
-    "color": lambda image, level, rng: ImageEnhance.Color(image).enhance(_factor(level)),
-    "contrast": lambda image, level, rng: ImageEnhance.Contrast(image).enhance(_factor(level)),
-    "brightness": lambda image, level, rng: ImageEnhance.Brightness(image).enhance(_factor(level)),
-    "sharpness": lambda image, level, rng: ImageEnhance.Sharpness(image).enhance(_factor(level)),
-    "shear_x": _shear_x,
-    "shear_y": _shear_y,
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
+    "color": _enhance(ImageEnhance.Color),
+    "contrast": _enhance(ImageEnhance.Contrast),
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "sharpness": _enhance(ImageEnhance.Sharpness),
+    "shear_x": lambda image, level, rng: _affine(image, (1, _signed(0.3 * level, rng), 0, 0, 1, 0)),
+    "shear_y": lambda image, level, rng: _affine(image, (1, 0, 0, _signed(0.3 * level, rng), 1, 0)),
+    "translate_x": lambda image, level, rng: _affine(
+        image, (1, 0, _signed(_TRANSLATE * level * image.width, rng), 0, 1, 0)
+    ),
+    "translate_y": lambda image, level, rng: _affine(
+        image, (1, 0, 0, 0, 1, _signed(_TRANSLATE * level * image.height, rng))
+    ),
     "cutout": _cutout,
 }
 
