@@ -54,6 +54,7 @@ class RunDirectory:
         self.sweep_plot = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
         self._lock = FileLock(self.path / ".lock", timeout=0)
+        self._skipped_lock = FileLock(self.path / ".skipped.lock")
         self.files = (
             *(self.model, self.decoder, self.config, self.split, self.metrics, self.skipped),
             *(self.card, self.sweep, self.sweep_plot),
@@ -91,8 +92,9 @@ class RunDirectory:
             yield
         finally:
             if self._lock.is_locked:
-                with contextlib.suppress(OSError):  # Windows does not remove open files
-                    (self.path / ".lock").unlink()
+                for name in (".lock", ".skipped.lock"):
+                    with contextlib.suppress(OSError):  # Windows does not remove open files
+                        (self.path / name).unlink()
                 self._lock.release()
 
     def _acquire(self) -> None:
@@ -220,6 +222,18 @@ class RunDirectory:
                 with contextlib.suppress(ValueError):
                     lines.append(json.loads(text))
         return lines
+
+    def append_skipped(self, where: str | None, what: str) -> set[str | None]:
+        """Adds a line to skipped.jsonl, unless it has the image, and returns the images in it.
+        Ranks, which all write to it, take turns."""
+        try:
+            with self._skipped_lock:
+                skipped = {line["image"] for line in self.lines(self.skipped)}
+                if where not in skipped:
+                    self.append(self.skipped, {"image": where, "reason": what})
+        except OSError as error:
+            raise OutputError(f"cannot be written: {error.strerror}", where=self.skipped) from error
+        return skipped | {where}
 
     def rewind_metrics(self, step: int) -> None:
         """Drops what a killed run wrote after its last state: a resumed run writes it again."""

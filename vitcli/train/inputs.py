@@ -87,8 +87,7 @@ def skipping(run: Run, on_event: OnEvent, own: bool = False) -> Callable[[ImageE
     def report(error: ImageError) -> None:
         if error.where in run.skipped or not (own or run.ranks.is_first):
             return
-        run.skipped.add(error.where)
-        run.directory.append(run.directory.skipped, {"image": error.where, "reason": error.what})
+        run.skipped |= run.directory.append_skipped(error.where, error.what)
         if len(run.skipped) > most:
             raise DataError(
                 f"more than {most:,} image{'s' * (most != 1)} cannot be read",
