@@ -90,8 +90,7 @@ def change(
         ConfigError: one that this model cannot have.
     """
     info = _with_given(info, changes)
-    old = info.model
-    model = _with_head(old, changes)
+    old, model = info.model, _with_head(info.model, changes)
     if changes.patch_size:
         if not isinstance(model, ModelConfig) or model.stem:
             raise ConfigError(
@@ -102,10 +101,11 @@ def change(
         pixels = (model.grid[0] * size[0], model.grid[1] * size[1])
         model = dataclasses.replace(model, patch_size=size, image_size=pixels)
     info = _with_preprocess(info, model, changes)
-    changed, dtype = {}, changes.dtype or next(iter(tensors.values())).dtype
+    changed = {}
     for name, shape in info.model.tensor_shapes().items():
         if name.startswith("head") and changes.num_classes is not None:
-            changed[name] = zeros(dtype, shape)
+            dtype = changes.dtype or next(iter(tensors.values())).dtype
+            changed[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
             continue
         tensor = _cast(tensors[name], changes.dtype)
         if tensor.shape != shape:  # the patch embedding at another size
@@ -130,11 +130,12 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     asked = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
     if fields.get("num_heads", heads) != heads and not asked:
         raise ConfigError(f"the file specifies {heads} heads, not {fields['num_heads']}")
-    by_timm = changes.arch is not None and "_" in changes.arch
-    known = {"num_heads", *(("activation", "norm_eps", "resnet") if by_timm else ())}
+    known = {"num_heads"}
+    if changes.arch and "_" in changes.arch:
+        known |= {"activation", "norm_eps", "resnet"}
     left = {fact: text for fact, text in assumed.items() if fact not in known}
-    provenance = {k: v for k, v in info.provenance.items() if k != "assumed"}
-    provenance |= {"given": changes.arch or f"{changes.num_heads} heads"}
+    provenance = {**info.provenance, "given": changes.arch or f"{changes.num_heads} heads"}
+    provenance.pop("assumed", None)
     provenance |= {"assumed": left} if left else {}
     model = dataclasses.replace(model, **fields)
     return dataclasses.replace(info, model=model, provenance=provenance)
@@ -192,15 +193,10 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     return dataclasses.replace(prepared, classes=classes, provenance=provenance)
 
 
-def zeros(dtype: str, shape: tuple[int, ...]) -> LazyTensor:
-    """A tensor of zeros."""
+def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    import numpy as np
 
-    def read() -> np.ndarray:
-        import numpy as np
-
-        return np.zeros(shape, tensor_file.numpy_dtype(dtype))
-
-    return LazyTensor(dtype, shape, read)
+    return np.zeros(shape, tensor_file.numpy_dtype(dtype))
 
 
 def _adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:

@@ -106,14 +106,15 @@ def load(
         "on_progress": on_progress,
         "allow_pickle": allow_pickle,
     }
-    stored = weights = load_weights(spec, **fetching)
-    if resolution is not None:
-        size = (resolution, resolution) if isinstance(resolution, int) else resolution
-        weights = at_resolution(weights, size, posemb_method)
-    tensors = weights.tensors
+    info, stored = load_weights(spec, **fetching)
+    tensors, old = stored, info.model
+    size = (resolution, resolution) if isinstance(resolution, int) else resolution
+    if size is not None and size != old.image_size:
+        info = at_size(info, size, posemb_method)
+        tensors = adapt(stored, old, info.model, posemb_method)
     if dtype is None:
-        tensors = {name: tensor.to(stored.tensors[name].dtype) for name, tensor in tensors.items()}
-    return build(weights.info, tensors, device=device, dtype=dtype).eval()
+        tensors = {name: tensor.to(stored[name].dtype) for name, tensor in tensors.items()}
+    return build(info, tensors, device=device, dtype=dtype).eval()
 
 
 def load_weights(spec: str | Path, **fetching: Unpack[read.Fetching]) -> Weights:
@@ -131,19 +132,6 @@ def load_weights(spec: str | Path, **fetching: Unpack[read.Fetching]) -> Weights
             return Weights(opened.info, {name: file.get_tensor(name) for name in opened.tensors})
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"cannot be read: {error}", where=opened.file) from error
-
-
-def at_resolution(weights: Weights, size: Size, method: PosembMethod) -> Weights:
-    """The same model for images of another size: position embeddings are resized.
-
-    Raises:
-        ConfigError: the size is not a multiple of the patch size.
-    """
-    old = weights.info.model
-    if size == old.image_size:
-        return weights
-    info = at_size(weights.info, size, method)
-    return Weights(info, adapt(weights.tensors, old, info.model, method))
 
 
 def build(
