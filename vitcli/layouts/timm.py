@@ -83,37 +83,28 @@ DEIT3 = {"init_values": 1e-6, "no_embed_class": True}
 TEST = {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}
 
 ARCHITECTURES: tuple[tuple[str, Args], ...] = (
-    ("vit_tiny_patch16_{224,384}", {}),
-    ("vit_small_patch{16,32}_{224,384}", {}),
-    ("vit_small_patch8_224", {}),
-    ("vit_base_patch{16,32}_{224,384}", {}),
-    ("vit_base_patch8_224", {}),
-    ("vit_large_patch{16,32}_{224,384}", {}),
-    ("vit_large_patch14_224", {}),
-    ("vit_huge_patch14_224", {}),
-    ("vit_{giant,gigantic}_patch14_224", {}),
+    ("vit_tiny_patch16_{224,384} vit_small_patch{16,32}_{224,384} vit_small_patch8_224", {}),
+    ("vit_base_patch{16,32}_{224,384} vit_base_patch8_224 vit_large_patch{16,32}_{224,384}", {}),
+    ("vit_large_patch14_224 vit_huge_patch14_224 vit_{giant,gigantic}_patch14_224", {}),
     ("vit_base_patch16_224_miil", {"qkv_bias": False}),
     ("vit_small_patch16_36x1_224", {"depth": 36, **SCALED}),
     ("vit_base_patch{32_plus_256,16_plus_240}", {**SIZES["plus"], **SCALED}),
     ("vit_medium_patch16_gap_{240,256,384}", {**GAP, "qkv_bias": False, **SCALED}),
     ("vit_betwixt_patch16_gap_256", {**GAP, "qkv_bias": False, **SCALED}),
     ("vit_base_patch16_gap_224", {**GAP, "num_heads": 16}),
-    ("vit_huge_patch{14_gap_224,16_gap_448}", GAP),
-    ("vit_giant_patch16_gap_224", GAP),
+    ("vit_huge_patch{14_gap_224,16_gap_448} vit_giant_patch16_gap_224", GAP),
     ("vit_{small,base,large}_patch14_dinov2", DINOV2),
     ("vit_giant_patch14_dinov2", GIANT2),
     ("vit_{small,base,large}_patch14_reg4_dinov2", {**DINOV2, "no_embed_class": True}),
     ("vit_giant_patch14_reg4_dinov2", {**GIANT2, "no_embed_class": True}),
     ("vit_base_patch32_siglip_256", {**MAP, **TANH}),
-    ("vit_base_patch16_siglip_{224,256,384,512}", MAP),
-    ("vit_large_patch16_siglip_{256,384}", MAP),
+    ("vit_base_patch16_siglip_{224,256,384,512} vit_large_patch16_siglip_{256,384}", MAP),
     ("vit_large_patch16_siglip_512", {**MAP, **TANH}),
     ("vit_so400m_patch14_siglip_{224,378,384}", MAP),
     ("vit_so400m_patch16_siglip_{256,384,512}", {**MAP, **TANH}),
     ("vit_giantopt_patch16_siglip_{256,384}", {**MAP, **TANH}),
     ("vit_base_patch32_siglip_gap_256", {**GAP, **TANH}),
-    ("vit_base_patch16_siglip_gap_{224,256,384,512}", GAP),
-    ("vit_large_patch16_siglip_gap_{256,384}", GAP),
+    ("vit_base_patch16_siglip_gap_{224,256,384,512} vit_large_patch16_siglip_gap_{256,384}", GAP),
     ("vit_large_patch16_siglip_gap_512", {**GAP, **TANH}),
     ("vit_so400m_patch14_siglip_gap_{224,378,384,448,896}", GAP),
     ("vit_so400m_patch16_siglip_gap_{256,384,512}", {**GAP, **TANH}),
@@ -128,19 +119,13 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
         "vit_so150m2_patch16_reg1_gap_{256,384,448}",
         {**WITHOUT_TOKEN, "qkv_bias": False, **SCALED},
     ),
-    ("vit_{xsmall,medium,base}_patch16_clip_224", CLIP),
-    ("vit_{medium,betwixt,base}_patch32_clip_224", CLIP),
-    ("vit_base_patch32_clip_{256,384,448}", CLIP),
-    ("vit_base_patch16_clip_384", CLIP),
+    ("vit_{xsmall,medium,base}_patch16_clip_224 vit_{medium,betwixt,base}_patch32_clip_224", CLIP),
+    ("vit_base_patch32_clip_{256,384,448} vit_base_patch16_clip_384", CLIP),
     ("vit_base_patch16_plus_clip_240", {**SIZES["plus"], **CLIP}),
-    ("vit_large_patch14_clip_{224,336}", CLIP),
-    ("vit_huge_patch14_clip_{224,336,378}", CLIP),
-    ("vit_giant_patch14_clip_224", CLIP),
-    ("vit_gigantic_patch14_clip_{224,378}", CLIP),
-    ("vit_base_patch{16,32}_clip_quickgelu_224", QUICK),
-    ("vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
-    ("vit_huge_patch14_clip_quickgelu_{224,378}", QUICK),
-    ("vit_gigantic_patch14_clip_quickgelu_224", QUICK),
+    ("vit_large_patch14_clip_{224,336} vit_huge_patch14_clip_{224,336,378}", CLIP),
+    ("vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_{224,378}", CLIP),
+    ("vit_base_patch{16,32}_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
+    ("vit_huge_patch14_clip_quickgelu_{224,378} vit_gigantic_patch14_clip_quickgelu_224", QUICK),
     ("eva_large_patch14_{196,336}", {"global_pool": "avg"}),
     ("flexivit_{small,base,large}", {"img_size": 240, "no_embed_class": True}),
     ("vit_{base,large}_patch16_radio_v3", {**RADIO, **SCALED, "reg_tokens": 7}),
@@ -157,15 +142,13 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_small_r26_s32_384", {"stem": ResNetConfig((2, 2, 2, 2)), "patch_size": 1}),
     ("vit_base_r50_s16_{224,384}", {"stem": ResNetConfig((3, 4, 9)), "patch_size": 1}),
     ("vit_large_r50_s32_{224,384}", {"stem": ResNetConfig((3, 4, 6, 3)), "patch_size": 1}),
-    ("deit_{tiny,small}_patch16_224", {}),
-    ("deit_base_patch16_{224,384}", {}),
+    ("deit_{tiny,small}_patch16_224 deit_base_patch16_{224,384}", {}),
     ("deit_{tiny,small}_distilled_patch16_224", {"distilled": True}),
     ("deit_base_distilled_patch16_{224,384}", {"distilled": True}),
-    ("deit3_{small,base,large}_patch16_{224,384}", DEIT3),
-    ("deit3_medium_patch16_224", DEIT3),
+    ("deit3_{small,base,large}_patch16_{224,384} deit3_medium_patch16_224", DEIT3),
     ("deit3_huge_patch14_224", DEIT3),
 )
-"""Names, with alternatives in braces, and what a name does not say by itself: departures from
+"""Names, with alternatives in braces, and what they do not say by themselves: departures from
 `VisionTransformer`'s defaults. Size, patch, registers and resolution are read from the name."""
 
 DEFAULTS: Args = {
@@ -199,7 +182,8 @@ def architectures() -> dict[str, Args]:
     """Every ViT and hybrid of timm that is supported: name -> all its arguments."""
     return {
         name: {**DEFAULTS, **FIXED, **_said_by(name), **departures}
-        for pattern, departures in ARCHITECTURES
+        for patterns, departures in ARCHITECTURES
+        for pattern in patterns.split()
         for name in _expand(pattern)
     }
 
