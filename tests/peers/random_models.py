@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitcli.config import ClassLabel, ModelConfig, Preprocess
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
 
 
 def random_arguments(seed: int) -> dict[str, Any]:
@@ -110,3 +115,14 @@ def fill(model: nn.Module, seed: int) -> None:
 def random_images(seed: int, size: tuple[int, int]) -> torch.Tensor:
     """(4, 3, H, W)."""
     return torch.randn(4, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def saved(
+    folder: Path, config: Architecture, seed: int = 0, preprocess: Preprocess | None = None
+) -> Path:
+    """A checkpoint of ours with random weights."""
+    model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
+    fill(model, seed)
+    classes = CLASSES if config.num_classes else ()
+    info = CheckpointInfo(config, preprocess or Preprocess(size=config.image_size), classes)
+    return save_checkpoint(folder, model.state_dict(), info)

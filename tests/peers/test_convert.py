@@ -11,16 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from peers.random_models import CLASSES, fill, random_images
+from peers.random_models import fill, random_images, saved
 from vitcli.checkpoints.convert import convert, plan_convert
-from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
-from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.verify import verify
 from vitcli.config import ModelConfig, Preprocess
-from vitcli.models.vit import ViT
 
 pytestmark = pytest.mark.peers
 
@@ -49,21 +46,13 @@ EXPRESSIBLE = {
 }
 
 
-def written(folder: Path, config: ModelConfig) -> Path:
-    model = ViT(config).eval()
-    fill(model, 0)
-    classes = CLASSES if config.num_classes else ()
-    preprocess = Preprocess(size=config.image_size, mean=(0.1, 0.2, 0.3))
-    info = CheckpointInfo(config, preprocess, classes)
-    return save_checkpoint(folder, model.state_dict(), info)
-
-
 @pytest.mark.parametrize("name", EXPRESSIBLE)
 def test_transformers_own_classes_read_what_we_convert(
     transformers: ModuleType, tmp_path: Path, name: str
 ) -> None:
     config = EXPRESSIBLE[name]
-    source = written(tmp_path / "ours", config)
+    preprocess = Preprocess(size=config.image_size, mean=(0.1, 0.2, 0.3))
+    source = saved(tmp_path / "ours", config, preprocess=preprocess)
     folder = convert(source, tmp_path / "theirs", "transformers")
     auto = (
         transformers.AutoModelForImageClassification
@@ -182,7 +171,7 @@ def test_we_read_what_transformers_writes(
 
 
 def test_timm_reads_what_was_resized(timm: ModuleType, tmp_path: Path) -> None:
-    source = written(tmp_path / "ours", dataclasses.replace(VIT, norm_eps=1e-6))
+    source = saved(tmp_path / "ours", dataclasses.replace(VIT, norm_eps=1e-6))
     job = plan_resize(source, grid=(6, 9), method="bicubic")
     resize_posemb(job)
     theirs = timm.create_model(f"local-dir:{job.output}", pretrained=True).eval()

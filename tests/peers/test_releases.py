@@ -15,15 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.golden_cases import GOLDEN
-from peers.random_models import fill, random_images
-from peers.test_convert import TOLERANCE, VIT, written
+from peers.random_models import fill, random_images, saved
+from peers.test_convert import TOLERANCE, VIT
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
-from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import BiTConfig, ModelConfig, Preprocess, ResNetConfig
-from vitcli.models.resnet import BiT
+from vitcli.config import BiTConfig, ModelConfig, ResNetConfig
 from vitcli.resnets import bit_resnet
 
 pytestmark = pytest.mark.peers
@@ -85,7 +82,7 @@ NPZ: dict[str, tuple[ModelConfig, Any, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", NPZ)
 def test_timm_reads_the_npz_that_we_write(timm: ModuleType, tmp_path: Path, name: str) -> None:
     config, to, architecture, more = NPZ[name]
-    source = written(tmp_path / "ours", config)
+    source = saved(tmp_path / "ours", config)
     path = convert(source, tmp_path / "x.npz", to)
     theirs = timm.create_model(architecture, **{**TIMMS, **more})
     theirs.load_pretrained(str(path))
@@ -94,11 +91,7 @@ def test_timm_reads_the_npz_that_we_write(timm: ModuleType, tmp_path: Path, name
 
 def test_timm_reads_the_bit_npz_that_we_write(timm: ModuleType, tmp_path: Path) -> None:
     config = BiTConfig(bit_resnet((1, 2, 1, 1), 1), (64, 64), num_classes=6)
-    model = BiT(config).eval()
-    fill(model, 0)
-    source = save_checkpoint(
-        tmp_path / "ours", model.state_dict(), CheckpointInfo(config, Preprocess(size=(64, 64)))
-    )
+    source = saved(tmp_path / "ours", config)
     path = convert(source, tmp_path / "x.npz")
     assert "resnet/block2/unit02/c/standardized_conv2d/kernel" in np.load(path).files
     make = timm.models.resnetv2._create_resnetv2_bit

@@ -11,18 +11,14 @@ import torch
 
 import vitcli
 from peers.random_models import (
-    CLASSES,
     fill,
     random_arguments,
     random_config,
     random_images,
     random_preprocess,
+    saved,
 )
-from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import Architecture, ModelConfig, architecture
-from vitcli.models.resnet import BiT
-from vitcli.models.vit import ViT
+from vitcli.config import Architecture, architecture
 
 pytestmark = pytest.mark.peers
 
@@ -54,11 +50,8 @@ def test_we_read_what_timm_writes(timm: ModuleType, tmp_path: Path, seed: int) -
 @pytest.mark.parametrize("seed", range(24))
 def test_timm_reads_what_we_write(timm: ModuleType, tmp_path: Path, seed: int) -> None:
     config = random_config(seed)
-    ours = ViT(config).eval()
-    fill(ours, seed)
     preprocess = random_preprocess(seed, config.image_size)
-    save_checkpoint(tmp_path, ours.state_dict(), CheckpointInfo(config, preprocess, CLASSES))
-
+    ours = vitcli.load(saved(tmp_path, config, seed, preprocess))
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     images = random_images(seed, config.image_size)
     with torch.inference_mode():
@@ -87,12 +80,6 @@ MODELS: dict[str, Architecture] = {
 }
 
 
-def build(config: Architecture) -> ViT | BiT:
-    model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
-    fill(model, 0)
-    return model.eval()
-
-
 def assert_same(ours: torch.nn.Module, theirs: torch.nn.Module, size: tuple[int, int]) -> None:
     """In float64: the rounding errors of fifty layers of random weights are no difference."""
     images = random_images(0, size).double()
@@ -104,9 +91,8 @@ def assert_same(ours: torch.nn.Module, theirs: torch.nn.Module, size: tuple[int,
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_timm_reads_our_resnets(timm: ModuleType, tmp_path: Path, config: Architecture) -> None:
-    ours = build(config)
-    info = CheckpointInfo(config, random_preprocess(0, config.image_size), CLASSES)
-    save_checkpoint(tmp_path, ours.state_dict(), info)
+    preprocess = random_preprocess(0, config.image_size)
+    ours = vitcli.load(saved(tmp_path, config, preprocess=preprocess))
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     assert_same(ours, theirs, config.image_size)
     resolved = timm.data.resolve_data_config({}, model=theirs)

@@ -10,10 +10,7 @@ import torch
 from PIL import Image
 
 import vitcli
-from peers.random_models import CLASSES, fill, random_config, random_images, random_preprocess
-from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.save import save_checkpoint
-from vitcli.models.vit import ViT
+from peers.random_models import fill, random_config, random_images, random_preprocess, saved
 
 pytestmark = pytest.mark.peers
 
@@ -23,10 +20,7 @@ CAT = Path(__file__).parents[1] / "images" / "cat.jpg"
 
 def written(folder: Path, seed: int) -> None:
     config = random_config(seed)
-    model = ViT(config)
-    fill(model, seed)
-    info = CheckpointInfo(config, random_preprocess(seed, config.image_size), CLASSES)
-    save_checkpoint(folder, model.state_dict(), info)
+    saved(folder, config, seed, random_preprocess(seed, config.image_size))
 
 
 @pytest.mark.parametrize("seed", range(6))

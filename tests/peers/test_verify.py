@@ -15,20 +15,17 @@ from typer.testing import CliRunner, Result
 
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import open_clip
-from peers.random_models import CLASSES, fill
+from peers.random_models import fill, saved
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
-from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
-from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.verify import verify
 from vitcli.cli.main import app
-from vitcli.config import ModelConfig, Preprocess, ResNetConfig
+from vitcli.config import ModelConfig, ResNetConfig
 from vitcli.errors import CheckpointError
 from vitcli.layouts.catalogue import Format
-from vitcli.models.vit import ViT
 
 pytestmark = pytest.mark.peers
 
@@ -42,14 +39,6 @@ def vit(transformers: ModuleType) -> Callable[..., Result]:
         return CliRunner().invoke(app, [str(word) for word in words], prog_name="vit")
 
     return run
-
-
-def saved(folder: Path, config: ModelConfig = VIT) -> Path:
-    model = ViT(config)
-    fill(model, 0)
-    classes = CLASSES if config.num_classes else ()
-    info = CheckpointInfo(config, Preprocess(size=config.image_size), classes)
-    return save_checkpoint(folder, model.state_dict(), info)
 
 
 READABLE = [
@@ -158,7 +147,7 @@ def test_another_model_is_noticed_before_anything_is_written(
     with pytest.raises(CheckpointError, match="computes different logits"):
         verify(other)
 
-    ours = saved(tmp_path / "ours")
+    ours = saved(tmp_path / "ours", VIT)
     wrong = json.loads((ours / "config.json").read_text())
     wrong["model_args"]["num_heads"] = 6  # the header says three
     (ours / "config.json").write_text(json.dumps(wrong))
@@ -183,7 +172,7 @@ def test_what_the_library_cannot_hold_is_said(vit: Callable[..., Result], tmp_pa
 def test_what_is_stored_in_16_bits_is_computed_in_float32(
     transformers: ModuleType, tmp_path: Path, layout: Format
 ) -> None:
-    source = saved(tmp_path / "ours")
+    source = saved(tmp_path / "ours", VIT)
     out = convert(source, tmp_path / "half", layout, Changes(dtype="float16"))
     theirs = transformers.AutoModelForImageClassification.from_pretrained(out).eval()
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
