@@ -49,10 +49,8 @@ class Toy(Layout):
             return None
         tensors, outside = below(store, prefix)
         fields = {"activation": "gelu", "norm_eps": 1e-6, "num_heads": 3}
-        return Match(TABLE, tensors, prefix, outside=outside, fields=fields)
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return Preprocess(model.image_size, crop_pct=0.9)
+        default = Preprocess(crop_pct=0.9)
+        return Match(TABLE, tensors, prefix, outside=outside, fields=fields, default=default)
 
     def refusals(self, model: Architecture) -> list[str]:
         return refusals(model) if isinstance(model, ModelConfig) else ["a ResNet"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitcli.checkpoints.tensor_file import Store
-from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess
+from vitcli.config import Architecture, BiTConfig, ModelConfig
 from vitcli.errors import CheckpointError
 from vitcli.layouts import flax
 from vitcli.layouts.bit import find_bit
@@ -38,11 +38,6 @@ class BigVision(flax.NpzLayout):
                 "post-activation ResNets of big_vision are not supported", where=store.path
             )
         return found
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        if isinstance(model, BiTConfig) or model.pool == "map":
-            return super().default_preprocess(match, model)
-        return Preprocess(model.image_size, interpolation="bilinear", crop_pct=0.875)
 
     def refusals(self, model: Architecture) -> list[str]:
         if isinstance(model, BiTConfig):

@@ -46,7 +46,10 @@ def find_bit(
     flat = flax.is_flat(tensors, "norm-pre-head/scale")
     rows = flax.resnet_rows(tables, flax.units(tensors), "", "unit{:02}", flat)
     resnet = {"std_eps": 1e-10, "pool_padding": pool_padding}
-    return Match(rows, tensors, prefix, names, outside, flax.TRAINING, resnet=resnet)
+    default = flax.SQUASHED
+    return Match(
+        rows, tensors, prefix, names, outside, flax.TRAINING, resnet=resnet, default=default
+    )
 
 
 class Bit(flax.NpzLayout):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vitcli.architectures import STEM
@@ -23,6 +23,10 @@ FLAX = {"activation": "gelu_tanh", "norm_eps": 1e-6}
 """Of every ViT."""
 FLAX_RESNET = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
 """Of every hybrid's stem."""
+
+SQUASHED = Preprocess(interpolation="bilinear", crop_mode="squash")
+CROPPED = Preprocess(interpolation="bilinear", crop_pct=0.875)
+"""How images are prepared: big_vision crops for ViTs that it classifies with."""
 
 POSITIONS = (
     "Transformer/posembed_input/pos_embedding",
@@ -162,6 +166,7 @@ def find_vit(store: Store, authors: bool) -> Match | None:
         FLAX_RESNET,
         # vit_jax's 49 embeddings are never of 7 x 7 patches; big_vision's usually are.
         posemb_tokens=("all",) if positions == POSITIONS[0] else ("patches", "all"),
+        default=SQUASHED if authors or map_head is not None else CROPPED,
     )
 
 
@@ -173,15 +178,15 @@ def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
             found[name] = tensor
             continue
         whole = functools.cache(tensor.read)  # an npz file cannot be read in parts
-
-        def part(read: Any, i: int) -> Any:
-            return read()[i]
-
         for i in range(min(tensor.shape[0], 10_000)):
             found[f"Transformer/encoderblock_{i}/{name.removeprefix(stem)}"] = LazyTensor(
-                tensor.dtype, tensor.shape[1:], functools.partial(part, whole, i)
+                tensor.dtype, tensor.shape[1:], functools.partial(_part, whole, i)
             )
     return found
+
+
+def _part(read: Callable[[], Any], i: int) -> Any:
+    return read()[i]
 
 
 class NpzLayout(Layout):
@@ -189,9 +194,6 @@ class NpzLayout(Layout):
 
     library = "timm"
     suffixes = (".npz",)
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return Preprocess(model.image_size, interpolation="bilinear", crop_mode="squash")
 
     def warnings(self, model: Architecture) -> list[str]:
         found = ["an npz file holds no class names and no pre-processing"]

@@ -52,12 +52,12 @@ class Match:
     """Facts that are the same in every model of the layout."""
     posemb_tokens: tuple[str, ...] = ()
     """Which tokens may have a position embedding, the likeliest first; (): decided by shapes."""
-    kind: str = ""
-    """The layout's name for the kind of model."""
     info: CheckpointInfo | None = None
     """The whole description, if the configuration contains one."""
     preprocess: Preprocess | None = None
     """From a configuration; its size is replaced by the model's."""
+    default: Preprocess = Preprocess(mean=IMAGENET[0], std=IMAGENET[1], crop_pct=0.875)
+    """How the makers prepare images, used without a configuration; of any size."""
     input_size: Size | None = None
     """Of the images that the layout's program gives the model, where these are not the model's."""
     classes: tuple[ClassLabel, ...] = ()
@@ -82,10 +82,6 @@ class Layout(ABC):
         Raises:
             CheckpointError: it is, and cannot be read.
         """
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        """How the makers prepare images, used without a configuration."""
-        return Preprocess(model.image_size, *IMAGENET, crop_pct=0.875)
 
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Suffixes of the files it is written to, "" for a directory; none: it is only read."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import Store
-from vitcli.config import Architecture, Preprocess, Size
+from vitcli.config import Preprocess, Size
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import CLIP, Layout, Match, below, find_prefix
 from vitcli.layouts.table import rows
@@ -68,10 +68,8 @@ class OpenClip(Layout):
             droppable=r"^proj$",  # to the space that is shared with the text
             fields=fields,
             preprocess=preprocess,
+            default=Preprocess(mean=CLIP[0], std=CLIP[1]),
         )
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return Preprocess(model.image_size, *CLIP)
 
     def resized_config(
         self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo

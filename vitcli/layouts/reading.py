@@ -17,7 +17,7 @@ from vitcli.config import Architecture, BiTConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import table
 from vitcli.layouts.catalogue import recognise
-from vitcli.layouts.layout import Layout, Match
+from vitcli.layouts.layout import Match
 from vitcli.layouts.shapes import assumption, check_keys, infer_architecture
 from vitcli.resnets import Shape
 
@@ -35,7 +35,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     depth = table.depth_of(match.rows, match.tensors)
     if max(depth, match.info.model.depth if match.info else 0) > len(match.tensors):
         raise CheckpointError("describes more blocks than it has tensors", where=store.path)
-    info = match.info or _describe(store, layout, match, depth, grid)
+    info = match.info or _describe(store, layout.name, match, depth, grid)
     model, heads = info.model, getattr(info.model, "num_heads", 1)
     wanted = model.tensor_shapes()
     expected: dict[str, Shape] = {}
@@ -84,7 +84,7 @@ def _sincos2d(grid: Size, width: int) -> Any:
 
 
 def _describe(
-    store: Store, layout: Layout, match: Match, depth: int, grid: Size | None
+    store: Store, layout: str, match: Match, depth: int, grid: Size | None
 ) -> CheckpointInfo:
     """The model from its shapes and from what its makers take for granted."""
     shapes = table.load_shapes(table.expand(match.rows, depth), match.tensors)
@@ -103,18 +103,16 @@ def _describe(
         ) from error
     assumed -= {*match.fields, *match.known, *(("resnet",) if match.resnet else ())}
     assumed |= match.assumed
-    preprocess = match.preprocess
-    if preprocess is None:
-        preprocess = layout.default_preprocess(match, model)
+    if match.preprocess is None:
         assumed.add("preprocess")
-    preprocess = dataclasses.replace(preprocess, size=model.image_size)
+    preprocess = dataclasses.replace(match.preprocess or match.default, size=model.image_size)
     stated = {
         RECORD: resized,
         "input_size": match.input_size and list(match.input_size),
         "took": store.notes,
         "assumed": {fact: assumption(fact, model, preprocess) for fact in sorted(assumed)},
     }
-    provenance = {"converted_from": layout.name} | {k: v for k, v in stated.items() if v}
+    provenance = {"converted_from": layout} | {k: v for k, v in stated.items() if v}
     classes = match.classes if len(match.classes) == model.num_classes else ()
     score = match.score or ("sigmoid" if model.num_classes == 21843 else "softmax")
     return CheckpointInfo(model, preprocess, classes, score, provenance)

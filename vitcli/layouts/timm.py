@@ -29,7 +29,7 @@ from vitcli.config import (
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import layout
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import HALF, IMAGENET, Layout, Match, below, find_prefix, renamed
+from vitcli.layouts.layout import HALF, Layout, Match, below, find_prefix, renamed
 from vitcli.layouts.table import Row, identity, rows
 from vitcli.resnets import DEPTHS, bit_resnet
 
@@ -688,15 +688,12 @@ class Timm(Layout):
         info = _described_beside(store)
         if info is None:
             _check_unambiguous(store, tensors)
+        # DeiT, DINO and MAE prepare images as ImageNet's models do.
+        default = Match.default if store.kind == "pickle" else Preprocess()
         known: frozenset[str] = frozenset()
         return Match(
-            table, tensors, prefix, names, outside, drop, known=known, kind=store.kind, info=info
+            table, tensors, prefix, names, outside, drop, known=known, info=info, default=default
         )
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        if match.kind == "pickle":  # DeiT, DINO, MAE
-            return Preprocess(model.image_size, *IMAGENET, crop_pct=0.875)
-        return Preprocess(model.image_size)
 
     def refusals(self, model: Architecture) -> list[str]:
         return []  # our own description stands beside timm's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitcli.checkpoints.tensor_file import Store
-from vitcli.config import Architecture, Preprocess
+from vitcli.config import Preprocess
 from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix
 from vitcli.layouts.table import rows
 
@@ -38,7 +38,5 @@ class Torchvision(Layout):
         fc1, fc2 = ("linear_1", "linear_2") if old else ("0", "3")
         table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}", fc1=fc1, fc2=fc2)
         fields = {"activation": "gelu", "norm_eps": 1e-6}
-        return Match(table, tensors, prefix, outside=outside, fields=fields)
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return Preprocess(model.image_size, *IMAGENET, "bilinear", 0.875)
+        default = Preprocess((224, 224), *IMAGENET, "bilinear", 0.875)
+        return Match(table, tensors, prefix, outside=outside, fields=fields, default=default)

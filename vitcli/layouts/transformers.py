@@ -183,9 +183,10 @@ class Transformers(Layout):
         if prefix is None:
             return None
         config = read_config(store.path.parent)
-        match = find(store, prefix, config)
-        kind, fields = KINDS[match.kind], dict(match.fields)
-        fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **fields}
+        name, match = find(store, prefix, config)
+        kind = KINDS[config.text("model_type", name)]
+        match = dataclasses.replace(match, default=kind.preprocess((224, 224)))
+        fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **match.fields}
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
             return dataclasses.replace(match, fields=fields, assumed=assumed)
@@ -205,9 +206,6 @@ class Transformers(Layout):
             classes=_classes(config),
             score=_score(config),
         )
-
-    def default_preprocess(self, match: Match, model: Architecture) -> Preprocess:
-        return KINDS[match.kind].preprocess(model.image_size)
 
     # -----------------------------------------------------------------------------------------
     # Writing
@@ -306,7 +304,8 @@ def read_config(directory: Path) -> ForeignJson:
     return config.merged(vision, ForeignJson({**named, "model_type": kind}))
 
 
-def _find_vit(store: Store, prefix: str, config: ForeignJson) -> Match:
+def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
+    """A ViT or a DINOv2: its likely model_type, and the rest."""
     names = store.tensors
     dino = any(name.endswith("layer_scale1.lambda1") for name in names)
     new = any(name.endswith("attention.q_proj.weight") for name in names)
@@ -331,11 +330,10 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> Match:
     if classifying or not _has_tanh_pooler(store, prefix, config):
         drop += r"|pooler\."
         table = tuple(row for row in table if not row.ours[0].startswith("pre_logits"))
-    kind = config.text("model_type", "dinov2" if dino else "vit")
     fields: dict[str, Any] = {}
     if f"{prefix}embeddings.cls_token" in names and dino and not classifying:
         fields["pool"] = "token"
-    return Match(table, names, droppable=drop, kind=kind, fields=fields)
+    return "dinov2" if dino else "vit", Match(table, names, droppable=drop, fields=fields)
 
 
 def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
@@ -357,7 +355,8 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
     return False
 
 
-def _find_clip(store: Store, prefix: str, config: ForeignJson) -> Match:
+def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
+    """The image half of a CLIP or a SigLIP, likewise."""
     names = store.tensors
     siglip = f"{prefix}embeddings.class_embedding" not in names
     table = prefixed(_clip_table(), prefix)
@@ -368,8 +367,8 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson) -> Match:
         table = tuple(row for row in table if not row.ours[0].startswith(unused)) + _HEAD
         fields = {"pool": "gap", "fc_norm": False}
         drop += r"|(^|\.)head\." if siglip else r"|(^|\.)post_layernorm\."
-    kind = config.text("model_type", "siglip_vision_model" if siglip else "clip_vision_model")
-    return Match(table, names, droppable=drop, kind=kind, fields=fields)
+    kind = "siglip_vision_model" if siglip else "clip_vision_model"
+    return kind, Match(table, names, droppable=drop, fields=fields)
 
 
 def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
