@@ -17,7 +17,7 @@ import numpy as np
 from vitcli import __version__
 from vitcli.atomic import write_text
 from vitcli.checkpoints import tensor_file
-from vitcli.checkpoints.adapt import RESAMPLED, adapt_tensor
+from vitcli.checkpoints.adapt import RESAMPLED, adapt
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config
@@ -252,12 +252,8 @@ def save_head(
 def _stored(predictor: Predictor) -> dict[str, np.ndarray | LazyTensor]:
     """The file's tensors, at the size of the predictor's images."""
     stored = open_checkpoint(predictor.file).tensors
-    found: dict[str, np.ndarray | LazyTensor] = {**stored}
-    old, new, method = predictor.stored, predictor.info.model, predictor.posemb_method
-    for name in RESAMPLED if new != old else ():
-        if name in stored:
-            table = stored[name].read()
-            exact = table.astype(np.promote_types(table.dtype, np.float32), copy=False)
-            resampled = adapt_tensor(name, exact, old, new, method)
-            found[name] = stored[name] if resampled is exact else resampled
-    return found
+    old, new = predictor.stored, predictor.info.model
+    if new == old:
+        return {**stored}
+    tables = {name: stored[name].read() for name in RESAMPLED if name in stored}
+    return {**stored, **adapt(tables, old, new, predictor.posemb_method)}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, PosembMethod, Size
 from vitcli.patches import resize_patches
 from vitcli.posemb import resize, sincos2d
 
-if TYPE_CHECKING:
-    from torch import Tensor
+T = TypeVar("T")
 
 
 def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> CheckpointInfo:
@@ -45,9 +46,9 @@ def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:
 
 
 def adapt(
-    tensors: Mapping[str, Tensor], old: Architecture, new: Architecture, method: PosembMethod
-) -> dict[str, Tensor]:
-    """The tensors of `old` resampled to the grid and the patch size of `new`.
+    tensors: Mapping[str, T], old: Architecture, new: Architecture, method: PosembMethod
+) -> dict[str, T]:
+    """The tensors of `old`, numpy or torch, resampled to the grid and the patch size of `new`.
 
     Only the position embeddings and the patch embedding change, and become float32 if they are
     stored in 16 bits. The two configurations must agree in all else but the head.
@@ -55,10 +56,17 @@ def adapt(
     found = dict(tensors)
     for name in RESAMPLED:
         if name in found:
-            exact = found[name].float() if found[name].element_size() < 4 else found[name]
-            resampled: Tensor = adapt_tensor(name, exact, old, new, method)
+            exact = _in_32_bits(found[name])
+            resampled = adapt_tensor(name, exact, old, new, method)
             found[name] = resampled if resampled is not exact else found[name]
     return found
+
+
+def _in_32_bits(tensor: Any) -> Any:
+    """The tensor in float32, or what it is if that has more bits."""
+    if tensor.itemsize >= 4:
+        return tensor
+    return tensor.float() if hasattr(tensor, "float") else tensor.astype(np.float32)
 
 
 def adapt_tensor(
