@@ -134,12 +134,12 @@ def fuzz_shapes(rounds: int, seed: int) -> int:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("rounds", "seed"), [(400, 0), pytest.param(5_000, 1, marks=SLOW)])
+@pytest.mark.parametrize(("rounds", "seed"), [(200, 0), pytest.param(5_000, 1, marks=SLOW)])
 def test_mutated_shapes(rounds: int, seed: int) -> None:
     assert fuzz_shapes(rounds, seed) > rounds // 2
 
 
-@pytest.mark.parametrize(("rounds", "seed"), [(500, 0), pytest.param(30_000, 1, marks=SLOW)])
+@pytest.mark.parametrize(("rounds", "seed"), [(250, 0), pytest.param(30_000, 1, marks=SLOW)])
 def test_mutated_configurations(tmp_path: Path, rounds: int, seed: int) -> None:
     refused, accepted = fuzz(tmp_path, rounds, seed)
     assert refused > rounds // 6 and accepted > rounds // 15
