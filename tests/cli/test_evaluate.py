@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.cli import evaluation
+from vitcli.cli import evaluate as command
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
 
@@ -86,7 +86,7 @@ def test_tables_for_people(evaluate, tiny_checkpoint, data, monkeypatch):
     assert lines[3].split() == ["class", "images", "recall", "precision", "F1"]
     assert any(line.split()[:3] == ["dog", "1", "0.0%"] for line in lines[4:6])
     assert lines[7].startswith("label \\ prediction")
-    monkeypatch.setattr(evaluation, "TABLE", 1)  # of many classes, the most frequent mistakes
+    monkeypatch.setattr(command, "TABLE", 1)  # of many classes, the most frequent mistakes
     lines = evaluate().stdout.splitlines()
     assert lines[8].startswith("dog ") and lines[8].endswith(" 1") and len(lines) == 9
 

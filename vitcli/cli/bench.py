@@ -14,6 +14,7 @@ from vitcli.config import Architecture, Size
 from vitcli.fields import option, parse_device, parse_size
 from vitcli.hub import registry
 from vitcli.train_config import MACHINE
+from vitcli.words import size_text
 
 if TYPE_CHECKING:
     from vitcli.speed import Speed, Work
@@ -127,7 +128,7 @@ def show_table(found: Sequence[Speed], max_batch: int) -> None:
     rows = [
         [
             speed.model,
-            _side(speed.resolution),
+            size_text(speed.resolution),
             speed.work,
             _three_digits(speed.flops / 1e9),
             _three_digits(speed.images_per_second),
@@ -144,10 +145,6 @@ def show_table(found: Sequence[Speed], max_batch: int) -> None:
 
 def _three_digits(rate: float) -> str:
     return f"{rate:.3g}" if rate < 100 else f"{rate:,.0f}"
-
-
-def _side(size: Size) -> str:
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def _draw(found: Sequence[Speed], path: str) -> None:

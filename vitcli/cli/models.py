@@ -24,7 +24,7 @@ from vitcli.hub.cache import RepoCache, fetched, root
 from vitcli.hub.fetch import cached
 from vitcli.hub.registry import RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
-from vitcli.words import counted
+from vitcli.words import counted, size_text
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
@@ -266,7 +266,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    height, width = row["resolution"] or (0, 0)
     count = row["parameters"] or 0
     aliases = [alias for alias, means in registry.aliases().items() if means == row["name"]]
     params = f"{count / 1e6:.1f}M" if count < 1e9 else f"{count / 1e9:.2f}B"
@@ -275,7 +274,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         params if count else "-",
         f"{row['classes']:,}" if row["classes"] else "-",
         output.size(row["bytes"]),
-        (str(width) if height == width else f"{height}x{width}") if width else "-",
+        size_text(row["resolution"]) if row["resolution"] else "-",
         row["license"] or "-",
         " as ".join([row["here"] or "", *aliases]),
     )
