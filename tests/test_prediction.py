@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import queue
 import threading
 import time
@@ -141,10 +140,10 @@ def test_order_is_kept_and_what_waits_is_bounded(encoded):
 
 def test_large_images_wait_in_bounded_memory(encoded):
     drawn: list[int] = []
-    size = (2048, 2048)
+    size = (1200, 1200)
     with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1) as decoder:
         assert len(decoder.take(20)) == 16
-        while len(drawn) < 32:  # 16 x 12 MB, and no more
+        while len(drawn) < 32:  # 16 x 4 MB, and no more
             time.sleep(0.01)
         time.sleep(0.1)
         assert len(drawn) == 32
@@ -221,26 +220,3 @@ def test_a_batch_is_divided_among_cores_and_answered_in_order(count):
             assert later.submit(torch.get_num_threads).result() == 3
     assert (threading.get_ident() in used) is (count < 6)
     assert set(used.values()) == ({3} if count < 6 else {1})
-
-
-def test_a_core_goes_on_with_the_next_batch(tiny_checkpoint, image_folder, monkeypatch):
-    predictor = Predictor(tiny_checkpoint, **FP32)
-    monkeypatch.setattr(Decoder, "ready", lambda *_: True)
-    parts, next_batch, in_time = itertools.count(), threading.Event(), []
-
-    def slow(model: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        part = next(parts)
-        if part == 0:  # one core is held up in the first batch until the other is in the second
-            in_time.append(next_batch.wait(20))
-        elif part == 2:
-            next_batch.set()
-
-    predictor.model.register_forward_pre_hook(slow)
-    images = [image_folder / name for name in ("a.png", "b.png", "b.png", "a.png")] * 2
-    with threads(2):
-        results = list(predictor.predict(images, top_k=10, batch_size=4))
-    assert in_time == [True]
-    assert [r.file for r in results] == [str(p) for p in images]
-    first, second = scores(results[0]), scores(results[1])
-    expected = [first, second, second, first] * 2
-    assert np.allclose([scores(r) for r in results], expected, atol=1e-6)

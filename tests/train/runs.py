@@ -50,7 +50,9 @@ def metrics(directory: str | Path, kind: str) -> list[dict[str, Any]]:
 
 
 def weights(directory: str | Path) -> dict[str, torch.Tensor]:
-    return load_file(Path(directory) / "model.safetensors")
+    """Of the model, and of what was trained beside it."""
+    files = (Path(directory) / name for name in ("model.safetensors", "decoder.safetensors"))
+    return {k: v for file in files if file.exists() for k, v in load_file(file).items()}
 
 
 def same_weights(first: str | Path, second: str | Path) -> bool:

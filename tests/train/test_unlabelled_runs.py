@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from train.runs import Killed, interrupt_at, kill_at, metrics, of_kind, same_weights
+from train.runs import interrupt_at, metrics, of_kind
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
 from vitcli.distributed import joined
@@ -57,41 +57,6 @@ def test_a_run_without_labels(tiny_run, loose, objective, drawn):
     assert "reconstruction.png" in card and "vit predict" not in card
     picture = Image.open(directory / "reconstruction.png")
     assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_a_stopped_run_goes_on_as_if_it_had_not(tiny_run, colours, tmp_path, objective):
-    """Stopped by a signal, and killed, with labelled images and an average."""
-    fields = {"objective": objective, "ema": 0.8, "dropout": 0.1, "save_every": 3}
-    whole = train(tiny_run(output=str(tmp_path / "whole"), **fields))
-    for name, end in (("stopped", interrupt_at(5)), ("killed", kill_at(8))):
-        run = tiny_run(output=str(tmp_path / name), **fields)
-        if name == "killed":
-            with pytest.raises(Killed):
-                train(run, on_event=end)
-        else:
-            train(run, on_event=end)
-        outcome = train(read_train_config(run.output), resume=True)
-        assert same_weights(whole.directory.path, run.output)
-        assert outcome.metrics == whole.metrics
-        first, second = (
-            load_file(Path(p) / "decoder.safetensors") for p in (whole.directory.path, run.output)
-        )
-        assert first.keys() == second.keys() and all(
-            torch.equal(first[k], second[k]) for k in first
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_the_loss_does_not_depend_on_micro_batches(tiny_run, tmp_path, objective):
-    losses = []
-    for count in (1, 4):
-        run = tiny_run(objective=objective, accumulate=count, output=str(tmp_path / str(count)))
-        train(run)
-        losses.append(torch.tensor([line["loss"] for line in metrics(run.output, "train")]))
-    assert torch.allclose(*losses, rtol=1e-4)
 
 
 def test_what_was_learnt_is_fine_tuned_and_trained_further(tiny_run, tmp_path):
