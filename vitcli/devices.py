@@ -31,7 +31,11 @@ def choose_device(name: str) -> torch.device:
     if kind not in found or not (index or "0").isdecimal():
         raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
     if int(index or 0) >= found[kind]:
-        raise ConfigError(f"this machine has no device '{name}'", hint="use --device auto or cpu")
+        raise ConfigError(
+            f"torch finds no device '{name}' on this machine",
+            hint="use --device auto or cpu, or install torch with support for the device: "
+            "https://pytorch.org/get-started/locally/",
+        )
     return torch.device(name)
 
 

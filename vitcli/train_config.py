@@ -66,8 +66,8 @@ class TrainConfig:
     model: str | None = option(
         None,
         "--model -m NAME|PATH|REPO",
-        "Model to start from.  [default: for finetune vit-b16-i21k, or offline the model that "
-        "ships with vit; for pretrain none]",
+        "Model to start from.  [default: vit-b16-i21k for finetune (the model that ships with vit "
+        "if the Hub cannot be reached), none for pretrain]",
     )
     keep_head: bool = option(
         False,
@@ -134,7 +134,7 @@ class TrainConfig:
     retrain: bool = option(
         True,
         "--retrain/--no-retrain",
-        "With several learning rates: do this final run, or keep the best of the others.",
+        "With several learning rates: train the final run, or keep the best run of the sweep.",
     )
     warmup: int | None = option(
         None, "--warmup N", "Number of linear warm-up steps.  [default: auto]", min=0
@@ -292,7 +292,7 @@ class TrainConfig:
     max_bad: int | None = option(
         None,
         "--max-bad N",
-        "Stop once more than N images cannot be read.  [default: a tenth of the training images, "
+        "Stop if more than N images cannot be read.  [default: a tenth of the training images, "
         "at least 100]",
         min=0,
         on_resume=True,
@@ -318,7 +318,7 @@ class TrainConfig:
     device: str = option(
         "auto",
         "--device auto|cpu|cuda[:N]|mps",
-        "Device to train on.",
+        "Device to train on; auto is the first available of cuda, mps and cpu.",
         MACHINE,
         parse=parse_device,
         on_resume=True,

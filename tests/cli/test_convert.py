@@ -24,7 +24,7 @@ def test_an_npz_becomes_a_folder(vit, tmp_path):
     assert result.stdout.startswith(
         f"{tmp_path / 'm'} is {NPZ} (vit-npz) as vit: 32 tensors, 76,282"
     )
-    assert "a grid of 4 x 4 patches, preprocessing: bilinear" in result.stderr
+    assert "a grid of 4 x 4 patches, preprocessing (bilinear" in result.stderr
     found = load_file(tmp_path / "m" / "model.safetensors")
     assert np.array_equal(found["head.weight"], np.load(NPZ)["head/kernel"].T)
     again = vit("convert", NPZ, tmp_path / "m")

@@ -94,7 +94,7 @@ def test_one_model_is_described(vit, root):
 def test_other_kinds_can_be_described(vit, name):
     result = vit("models", "show", name)
     assert result.exit_code == 0, result.stderr
-    assert f"not here: `vit pull {name}` downloads" in result.stdout
+    assert f"not downloaded: `vit pull {name}` downloads" in result.stdout
 
 
 def test_what_ships_is_described(vit):

@@ -87,7 +87,7 @@ def test_the_text_says_what_made_it_and_how_good_it_is():
 def test_names_with_newlines_break_neither_table_nor_text():
     classes = (*CLASSES[:2], ClassLabel("n3", "cat |\n\n## Use\r\n"))
     text = model_card(dataclasses.replace(INFO, classes=classes), SHOWN)
-    assert " They are crane (n1), crane (n2), cat | ## Use.\n" in text
+    assert ": crane (n1), crane (n2), cat | ## Use.\n" in text
     assert "\n| cat \\| ## Use | 10 | 100.0% | 90.9% | 95.2% | - |\n" in text
     assert text.count("\n## Use") == 1
 

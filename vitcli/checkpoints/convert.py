@@ -149,7 +149,7 @@ def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
     """Assumptions, and tensors that are left out."""
     found = []
     if assumed := assumptions(info):
-        found.append(f"not specified in the file, so assumed: {', '.join(assumed.values())}")
+        found.append(f"assumed, as the file does not specify it: {', '.join(assumed.values())}")
     if source.dropped:
         shown = ", ".join(source.dropped[:6]) + (", ..." if len(source.dropped) > 6 else "")
         found.append(f"not part of the model, so left out: {shown}")

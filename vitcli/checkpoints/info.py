@@ -135,7 +135,7 @@ class CheckpointInfo:
                 raise CheckpointError(
                     f"written by a newer version of vit (layout {data['version']!r:.40})",
                     where=where,
-                    hint="pip install --upgrade vitcli",
+                    hint="upgrade vit",
                 )
             kind = BiTConfig if "resnet" in data["model"] else ModelConfig
             classes = tuple(ClassLabel(id, name) for id, name in data["classes"])

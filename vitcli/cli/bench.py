@@ -50,10 +50,16 @@ class Bench(Fetching):
         parse=parse_figure,
     )
     device: str = option(
-        "auto", "--device auto|cpu|cuda[:N]|mps", "Device to run on.", MACHINE, parse=parse_device
+        "auto",
+        "--device auto|cpu|cuda[:N]|mps",
+        "Device to run on; auto is the first available of cuda, mps and cpu.",
+        MACHINE,
+        parse=parse_device,
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
-        "auto", "--precision", "Precision; auto is bf16 if the hardware supports it, else fp32."
+        "auto",
+        "--precision",
+        "Floating-point precision; auto is bf16 if the hardware supports it, else fp32.",
     )
 
 

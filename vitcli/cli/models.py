@@ -136,7 +136,7 @@ def show(args: Show) -> None:
         inputs = {"preprocess": dataclasses.asdict(source.preprocess), "score": source.score}
         output.json_line({**row, **describe_model(config), **inputs, **more})
         return
-    fetch = f"not here: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
+    fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
     facts = {
         "multiply-adds": f"{row['gmacs']:,.2f} billion per image, with the head",
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",

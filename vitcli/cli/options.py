@@ -64,7 +64,11 @@ class Computing(Fetching):
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
     device: str = option(
-        "auto", "--device auto|cpu|cuda[:N]|mps", "Device to run on.", MACHINE, parse=parse_device
+        "auto",
+        "--device auto|cpu|cuda[:N]|mps",
+        "Device to run on; auto is the first available of cuda, mps and cpu.",
+        MACHINE,
+        parse=parse_device,
     )
 
 
@@ -76,7 +80,7 @@ class Running(Computing):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
         "--precision",
-        "Precision; auto is bf16 if the hardware supports it, else fp32.",
+        "Floating-point precision; auto is bf16 if the hardware supports it, else fp32.",
         MACHINE,
     )
     batch_size: int | None = option(

@@ -112,7 +112,7 @@ def _introduce(predictor: Predictor, default: bool) -> None:
     else:
         note_missing_names(predictor)
     if assumed := ", ".join(assumptions(predictor.info).values()):
-        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}")
+        output.note(f"{name}: assumed, as the checkpoint does not specify it: {assumed}")
     if left_out := predictor.info.provenance.get("left_out"):
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
 

@@ -72,7 +72,7 @@ def opener_of(head: bytes) -> Callable[..., Any] | None:
 def damaged(shard: object, empty: bool = False) -> DataError:
     """The error for a shard that is not whole; `empty`: not even its first header is."""
     hint = "download or copy this file again"
-    what = "not a tar, or an empty one" if empty else "the shard is damaged or cut short"
+    what = "not a tar file, or an empty one" if empty else "the shard is damaged or cut short"
     return DataError(what, where=shard, hint=hint)
 
 

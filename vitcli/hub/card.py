@@ -156,10 +156,10 @@ def _introduction(info: CheckpointInfo) -> list[str]:
         kind += " on a ResNet stem"
     head, scores = "without a head.", ""
     if model.num_classes:
-        head = f"with {counted(model.num_classes, 'class', 'classes')}."
+        head = f"with {counted(model.num_classes, 'class', 'classes')}"
+        shown = 0 < len(info.classes) <= MOST_CLASSES
+        head += f": {', '.join(_names(info))}." if shown else "."
         scores = f" Scores are the {info.score} of the logits."
-    if 0 < len(info.classes) <= MOST_CLASSES:
-        head += f" They are {', '.join(_names(info))}."
     filtered = preprocess.interpolation + ("" if preprocess.antialias else " without antialiasing")
     mean, std = (
         side[0] if len(set(side)) == 1 else side for side in (preprocess.mean, preprocess.std)
@@ -190,7 +190,7 @@ def _metrics(
         rows = [f"| loss, validation split | {loss:.4f} |"]
     if not rows and shown is None:
         return []
-    lines = ["## Metrics", "", "Of the stored weights, on images that were not trained on."]
+    lines = ["## Metrics", "", "Measured on images that were not used for training."]
     if "val_top1" in numbers or loss is not None:
         lines[2] += " The stored step is the best on the validation split."
     if rows:
@@ -239,7 +239,7 @@ def _history(info: CheckpointInfo) -> list[str]:
         "Training images": said.get("train_images"),
         "Initial weights": said.get("parent"),
         "Position embeddings resized": _resized(said.get("posemb_resize")),
-        "Optimizer step that was kept": said.get("steps"),
+        "Step of the stored weights": said.get("steps"),
         "Seed": said.get("seed"),
         "Time": " + ".join(str(timedelta(seconds=round(s))) for s in seconds) or None,
         "Note": said.get("note"),

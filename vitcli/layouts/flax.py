@@ -196,7 +196,7 @@ class NpzLayout(Layout):
     suffixes = (".npz",)
 
     def warnings(self, model: Architecture) -> list[str]:
-        found = ["an npz file holds no class names and no pre-processing"]
+        found = ["an npz file holds no class names and no preprocessing"]
         if isinstance(model, BiTConfig):
             if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
                 found.append("its readers add 1e-10 to the variance in weight standardization")

@@ -183,7 +183,7 @@ def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
         part = "" if preprocess.crop_pct == 1 else f" of {preprocess.crop_pct:.1%}"
         crop = CROPS[preprocess.crop_mode] + part
         mean = ", ".join(f"{value:g}" for value in preprocess.mean)
-        return f"preprocessing: {preprocess.interpolation}, {crop}, mean {mean}"
+        return f"preprocessing ({preprocess.interpolation}, {crop}, mean {mean})"
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
     if fact == "resnet" and resnet is not None:
         border = f", max-pool padded with {resnet.pool_padding}" if resnet.preact else ""

@@ -191,8 +191,8 @@ class _Sweep:
             place = RunDirectory(self.directory.path / "sweep" / "retrain")
             note = (
                 f"the learning rate {best.lr:g} was the best of {_listed(config.sweep)}, with "
-                f"{best.val_top1:.1%} on validation; then all images were trained on, and the last "
-                "step was kept"
+                f"{best.val_top1:.1%} on validation; the model was then trained on all images, and "
+                "the last weights were stored"
             )
             data = dataclasses.replace(config.data, merge_val=True)
             outcome = self.train(place, best.lr, note=note, data=data, patience=None)
