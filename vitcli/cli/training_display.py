@@ -84,7 +84,9 @@ def validation_text(event: Validation) -> str:
         key, form = "val_top1", "accuracy {:.2%}"
     text = f"{when}: validation {form.format(event.metrics[key])}"
     average = event.metrics.get(f"ema_{key}")
-    return text if average is None else f"{text}, of the average {form.split()[1].format(average)}"
+    return (
+        text if average is None else f"{text}, averaged weights {form.split()[1].format(average)}"
+    )
 
 
 def probe_text(event: Probe) -> str:

@@ -112,7 +112,7 @@ def open_data(
         if val is not None:
             train, val = join_sources(indexed(train), val), None
     elif val is not None:
-        note = f"validation: the data's own split, {len(val):,} image{'s' * (len(val) != 1)}"
+        note = f"validation: the dataset's own split, {len(val):,} image{'s' * (len(val) != 1)}"
         written["kind"] = "given"
     elif isinstance(train, Stream):
         note = "validation: none, because training data is streamed; add shards of a validation "
@@ -201,7 +201,7 @@ def open_split(
         raise DataError(
             f"there is no {_WORDS[chosen]} split",
             where=config.path,
-            hint=f"this data has a {' and a '.join(_WORDS[name] for name in there)} split",
+            hint=f"the dataset has a {' and a '.join(_WORDS[name] for name in there)} split",
         )
     return indexed(source), words, tuple(warnings)
 
@@ -333,7 +333,7 @@ def _hold_out(
     each = " of each class" if len(train.classes) > 1 else ""
     note = (
         f"validation: {len(held):,} of {len(train):,} images held out, "
-        f"{config.val_fraction:.0%}{each} (split seed {config.split_seed})"
+        f"{config.val_fraction:.0%}{each}"
     )
     return held, note
 

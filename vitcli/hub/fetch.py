@@ -271,9 +271,10 @@ def _look(
         at = "" if revision == MAIN else f" at revision {revision}"
         absent = missing(
             cache.repo,
-            f"no such file or directory, and no such repo in the cache{at}",
-            "check the name; to download it, run `vit pull` once without "
-            + ("HF_HUB_OFFLINE" if is_offline() else "--offline"),
+            f"not in the Hub's cache{at}, and no such file or directory",
+            "download it with `vit pull` (without "
+            + ("HF_HUB_OFFLINE" if is_offline() else "--offline")
+            + "), or check the name",
         )
         if known is None or not present:
             raise absent

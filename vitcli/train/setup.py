@@ -160,7 +160,7 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
     on_event(Note(splits.split_note))
     if labelled and len(splits.classes) < 2:
         raise RunError(
-            f"the data has {len(splits.classes)} class; a classifier needs at least two",
+            f"the dataset has {len(splits.classes)} class; a classifier needs at least two",
             where=config.data.path,
         )
     if config.patience and splits.val is None:
