@@ -33,7 +33,7 @@ class VitError(Exception):
         return f"{line}\nhint: {self.hint}" if self.hint else line
 
 
-NOT_FINITE = "the weights hold NaN, or values too large for the precision: try --precision fp32"
+NOT_FINITE = "the weights contain NaN, or values too large for the precision: try --precision fp32"
 """The hint where a model's outputs are not finite numbers."""
 
 

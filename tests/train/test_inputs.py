@@ -148,7 +148,7 @@ def test_features_that_are_no_numbers(probe, finished, tmp_path):
     ):
         with pytest.raises(error, match=words) as caught:
             train(probe(model=str(broken), freeze=freeze), force=True)
-        assert caught.value.hint.startswith("the weights hold NaN")
+        assert caught.value.hint.startswith("the weights contain NaN")
 
 
 def test_a_long_pass_tells_how_far_it_is(probe, monkeypatch):

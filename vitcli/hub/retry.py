@@ -26,7 +26,10 @@ NOT_THE_HUB = (
     "HF_ENDPOINT",
 )
 UNREACHABLE = ("cannot reach {host}: {error}", "check the network, the proxy and HF_ENDPOINT")
-NO_ANSWER = ("the Hub did not answer in time", "try again, or wait longer with --timeout")
+NO_ANSWER = (
+    "the Hub did not answer in time",
+    "try again, or wait longer with --timeout of `vit pull` or `vit push`",
+)
 BAD_TOKEN = ("the token contains invalid characters", LOGIN)
 BAD_ENDPOINT = ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it")
 
@@ -55,7 +58,7 @@ MEANINGS = {
     "412": ("the repo changed in the meantime", "push again"),
     "429": (
         "too many requests: the Hub asks to wait {wait} (429)",
-        "try later, or wait longer with --timeout",
+        "try later, or wait longer with --timeout of `vit pull` or `vit push`",
     ),
     "HfHubHTTPError": ("the Hub answered with error {status}", "try again later"),
     "HFValidationError": ("not a valid name of a Hub repo", "use the form org/name"),
