@@ -271,7 +271,7 @@ def _look(
         at = "" if revision == MAIN else f" at revision {revision}"
         absent = missing(
             cache.repo,
-            f"not in the Hub's cache{at}, and no such file or directory",
+            f"no such file or directory, and not in the cache{at}",
             "download it with `vit pull` (without "
             + ("HF_HUB_OFFLINE" if is_offline() else "--offline")
             + "), or check the name",
