@@ -195,7 +195,7 @@ def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
         "activation": ACTIVATIONS[model.activation],
         "norm_eps": f"LayerNorm epsilon {model.norm_eps:g}",
         "grid": f"a grid of {model.grid[0]} x {model.grid[1]} patches",
-        "pool": f"pooling: {POOLS[model.pool]}",
+        "pool": f"pooling ({POOLS[model.pool]})",
     }
     return texts[fact]
 
