@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vitcli.hub.fetch import Progress
 
     AnyImage = str | Path | bytes | Image | ImageInput
+    Images = AnyImage | Iterable[AnyImage]
 
 TOP_K = 5
 """Classes for each image."""
@@ -66,7 +67,7 @@ class Result:
 
 def predict(
     spec: str | Path,
-    images: AnyImage | Iterable[AnyImage],
+    images: Images,
     *,
     top_k: int = TOP_K,
     threshold: float | None = None,
@@ -171,7 +172,7 @@ class Predictor:
 
     def predict(
         self,
-        images: AnyImage | Iterable[AnyImage],
+        images: Images,
         top_k: int = TOP_K,
         threshold: float | None = None,
         batch_size: int | None = None,
@@ -205,7 +206,7 @@ class Predictor:
 
     def embed(
         self,
-        images: AnyImage | Iterable[AnyImage],
+        images: Images,
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Iterator[Result]:
@@ -218,7 +219,7 @@ class Predictor:
 
     def _run(
         self,
-        images: AnyImage | Iterable[AnyImage],
+        images: Images,
         output: Literal["logits", "features"],
         batch_size: int | None,
         workers: int | None,
@@ -263,7 +264,7 @@ def _read_ahead(file: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def as_images(images: AnyImage | Iterable[AnyImage], offline: bool = False) -> Iterator[ImageInput]:
+def as_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
     """Whatever names or is an image, one by one; strings and paths as on the command line."""
     if isinstance(images, (str, Path, bytes, ImageInput)) or not isinstance(images, Iterable):
         images = [images]

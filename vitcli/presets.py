@@ -18,30 +18,15 @@ PresetName = Literal["imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab
 
 
 class Preset(NamedTuple):
-    """A row of the paper's Table 4, and what holds for all of its rows."""
+    """A row of the paper's Table 4."""
 
     steps: int
-    """Optimizer steps."""
     rates: tuple[float, ...]
     """Peak learning rates tried on the held-out images; the best one trains on all images."""
     val_fraction: float
     """Held out to choose by, if the data has no validation split."""
     warmup: int = 500
-    """Steps of linear warm-up (vit_jax/configs/common.py)."""
-    batch_size: int = 512
-    resolution: int = 384
-
-    def fields(self) -> dict[str, Any]:
-        """Fields of TrainConfig, those of DataConfig under "data"."""
-        return {
-            "steps": self.steps,
-            "warmup": self.warmup,
-            "batch_size": self.batch_size,
-            "resolution": (self.resolution, self.resolution),
-            "lr": self.rates[0] if len(self.rates) == 1 else None,
-            "sweep": self.rates if len(self.rates) > 1 else (),
-            "data": {"val_fraction": self.val_fraction},
-        }
+    """Steps (vit_jax/configs/common.py)."""
 
 
 PRESETS: dict[PresetName, Preset] = {
@@ -59,98 +44,60 @@ PRESETS: dict[PresetName, Preset] = {
 """By dataset [paper, Table 4 and section B.1.1]."""
 
 
-# ---------------------------------------------------------------------------------------------
-# Pre-training
-
 PretrainName = Literal["imagenet", "imagenet21k", "jft", "s16-i1k"]
 
 
-class Rates(NamedTuple):
-    """What the paper's Table 3 gives for some variants."""
-
-    variants: str
-    """A regular expression of their names."""
-    epochs: int
-    lr: float
-
-
 class Pretraining(NamedTuple):
-    """Rows of the paper's Table 3 for one dataset: AdamW (Adam with decoupled decay) with betas 0.9
-    and 0.999, batches of 4,096 images of 224 px, linear warm-up."""
+    """Rows of the paper's Table 3 for one dataset."""
 
-    rates: tuple[Rates, ...]
-    weight_decay: float
-    dropout: float
-    schedule: Literal["cosine", "linear"] = "linear"
-    clip_norm: float | None = None
-    variant: str = "B/16"
-    """If none is asked for."""
-    batch_size: int = 4096
-    others: dict[str, Any] = {}
-    """Further fields of TrainConfig."""
+    rates: dict[str, tuple[int, float]]
+    """(epochs, peak learning rate) of variants, by a regular expression of their names."""
+    fields: dict[str, Any]
+    """Of TrainConfig, beside or in place of `PRETRAINED`."""
 
-    def fields(self, name: str, variant: str | None) -> dict[str, Any]:
-        """Fields of TrainConfig for a variant, those of its dataclasses below their names.
 
-        Raises:
-            ConfigError: the recipe has no rates for the variant, or there is no such variant.
-        """
-        config = architecture(variant or self.variant)
-        known = variant_name(config)
-        found = next((row for row in self.rates if re.fullmatch(row.variants, known)), None)
-        if found is None:
-            raise ConfigError(
-                f"the preset '{name}' has no learning rate for {known}",
-                hint="leave out --preset, or choose another --variant",
-            )
-        fields = {
-            "variant": variant or self.variant,
-            "epochs": found.epochs,
-            "batch_size": self.batch_size,
-            "resolution": (224, 224),
-            "lr": found.lr,
-            "warmup": 10_000,
-            "schedule": self.schedule,
-            "optimizer": "adamw",
-            "weight_decay": self.weight_decay,
-            "clip_norm": self.clip_norm,
-            "dropout": self.dropout,
-            **self.others,
-        }
-        if "overrides" in fields and isinstance(config, ModelConfig):  # rep_size=True
-            fields["overrides"] = {**fields["overrides"], "pre_logits": config.width}
-        return fields
-
+PRETRAINED: dict[str, Any] = {
+    "variant": "B/16",
+    "batch_size": 4096,
+    "resolution": (224, 224),
+    "warmup": 10_000,
+    "schedule": "linear",
+    "optimizer": "adamw",  # Adam with decoupled decay, betas 0.9 and 0.999
+    "clip_norm": None,
+    "dropout": 0.0,
+}
+"""What Table 3 has in common."""
 
 _ANY_VIT = r"(R\d*\+)?\w+/\d+"
 PRETRAINING: dict[PretrainName, Pretraining] = {
-    "imagenet": Pretraining((Rates(_ANY_VIT, 300, 3e-3),), 0.3, 0.1, "cosine", clip_norm=1.0),
+    "imagenet": Pretraining(
+        {_ANY_VIT: (300, 3e-3)},
+        {"weight_decay": 0.3, "dropout": 0.1, "schedule": "cosine", "clip_norm": 1.0},
+    ),
     # L was trained for 30 epochs too.
-    "imagenet21k": Pretraining((Rates(r"[BL]/\d+", 90, 1e-3),), 0.03, 0.1),
+    "imagenet21k": Pretraining({r"[BL]/\d+": (90, 1e-3)}, {"weight_decay": 0.03, "dropout": 0.1}),
     # L/16 and R50+L/16 were trained for 14 epochs too.
     "jft": Pretraining(
-        (
-            Rates(r"(R50\+)?B/(16|32)|R101x1", 7, 8e-4),
-            Rates(r"L/32|R152x[12]", 7, 6e-4),
-            Rates(r"(R50\+)?L/16", 7, 4e-4),
-            Rates(r"R50\+L/32", 7, 2e-4),
-            Rates(r"R50x[12]", 7, 1e-3),
-            Rates(r"H/14", 14, 3e-4),
-        ),
-        weight_decay=0.1,
-        dropout=0.0,
+        {
+            r"(R50\+)?B/(16|32)|R101x1": (7, 8e-4),
+            r"L/32|R152x[12]": (7, 6e-4),
+            r"(R50\+)?L/16": (7, 4e-4),
+            r"R50\+L/32": (7, 2e-4),
+            r"R50x[12]": (7, 1e-3),
+            r"H/14": (14, 3e-4),
+        },
+        {"weight_decay": 0.1},
     ),
     # big_vision/configs/vit_s16_i1k.py (arXiv 2205.01580). Its weight decay follows the schedule,
     # not the rate: read as the paper's, 1e-4 would be a thousandth of it.
     "s16-i1k": Pretraining(
-        (Rates(_ANY_VIT, 90, 1e-3),),
-        weight_decay=1e-4,
-        dropout=0.0,
-        schedule="cosine",
-        clip_norm=1.0,
-        variant="S/16",
-        batch_size=1024,
-        others={
+        {_ANY_VIT: (90, 1e-3)},
+        {
+            "variant": "S/16",
+            "batch_size": 1024,
+            "schedule": "cosine",
+            "clip_norm": 1.0,
+            "weight_decay": 1e-4,
             "decay_by": "schedule",
             "overrides": {
                 "pool": "gap",
@@ -168,11 +115,36 @@ PRETRAINING: dict[PretrainName, Pretraining] = {
 
 
 def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
-    """The fields of TrainConfig that a preset sets.
+    """The fields of TrainConfig that a preset sets, those of its dataclasses below their names.
 
     Raises:
-        ConfigError: a pre-training preset is not for this variant.
+        ConfigError: a pre-training preset has no rates for the variant, or there is no such
+            variant.
     """
     if task == "finetune":
-        return PRESETS[name].fields()  # type: ignore[index]
-    return PRETRAINING[name].fields(name, variant)  # type: ignore[index]
+        preset = PRESETS[name]  # type: ignore[index]
+        one = len(preset.rates) == 1
+        return {
+            "steps": preset.steps,
+            "warmup": preset.warmup,
+            "batch_size": 512,
+            "resolution": (384, 384),
+            "lr": preset.rates[0] if one else None,
+            "sweep": () if one else preset.rates,
+            "data": {"val_fraction": preset.val_fraction},
+        }
+    rates, fields = PRETRAINING[name]  # type: ignore[index]
+    fields = PRETRAINED | fields
+    fields["variant"] = variant or fields["variant"]
+    config = architecture(fields["variant"])
+    known = variant_name(config)
+    found = next((rates[row] for row in rates if re.fullmatch(row, known)), None)
+    if found is None:
+        raise ConfigError(
+            f"the preset '{name}' has no learning rate for {known}",
+            hint="leave out --preset, or choose another --variant",
+        )
+    fields["epochs"], fields["lr"] = found
+    if "overrides" in fields and isinstance(config, ModelConfig):  # rep_size=True
+        fields["overrides"] = {**fields["overrides"], "pre_logits": config.width}
+    return fields

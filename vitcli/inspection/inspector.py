@@ -6,7 +6,7 @@ in `attention.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,7 +46,7 @@ from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor, as_images, to_scores
 
 if TYPE_CHECKING:
-    from vitcli.prediction import AnyImage
+    from vitcli.prediction import Images
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 
@@ -132,9 +132,7 @@ class Inspector:
         known = listed([label.name for label in self.classes], 12)
         raise ConfigError(f"the model has no class '{name}'", hint=f"its classes are {known}")
 
-    def _read(
-        self, images: AnyImage | Iterable[AnyImage], index: int | None = None
-    ) -> Iterator[Inspected]:
+    def _read(self, images: Images, index: int | None = None) -> Iterator[Inspected]:
         """Each image as the model sees it, with the score of a class (None: of the best)."""
         for source in as_images(images, self.offline):
             try:
@@ -159,7 +157,7 @@ class Inspector:
 
     def attend(
         self,
-        images: AnyImage | Iterable[AnyImage],
+        images: Images,
         method: Method = "rollout",
         layer: int | None = None,
         head: int | None = None,
@@ -195,9 +193,7 @@ class Inspector:
 
         return self._mapped(images, fields, wanted)
 
-    def heads(
-        self, images: AnyImage | Iterable[AnyImage], layer: int | None = None
-    ) -> Iterator[Inspected]:
+    def heads(self, images: Images, layer: int | None = None) -> Iterator[Inspected]:
         """Every head's attention of one layer (None: the last), for each image."""
         check_layer(self.model, layer)
         return self._mapped(
@@ -206,7 +202,7 @@ class Inspector:
 
     def _mapped(
         self,
-        images: AnyImage | Iterable[AnyImage],
+        images: Images,
         fields: Callable[[Inspected, Tensor], dict[str, Any]],
         index: int | None = None,
     ) -> Iterator[Inspected]:
@@ -214,7 +210,7 @@ class Inspector:
         for one in self._read(images, index):
             yield one if one.pixels is None else replace(one, **fields(one, one.pixels))
 
-    def colours(self, images: AnyImage | Iterable[AnyImage]) -> Iterator[Inspected]:
+    def colours(self, images: Images) -> Iterator[Inspected]:
         """Patch features of all images together as RGB; see `feature_colours`."""
         found = list(self._read(images))
         features = [patch_features(self.model, o.pixels) for o in found if o.pixels is not None]
@@ -222,11 +218,7 @@ class Inspector:
         for one in found:
             yield one if one.pixels is None else replace(one, array=next(colours))
 
-    def distance(
-        self,
-        images: AnyImage | Iterable[AnyImage],
-        on_image: Callable[[], None] = lambda: None,
-    ) -> Inspection:
+    def distance(self, images: Images, on_image: Callable[[], None] = lambda: None) -> Inspection:
         """Mean attention distance over all images, one at a time; nothing is kept of an image.
 
         Args:
@@ -259,7 +251,7 @@ def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uin
 
 def inspect(
     spec: str | Path,
-    images: AnyImage | Iterable[AnyImage] = (),
+    images: Images = (),
     view: View = "attention",
     *,
     method: Method = "rollout",
