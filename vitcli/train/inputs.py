@@ -183,7 +183,7 @@ class Images:
         run, ranks, tally = self.run, self.run.ranks, Tally(0)
         advance = counting("validation", len(val), self.on_event)
         mine = [i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.count == ranks.rank]
-        batches = self.validation_images(mine)
+        batches = self.validation_images(mine, self.skip)
         spare = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
         objective.eval()
         for _ in range(0, len(val), EVALUATED_MASKED * ranks.count):
@@ -196,9 +196,11 @@ class Images:
                 advance(len(part))
         return tally.result().loss
 
-    def validation_images(self, indices: Sequence[int]) -> Iterator[tuple[Tensor, list[int]]]:
-        """Batches of validation images at these indices: (images (b, 3, H, W) on the device, their
-        indices). Those that cannot be read are left out."""
+    def validation_images(
+        self, indices: Sequence[int], on_unreadable: Callable[[ImageError], None]
+    ) -> Iterator[tuple[Tensor, list[int]]]:
+        """Batches of the validation images at these indices that can be read: (images
+        (b, 3, H, W) on the device, their indices)."""
         run, val, waiting = self.run, self.run.splits.val, iter(indices)
         assert val is not None
         images = (ImageInput(val.where(i), partial(val.read, i)) for i in indices)
@@ -207,7 +209,7 @@ class Images:
                 pixels, read = list[npt.NDArray[np.uint8]](), list[int]()
                 for (name, found), index in zip(decoded, waiting, strict=False):
                     if isinstance(found, DataError):
-                        report_unreadable([Slot(name, found)], self.skip)
+                        report_unreadable([Slot(name, found)], on_unreadable)
                     else:
                         pixels.append(found)
                         read.append(index)

@@ -60,7 +60,8 @@ def draw(run: Run, inputs: Inputs) -> None:
         return
     chosen = sorted({i * len(val) // DRAWN for i in range(DRAWN)})
     objective.eval()
-    for images, indices in inputs.validation_images(chosen):
+    # What cannot be read was reported by the evaluation.
+    for images, indices in inputs.validation_images(chosen, lambda error: None):
         with torch.inference_mode(), run.autocast():
             y = objective.for_validation(images, indices)
             pictures = (images, *objective.picture(images, y))
