@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -91,6 +90,8 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
 def scratch_directory() -> Iterator[Path]:
     """An empty directory among the system's temporary files, which is removed in the end; so are
     those that killed processes left behind."""
+    import tempfile  # slow to import
+
     place = _temporary(Path(tempfile.gettempdir(), "scratch"))
     place.mkdir(mode=0o700)
     try:

@@ -4,9 +4,7 @@ hint at most, exit code 1, and nothing written."""
 from __future__ import annotations
 
 import os
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -98,34 +96,6 @@ def test_an_output_of_an_unknown_kind(vit, tmp_path, name):
     assert not [*tmp_path.iterdir()]
     assert vit("convert", TIMM, f"{tmp_path / name}/").exit_code == 0
     assert (tmp_path / name / "model.safetensors").is_file()
-
-
-def test_a_limit_in_the_middle_of_the_copy(vit, tmp_path):
-    """The kernel refuses to write on: a real error, from the copy itself."""
-    source = Path(shutil.copy(TIMM, tmp_path / "x.safetensors"))
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (source.stat().st_size // 2, old[1]))
-    try:
-        for words in ((), ("--in-place",)):
-            resize = ("resize-posemb", source, "--grid", "6", *words)
-            assert_refused(vit, tmp_path, *resize, said="File too large")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, previous)
-    assert source.read_bytes() == TIMM.read_bytes()
-
-
-def test_in_place_where_nothing_may_be_written(vit, tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "a directory")
-
-    model = shutil.copytree(HF, tmp_path / "model")
-    before = {path.name: path.read_bytes() for path in model.iterdir()}
-    monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere
-    words = ("resize-posemb", model, "--grid", "6", "--in-place")
-    assert_refused(vit, tmp_path, *words, said=f"{model}: cannot be written: Permission denied")
-    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
 
 
 @pytest.mark.slow

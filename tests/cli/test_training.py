@@ -11,7 +11,7 @@ from cli.training_runs import SHORT, TINY, vit
 from vitcli.cli.training import build_config
 from vitcli.errors import OutputError
 from vitcli.hub import fetch as hub
-from vitcli.train import inputs
+from vitcli.train import inputs, setup
 from vitcli.train.directory import RunDirectory
 
 
@@ -28,10 +28,14 @@ def failure(result) -> str:
     return text
 
 
-def test_finetune_prints_the_plan_the_result_and_what_to_type_next(images, parent, tmp_path):
+def test_finetune_prints_the_plan_the_result_and_what_to_type_next(
+    images, parent, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(setup, "LONG_SEQUENCE", 9)
     result = finetune(images, parent, "--resolution", "24", "-o", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
     assert "24 x 24 px in patches of 8: 10 tokens" in result.stderr
+    assert "warning: 10 tokens" in result.stderr
     assert "4 steps of 8" in result.stderr and "sgd, learning rate 0.01" in result.stderr
     assert result.stdout.splitlines()[0].startswith("val: top-1 ")
     assert f"next: vit predict IMAGE --model {tmp_path / 'run'}" in result.stderr
@@ -102,14 +106,6 @@ def test_data_that_cannot_be_learnt_is_found_before_a_download(
     words = ("finetune", "--data", tmp_path / "odd", "--model", "vit-b16-i21k", "--lr", rates)
     assert str(tmp_path / "odd") in failure(vit(*words, "-o", tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_class_with_one_image_is_trained_on(images, parent, tmp_path):
-    shutil.copytree(images, tmp_path / "pets")
-    (tmp_path / "pets" / "birds").mkdir()
-    shutil.copy(images / "cats" / "0.png", tmp_path / "pets" / "birds" / "only.png")
-    result = finetune(tmp_path / "pets", parent, "-o", tmp_path / "run")
-    assert result.exit_code == 0 and "only one image of 'birds'" in result.stderr
 
 
 def test_an_output_that_cannot_be_written(images, parent, tmp_path):
@@ -205,20 +201,6 @@ def test_options_that_do_not_suit_the_data_or_the_model(images, parent, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("lr", ["0.1", "0.1,0.01"])
-def test_a_class_that_is_only_validated_is_refused(images, parent, tmp_path, lr):
-    for split in ("train", "val"):
-        shutil.copytree(images, tmp_path / "pets" / split)
-    shutil.copytree(images / "cats", tmp_path / "pets" / "val" / "lynx")
-    listed, rows = tmp_path / "pets.csv", ["path,label,split"]
-    for path in sorted((tmp_path / "pets").rglob("*.*")):
-        rows.append(f"{path},{path.parent.name},{path.parents[1].name}")
-    listed.write_text("\n".join(rows))
-    for data in (tmp_path / "pets", listed):
-        assert "'lynx'" in failure(finetune(data, parent, "--lr", lr, "-o", tmp_path / "run"))
-        assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     "words, named",
     [
@@ -271,8 +253,3 @@ def test_resume_of_nothing(tmp_path):
     assert "config.json" in failure(vit("finetune", "--resume", tmp_path))
     (tmp_path / "sweep.json").write_text("{}")  # a sweep that was stopped
     assert "sweep.json" in failure(vit("finetune", "--resume", tmp_path))
-
-
-def test_more_than_4096_tokens_are_warned_of(images, parent, tmp_path):
-    words = ("--resolution", "520", "--steps", "1", "--batch-size", "2", "-o", tmp_path / "run")
-    assert "warning: 4,226 tokens" in finetune(images, parent, *words).stderr

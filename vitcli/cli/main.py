@@ -99,7 +99,7 @@ class LazyGroup(TyperGroup):
             output.error(*_explain(error))
             _print_notes(error)
             raise typer.Exit(1) from error
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
 
@@ -126,7 +126,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _print_notes(error: BaseException) -> None:
-    """What the code on the way here added to a failure, or to a Ctrl-C."""
+    """What the code on the way here added to a failure, a Ctrl-C or a SIGTERM."""
     notes = getattr(error, "__notes__", ())
     if notes and isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
         output.line(file=sys.stderr)  # ends the line that ^C is on

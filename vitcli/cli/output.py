@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import textwrap
 import time
 from collections import deque
@@ -124,6 +123,8 @@ def check_writable(path: str | None) -> None:
     """
     if path is None or (os.path.exists(path) and not os.path.isfile(path) | os.path.isdir(path)):
         return  # a pipe or a device is written to directly
+    import tempfile  # slow to import
+
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -51,8 +51,7 @@ def complete_model(incomplete: str) -> list[str]:
     """Names for the shell: those that ship and those of the registry."""
     from vitcli.hub import registry
 
-    known = [*registry.aliases(), *registry.shipped(), *registry.entries()]
-    return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
+    return [name for name in dict.fromkeys(registry.names()) if name.startswith(incomplete)]
 
 
 class _Place(NamedTuple):

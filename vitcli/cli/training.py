@@ -230,9 +230,9 @@ def _resume_command(config: TrainConfig) -> str:
 
 @contextlib.contextmanager
 def _resume_hint(config: TrainConfig) -> Iterator[None]:
-    """Adds how to continue if there is a state: after a Ctrl-C or SIGTERM outside the steps, an
+    """Notes how to continue if there is a state: after a Ctrl-C or SIGTERM outside the steps, an
     unreadable image, or a full disk."""
-    from vitcli.errors import ImageError, OutputError, RunError, VitError
+    from vitcli.errors import ImageError, OutputError, RunError
     from vitcli.train.directory import RunDirectory
 
     try:
@@ -240,7 +240,5 @@ def _resume_hint(config: TrainConfig) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, ImageError, OutputError) as end:
         with contextlib.suppress(RunError):
             RunDirectory(config.output).check_resumable()
-            text = f"stopped; continue with: {_resume_command(config)}"
-            # After an error the boundary prints the error first.
-            end.add_note(text) if isinstance(end, VitError) else output.note(text, always=True)
+            end.add_note(f"stopped; continue with: {_resume_command(config)}")
         raise
