@@ -75,13 +75,13 @@ def in_float64(array: Any, function: Callable[[Matrix], Matrix]) -> Any:
     return function(array.astype(np.float64)).astype(array.dtype)
 
 
-def sincos2d(grid: Size, width: int, temperature: float = 10_000.0) -> npt.NDArray[np.float32]:
+def sincos2d(grid: Size, width: int) -> npt.NDArray[np.float32]:
     """The fixed table (1, rows * columns, width): sines and cosines of the column, then of the
     row, width / 4 frequencies each (`posemb_sincos_2d` of big_vision/models/vit.py; MoCo v3)."""
     if width % 4 or width < 8:
         raise ConfigError(f"sincos2d needs a width that is a multiple of 4, from 8, not {width}")
     y, x = np.mgrid[: grid[0], : grid[1]]
-    omega = 1.0 / temperature ** np.linspace(0.0, 1.0, width // 4)
+    omega = 1.0 / 10_000.0 ** np.linspace(0.0, 1.0, width // 4)
     y_angle = y.reshape(-1, 1) * omega  # (rows * columns, width / 4)
     x_angle = x.reshape(-1, 1) * omega
     parts = [np.sin(x_angle), np.cos(x_angle), np.sin(y_angle), np.cos(y_angle)]

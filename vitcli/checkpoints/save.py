@@ -20,7 +20,7 @@ def save_checkpoint(
     directory: str | Path,
     tensors: Mapping[str, Any],
     info: CheckpointInfo,
-    dtype: SaveDtype | None = "float32",
+    dtype: SaveDtype = "float32",
     train: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model's directory, each file whole or not at all; returns the directory.
@@ -29,7 +29,7 @@ def save_checkpoint(
         directory: made if it does not exist; other files in it stay.
         tensors: numpy arrays or torch tensors (of any device), such as a `state_dict`.
         info: the description of the checkpoint.
-        dtype: of the stored floating-point tensors; None keeps each tensor's own.
+        dtype: of the stored floating-point tensors.
         train: the configuration of the run that made it, for config.json.
 
     Raises:
@@ -78,10 +78,10 @@ def write_config(
     write_json(path, config)
 
 
-def _lazy(tensor: Any, dtype: SaveDtype | None) -> LazyTensor:
+def _lazy(tensor: Any, dtype: SaveDtype) -> LazyTensor:
     """One conversion in memory at a time, whatever the size of the model."""
     own = str(tensor.dtype).removeprefix("torch.")
-    stored = dtype if dtype is not None and "float" in own else own
+    stored = dtype if "float" in own else own
 
     def read() -> Any:
         array = tensor

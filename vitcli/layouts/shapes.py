@@ -226,6 +226,6 @@ def _shape(shape: Iterable[int]) -> str:
     return "(" + ", ".join(str(n) for n in shape) + ")"
 
 
-def _listed(items: list[str], most: int = 20) -> str:
-    rest = len(items) - most
-    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
+def _listed(items: list[str]) -> str:
+    rest = len(items) - 20
+    return ", ".join(items[:20]) + (f" and {rest} more" if rest > 0 else "")
