@@ -47,10 +47,10 @@ class Toy(Layout):
         prefix = find_prefix(store.tensors, "toy/patches/kernel")
         if prefix is None:
             return None
-        tensors, outside = below(store, prefix)
+        tensors, names, outside = below(store, prefix)
         fields = {"activation": "gelu", "norm_eps": 1e-6, "num_heads": 3}
         default = Preprocess(crop_pct=0.9)
-        return Match(TABLE, tensors, prefix, outside=outside, fields=fields, default=default)
+        return Match(TABLE, tensors, names, outside, fields=fields, default=default)
 
     def refusals(self, model: Architecture) -> list[str]:
         return refusals(model) if isinstance(model, ModelConfig) else ["a ResNet"]

@@ -7,7 +7,7 @@ import re
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.layouts import flax
-from vitcli.layouts.layout import Match, below, bit_refusals, find_prefix, renamed
+from vitcli.layouts.layout import Match, below, bit_refusals, find_prefix
 from vitcli.layouts.table import Row, prefixed
 
 _ANCHOR = "root_block/standardized_conv2d/kernel"
@@ -41,15 +41,11 @@ def find_bit(
     prefix = find_prefix([re.sub(*NUMBERED, name) for name in store.tensors], anchor)
     if prefix is None:
         return None
-    inside, outside = below(store, prefix)
-    tensors, names = renamed(inside, prefix, *NUMBERED)
+    tensors, names, outside = below(store, prefix, *NUMBERED)
     flat = flax.is_flat(tensors, "norm-pre-head/scale")
     rows = flax.resnet_rows(tables, flax.units(tensors), "", "unit{:02}", flat)
     resnet = {"std_eps": 1e-10, "pool_padding": pool_padding}
-    default = flax.SQUASHED
-    return Match(
-        rows, tensors, prefix, names, outside, flax.TRAINING, resnet=resnet, default=default
-    )
+    return Match(rows, tensors, names, outside, flax.TRAINING, resnet=resnet, default=flax.SQUASHED)
 
 
 class Bit(flax.NpzLayout):

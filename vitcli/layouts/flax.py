@@ -137,8 +137,10 @@ def find_vit(store: Store, authors: bool) -> Match | None:
     prefix = find_prefix(store.tensors, "embedding/kernel", "Transformer/encoder_norm/scale")
     if prefix is None:
         return None
-    inside, outside = below(store, prefix)
+    inside, names, outside = below(store, prefix)
     tensors = _unstacked(inside)
+    for name in tensors.keys() - inside.keys():
+        names[name] = names[re.sub(r"(encoderblock)_\d+", r"\1", name)]
     first = _BLOCK.replace("{i}", "0")
     old = f"{first}/{PRE_LINEN['attn']}/query/kernel" in tensors
     positions = next((name for name in POSITIONS if name in tensors), POSITIONS[1])
@@ -154,12 +156,10 @@ def find_vit(store: Store, authors: bool) -> Match | None:
     table = vit_rows(numbers, positions, map_head)
     if "conv_root/kernel" in tensors:
         table += stem_rows(units(tensors), is_flat(tensors, "gn_root/scale"))
-    new = set(tensors) - set(inside)
     return Match(
         table,
         tensors,
-        prefix,
-        {name: prefix + re.sub(r"(encoderblock)_\d+", r"\1", name) for name in new},
+        names,
         outside,
         TRAINING,
         fields,

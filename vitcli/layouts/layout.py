@@ -34,10 +34,8 @@ class Match:
     rows: tuple[Row, ...]
     tensors: Mapping[str, LazyTensor]
     """The model's tensors under the table's names: without prefix, stacked blocks unstacked."""
-    prefix: str = ""
-    """The prefix that was removed."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The file's own names of tensors that were renamed in another way."""
+    """The file's own names of tensors that have another there."""
     outside: tuple[str, ...] = ()
     """Names of other tensors in the file: of a text tower, an optimizer."""
     droppable: str = r"$^"
@@ -169,19 +167,15 @@ def find_prefix(names: Iterable[str], anchor: str, other: str = "") -> str | Non
     return min(found, key=rank, default=None)
 
 
-def below(store: Store, prefix: str) -> tuple[dict[str, LazyTensor], tuple[str, ...]]:
-    """The tensors under a prefix, without it, and the names of the rest."""
-    inside = {n.removeprefix(prefix): t for n, t in store.tensors.items() if n.startswith(prefix)}
-    return inside, tuple(name for name in store.tensors if not name.startswith(prefix))
-
-
-def renamed(
-    tensors: Mapping[str, LazyTensor], prefix: str, pattern: str, by: str
-) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """Tensors under simpler names, and the file's own names of those."""
-    names = {re.sub(pattern, by, name): name for name in tensors}
-    simpler = {new: tensors[old] for new, old in names.items()}
-    return simpler, {new: prefix + old for new, old in names.items() if new != old}
+def below(
+    store: Store, prefix: str, pattern: str = "", by: str = ""
+) -> tuple[dict[str, LazyTensor], dict[str, str], tuple[str, ...]]:
+    """The tensors under a prefix, by the rest of their names, in which `by` replaces the pattern;
+    the file's own names of these; and the names of all others."""
+    inside = [name for name in store.tensors if name.startswith(prefix)]
+    names = {re.sub(pattern, by, name.removeprefix(prefix)): name for name in inside}
+    tensors = {new: store.tensors[old] for new, old in names.items()}
+    return tensors, names, tuple(name for name in store.tensors if not name.startswith(prefix))
 
 
 # ---------------------------------------------------------------------------------------------

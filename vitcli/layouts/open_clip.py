@@ -50,7 +50,7 @@ class OpenClip(Layout):
         prefix = find_prefix(store.tensors, "conv1.weight", "class_embedding")
         if prefix is None:
             return None
-        tensors, outside = below(store, prefix)
+        tensors, names, outside = below(store, prefix)
         fields: dict[str, Any] = {"norm_eps": 1e-5}
         preprocess = None
         config = read_json(store.path.parent / CONFIG)
@@ -63,8 +63,8 @@ class OpenClip(Layout):
         return Match(
             rows(_TABLE, layer="transformer.resblocks.{i}"),
             tensors,
-            prefix,
-            outside=outside,
+            names,
+            outside,
             droppable=r"^proj$",  # to the space that is shared with the text
             fields=fields,
             preprocess=preprocess,

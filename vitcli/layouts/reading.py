@@ -53,13 +53,13 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
         expected |= dict.fromkeys(row.theirs, table.save_shape(row, wanted, heads))
         for name, tensor in table.load(row, wanted, match.tensors):
             tensors[name] = tensor
-            sources[name] = tuple(match.names.get(n, match.prefix + n) for n in row.theirs)
+            sources[name] = tuple(match.names.get(n, n) for n in row.theirs)
     expected |= {name: wanted[name] for name in wanted if name not in tensors}
     extra = [name for name in match.tensors if name not in expected]
     dropped = [name for name in extra if re.search(match.droppable, name)]
     found = {n: t.shape for n, t in match.tensors.items() if n not in dropped}
     check_keys(expected, found, where=store.path)
-    left = (*match.outside, *(match.prefix + name for name in dropped))
+    left = (*match.outside, *(match.names.get(name, name) for name in dropped))
     if projections := [name for name in left if re.search(layout.projections, name)]:
         info = dataclasses.replace(info, provenance={**info.provenance, "left_out": projections})
     ordered = {name: tensors[name] for name in wanted}

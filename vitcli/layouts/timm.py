@@ -29,7 +29,7 @@ from vitcli.config import (
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import layout
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import HALF, Layout, Match, below, find_prefix, renamed
+from vitcli.layouts.layout import HALF, Layout, Match, below, find_prefix
 from vitcli.layouts.table import Row, identity, rows
 from vitcli.resnets import DEPTHS, bit_resnet
 
@@ -678,9 +678,9 @@ class Timm(Layout):
         prefix = next((prefix for prefix in found if prefix is not None), None)
         if prefix is None:
             return None
-        inside, outside = below(store, prefix)
         # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
-        tensors, names = renamed(inside, prefix, r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
+        chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
+        tensors, names, outside = below(store, prefix, *chunked)
         table = identity(name for name in tensors if _NAME.fullmatch(name))
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
@@ -691,9 +691,7 @@ class Timm(Layout):
         # DeiT, DINO and MAE prepare images as ImageNet's models do.
         default = Match.default if store.kind == "pickle" else Preprocess()
         known: frozenset[str] = frozenset()
-        return Match(
-            table, tensors, prefix, names, outside, drop, known=known, info=info, default=default
-        )
+        return Match(table, tensors, names, outside, drop, known=known, info=info, default=default)
 
     def refusals(self, model: Architecture) -> list[str]:
         return []  # our own description stands beside timm's
