@@ -176,10 +176,9 @@ def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[
 
 def save_shape(row: Row, ours: Mapping[str, Shape], num_heads: int) -> Shape:
     """The shape of each of a row's tensors in their layout."""
-    total = sum(ours[name][0] if ours[name] else 0 for name in row.ours)
-    first = ours[row.ours[0]]
-    each = (total // len(row.theirs), *first[1:]) if first else ()
-    shape: Shape = row.op.save(Outline(each), num_heads).shape
+    total = sum(ours[name][0] for name in row.ours)
+    each = Outline((total // len(row.theirs), *ours[row.ours[0]][1:]))
+    shape: Shape = row.op.save(each, num_heads).shape
     return shape
 
 
@@ -187,9 +186,6 @@ def load(
     row: Row, wanted: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Our tensors of a row, of the shapes wanted."""
-    if row.op == SAME and len(row.ours) == len(row.theirs) == 1 and row.theirs[0] in tensors:
-        yield row.ours[0], tensors[row.theirs[0]]  # with its place on the disk
-        return
     dtype = tensors[row.theirs[0]].dtype if row.theirs[0] in tensors else "float32"
 
     def read(start: int, end: int) -> np.ndarray:
@@ -201,9 +197,8 @@ def load(
 
     start = 0
     for name in row.ours:
-        shape = wanted[name]
-        end = start + (shape[0] if shape else 0)
-        yield name, LazyTensor(dtype, shape, functools.partial(read, start, end))
+        end = start + wanted[name][0]
+        yield name, LazyTensor(dtype, wanted[name], functools.partial(read, start, end))
         start = end
 
 
@@ -212,9 +207,6 @@ def save(
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Their tensors of a row."""
     ours = [tensors[name] for name in row.ours]
-    if row.op == SAME and len(row.ours) == len(row.theirs) == 1:
-        yield row.theirs[0], ours[0]
-        return
     count = sum(tensor.shape[0] for tensor in ours) // len(row.theirs)
 
     def read(k: int) -> np.ndarray:
