@@ -139,7 +139,7 @@ def plan_convert(
         old = new if is_new else source.tensors[name]
         was = [" x ".join(map(str, old.shape))] if old.shape != new.shape else []
         was += [old.dtype] if old.dtype != new.dtype else []
-        theirs = () if is_new else source.sources.get(name, (name,))
+        theirs = () if is_new else source.sources[name]
         names.append(Renamed(name, new.shape, new.dtype, theirs, renamed[name], " ".join(was)))
     path, is_file = Path(output), bool(kind)
     return Conversion(source, path, is_file, target, info, saved, names, warnings)

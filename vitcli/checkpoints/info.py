@@ -185,14 +185,14 @@ class Checkpoint:
     info: CheckpointInfo
     tensors: dict[str, LazyTensor]
     """Under our names."""
+    sources: dict[str, tuple[str, ...]]
+    """Our name -> the names in the file; none of a tensor that is computed."""
     kind: str
     """Of the file; see `Store`."""
     layout: str = "vit"
     """"vit" (which is timm's), or one of `layouts`."""
     dropped: tuple[str, ...] = ()
     """Names in the file that are not part of the model."""
-    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our name -> the names in the file, where they differ."""
     entry: RegistryEntry | None = None
     """The released model that it is, if the registry knows it."""
 

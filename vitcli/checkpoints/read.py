@@ -93,7 +93,8 @@ def open_file(
         if stated.model.depth > len(store.tensors):
             raise CheckpointError("describes more blocks than it has tensors", where=file)
         check_keys(stated.model.tensor_shapes(), store.shapes, where=file)
-        found = Checkpoint(file, stated, store.tensors, store.kind, entry=entry)
+        names = {name: (name,) for name in store.tensors}
+        found = Checkpoint(file, stated, store.tensors, names, store.kind, entry=entry)
     else:
         from vitcli.layouts.reading import read_layout  # not needed for our own files
 

@@ -93,7 +93,7 @@ class Resize:
         """The new tables under the file's names, in its shapes."""
         found = {}
         for ours, table in self.resized.items():
-            theirs = self.checkpoint.sources.get(ours, (ours,))[0]
+            theirs = self.checkpoint.sources[ours][0]
             two_axes = theirs.endswith((".position_embedding.weight", "positional_embedding"))
             found[theirs] = table[0] if two_axes else table
             ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
@@ -165,7 +165,7 @@ def plan_resize(
 
 def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings that the file holds. Raises CheckpointError if there are none."""
-    names = [n for n in TABLES if n in opened.tensors and opened.sources.get(n, (n,))]
+    names = [n for n in TABLES if opened.sources.get(n)]
     if not names:
         computed = opened.info.model.posemb == "sincos2d"
         raise CheckpointError(

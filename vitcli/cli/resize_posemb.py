@@ -83,7 +83,7 @@ def resize_posemb(args: ResizePosemb) -> None:
         )
     for name, table in job.tables.items():
         if not (table == table).all():
-            theirs = job.checkpoint.sources.get(name, (name,))[0]
+            theirs = job.checkpoint.sources[name][0]
             output.warning(f"{job.source}: {theirs} contains NaN")
     if not args.dry_run:
         resize.resize_posemb(job, args.force)

@@ -63,14 +63,14 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     if projections := [name for name in left if re.search(layout.projections, name)]:
         info = dataclasses.replace(info, provenance={**info.provenance, "left_out": projections})
     ordered = {name: tensors[name] for name in wanted}
-    opened = Checkpoint(store.path, info, ordered, store.kind, layout.name, left, sources)
+    opened = Checkpoint(store.path, info, ordered, sources, store.kind, layout.name, left)
     renamed = any(names != (ours,) for ours, names in sources.items())
     if layout.name != "timm" or store.kind != "safetensors" or renamed:
         return opened
     # Our own layout but for the description.
     provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
     info = dataclasses.replace(info, provenance=provenance)
-    return dataclasses.replace(opened, info=info, layout="vit", sources={})
+    return dataclasses.replace(opened, info=info, layout="vit")
 
 
 def _is_stored(match: Match, ours: str) -> bool:
