@@ -21,12 +21,8 @@ norm.*                   group_norm/*                      gamma
 head.fc.*                head/conv2d/*                     conv
 """,
     """
-{ours}.norm1.*           {unit}/a/group_norm/*             gamma
-{ours}.conv1.weight      {unit}/a/standardized_conv2d/kernel    conv
-{ours}.norm2.*           {unit}/b/group_norm/*             gamma
-{ours}.conv2.weight      {unit}/b/standardized_conv2d/kernel    conv
-{ours}.norm3.*           {unit}/c/group_norm/*             gamma
-{ours}.conv3.weight      {unit}/c/standardized_conv2d/kernel    conv
+{ours}.norm{k}.*         {unit}/{letter}/group_norm/*      gamma
+{ours}.conv{k}.weight    {unit}/{letter}/standardized_conv2d/kernel  conv
 """,
     """
 {ours}.downsample.conv.weight  {unit}/a/proj/standardized_conv2d/kernel  conv

@@ -84,19 +84,16 @@ HYBRID = (
 {root}norm.*             gn_root/*                         channels
 """,
     """
-{ours}.conv1.weight      {unit}/conv1/kernel               conv
-{ours}.norm1.*           {unit}/gn1/*                      channels
-{ours}.conv2.weight      {unit}/conv2/kernel               conv
-{ours}.norm2.*           {unit}/gn2/*                      channels
-{ours}.conv3.weight      {unit}/conv3/kernel               conv
-{ours}.norm3.*           {unit}/gn3/*                      channels
+{ours}.conv{k}.weight    {unit}/conv{k}/kernel             conv
+{ours}.norm{k}.*         {unit}/gn{k}/*                    channels
 """,
     """
 {ours}.downsample.conv.weight  {unit}/conv_proj/kernel     conv
 {ours}.downsample.norm.*       {unit}/gn_proj/*            channels
 """,
 )
-"""A ResNet's root, any of its units, and what the first unit of a stage has besides."""
+"""A ResNet's root, the layers 1, 2 and 3 of its units, and what the first unit of a stage has
+besides."""
 
 
 def stem_rows(depths: tuple[int, ...], flat: bool = False) -> tuple[Row, ...]:
@@ -109,11 +106,13 @@ def resnet_rows(
     tables: tuple[str, str, str], depths: tuple[int, ...], prefix: str, unit: str, flat: bool
 ) -> tuple[Row, ...]:
     """The table of a ResNet: `tables` as HYBRID, `unit` the form of a unit's name."""
-    root, units, first = tables
+    root, layer, first = tables
+    pairs = zip("123", "abc", strict=True)
+    layers = "".join(layer.replace("{k}", k).replace("{letter}", letter) for k, letter in pairs)
     found = rows(root)
     for s, depth in enumerate(depths):
         for b in range(depth):
-            table = units + (first.lstrip() if b == 0 else "")
+            table = layers + first if b == 0 else layers
             table = table.replace("{ours}", f"{prefix}stages.{s}.blocks.{b}")
             found += rows(table, unit=f"block{s + 1}/{unit.format(b + 1)}")
     return tuple(row._replace(op=SAME) if flat and row.op == CHANNELS else row for row in found)

@@ -92,7 +92,7 @@ def rows(table: str, **names: str) -> tuple[Row, ...]:
     """Rows from text: `ours  theirs[,theirs...]  [op]`, where `*` stands for both weight and bias
     and {words} come from `names`."""
     found = []
-    for line in table.strip().splitlines():
+    for line in filter(None, table.splitlines()):
         ours, theirs, kind = (line.split() + ["same"])[:3]
         for word, name in names.items():
             theirs = theirs.replace(f"{{{word}}}", name)
