@@ -185,7 +185,7 @@ class Checkpoint:
     info: CheckpointInfo
     tensors: dict[str, LazyTensor]
     """Under our names."""
-    sources: dict[str, tuple[str, ...]]
+    sources: Mapping[str, tuple[str, ...]]
     """Our name -> the names in the file; none of a tensor that is computed."""
     kind: str
     """Of the file; see `Store`."""
