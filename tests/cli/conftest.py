@@ -12,6 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from cli import training_runs
+from vitcli import plots
 from vitcli.cli import output
 from vitcli.cli.main import app
 
@@ -71,6 +72,19 @@ def parent(images, tmp_path_factory):
     """A pre-trained model of 16 px."""
     folder = tmp_path_factory.mktemp("runs") / "parent"
     options = [*training_runs.TINY, *training_runs.SHORT]
-    result = training_runs.vit("pretrain", "--data", images, *options, "-o", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        leave_undrawn(patch)
+        result = training_runs.vit("pretrain", "--data", images, *options, "-o", folder)
     assert result.exit_code == 0, result.stderr
     return folder
+
+
+def leave_undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
+        monkeypatch.setattr(plots, name, lambda *arguments: None)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Runs draw nothing: their figures would take longer than training."""
+    leave_undrawn(monkeypatch)

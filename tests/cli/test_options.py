@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from cli.training_runs import SHORT, vit
 from vitcli.cli import finetune
 from vitcli.cli.training import build_config, training_command
 from vitcli.fields import option
 from vitcli.train_config import TrainConfig
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @dataclasses.dataclass(frozen=True)

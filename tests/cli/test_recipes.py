@@ -13,14 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from cli.training_runs import SHORT, vit
-from vitcli import plots
 
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Images take longer than these runs."""
-    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
-        monkeypatch.setattr(plots, name, lambda *arguments: None)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def finetune(images, parent, folder, *words: object):

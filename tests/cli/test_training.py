@@ -14,6 +14,8 @@ from vitcli.hub import fetch as hub
 from vitcli.train import inputs, setup
 from vitcli.train.directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def finetune(images, parent, *words: object):
     return vit("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu", *words)

@@ -20,14 +20,13 @@ from vitcli.cli.launch import on_devices
 from vitcli.cli.options import CLASSES, INPUT, Adapting, open_predictor, parse_figure, spare
 from vitcli.cli.parameters import command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
-from vitcli.config import DATA_KINDS, METRICS, ClassLabel, DataConfig, Size, hub_or_path
+from vitcli.config import DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_size
 from vitcli.words import counted, size_text
 
 if TYPE_CHECKING:
     from vitcli.evaluate import Answer, Report
-    from vitcli.metrics import Evaluation
 
 
 TABLE = 20
@@ -356,12 +355,18 @@ def draw(
         return
     from vitcli import plots
 
-    own = reports[0].evaluation
+    own = reports[0].evaluation if len(reports) == 1 else None
     if own is None and len(reports) == 1:
         output.warning("nothing to plot: these images have no labels of their own")
-        return
-    if plot is not None and len(reports) == 1 and own is not None:
-        _draw_confusion(reports[0].classes, own, plot)
+    elif plot is not None and own is not None:
+        names, shown = unique_names(reports[0].classes), own.seen
+        if len(shown) > plots.DRAWN:
+            raise OutputError(
+                f"a confusion matrix of {len(shown):,} classes is too large to plot",
+                where=plot,
+                hint="--json prints it as a list",
+            )
+        plots.confusion_matrix(own.confusion_of(shown), [names[i] for i in shown], plot)
         output.note(f"confusion matrix: {plot}")
     elif plot is not None:
         lines: dict[str, list[tuple[Size, float]]] = {}
@@ -374,16 +379,3 @@ def draw(
         bins = own.calibration
         plots.reliability(bins.counts, bins.confidence, bins.accuracy, bins.error, reliability)
         output.note(f"reliability diagram: {reliability}")
-
-
-def _draw_confusion(classes: tuple[ClassLabel, ...], found: Evaluation, path: str) -> None:
-    from vitcli import plots
-
-    names, shown = unique_names(classes), found.seen
-    if len(shown) > plots.DRAWN:
-        raise OutputError(
-            f"a confusion matrix of {len(shown):,} classes is too large to plot",
-            where=path,
-            hint="--json prints it as a list",
-        )
-    plots.confusion_matrix(found.confusion_of(shown), [names[i] for i in shown], path)

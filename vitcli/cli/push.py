@@ -78,7 +78,9 @@ def push(args: Push) -> None:
         raise typer.BadParameter("an upload needs the network", param_hint="--offline")
     if args.create_pr and revision not in (None, "main"):
         raise typer.BadParameter("--create-pr opens a pull request to main: leave out --revision")
-    _check_repo(args.repo)
+    if not _is_repo(args.repo):
+        what = f"'{args.repo}' is not of the form org/name"
+        raise typer.BadParameter(what, param_hint="ORG/NAME")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
         raise typer.BadParameter(f"'{revision}' is not a branch name")
     if not args.dry_run:
@@ -133,15 +135,16 @@ def push(args: Push) -> None:
         output.note(f"next: vit predict IMAGE --model {args.repo}{at}")
 
 
-def _check_repo(name: str) -> None:
+def _is_repo(name: str) -> bool:
+    """Whether the Hub can have a repo of that name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
-        validate_repo_id(name if "/" in name else "")
-    except HFValidationError as error:
-        what = f"'{name}' is not of the form org/name"
-        raise typer.BadParameter(what, param_hint="ORG/NAME") from error
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name
 
 
 def _compared(package: Package, target: Target, args: Push) -> Changes:
