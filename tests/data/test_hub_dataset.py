@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 from data.conftest import jpeg
 from data.hub_data import serve_dataset
 from vitcli.config import DataConfig, _data_path
+from vitcli.data.dataset import open_dataset
+from vitcli.errors import DataError
 
 # `datasets` reads the address of the Hub once, when it is imported.
 CODE = """
@@ -123,6 +126,18 @@ def test_a_list_of_classes_and_datasets_that_cannot_be_streamed(
     images = {"README.md": b"", "data/1.jpg": jpeg(1), "data/2.jpg": jpeg(2)}
     error = run(images, tmp_path / "other")["error"]
     assert "not stored as parquet" in error and "hf download" in error
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid"])
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr("vitcli.data.hub_dataset.AT_OPENING", 0.1)
+    begun = time.monotonic()
+    with pytest.raises(DataError, match="the Hub cannot be reached"):
+        open_dataset(DataConfig("hf://datasets/org/pets"))
+    assert time.monotonic() - begun < 5  # and not a minute, as `datasets` would
 
 
 def test_a_local_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
