@@ -16,12 +16,15 @@ from vitcli.errors import OutputError
 
 
 @contextlib.contextmanager
-def whole_file(path: str | Path) -> Iterator[BinaryIO]:
+def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path` that replaces it when the block ends without an error.
 
     Whatever ends the block early (an error, Ctrl-C, a full disk) leaves the target as it was and
     no temporary file behind. A symbolic link stays a link: its target is replaced. A device, a
     pipe and /dev/stdout cannot be replaced and are written to directly.
+
+    Args:
+        durable: whether the file must last through a power cut.
 
     Raises:
         OutputError: the file cannot be written.
@@ -43,12 +46,14 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
             with open(temporary, "xb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_directory(target.parent)
+        if durable:
+            _sync_directory(target.parent)
     except (OSError, UnicodeEncodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"cannot be written: {reason}", where=path) from error

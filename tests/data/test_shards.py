@@ -197,14 +197,14 @@ def test_shards_are_unpacked_and_indexed_once(
     reported: list[str] = []
     first = open_data(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
-    assert cached() == [".npz"] * 4 + [".tar"]
+    assert cached() == [".npy"] * 4 + [".tar"]
     with monkeypatch.context() as patched:
         patched.setattr(shards, "read_samples", None)
         patched.setattr(shards.shutil, "copyfileobj", None)
         again = open_data(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
     assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)
-    for index in cache_directory("shards").glob("*.npz"):
+    for index in cache_directory("shards").glob("*.npy"):
         index.write_bytes(index.read_bytes()[:200])  # a damaged index is made again
     assert open_data(DataConfig(str(shard_directory))).train.fingerprint() == first.fingerprint()
 
@@ -215,7 +215,7 @@ def test_a_changed_shard_is_read_again_and_the_old_copy_removed(shard_directory:
     shard.write_bytes(gzip.compress(tar_of(samples(70, [2, 2]))))
     train = open_data(DataConfig(str(shard_directory))).train
     assert len(train) == 12 and train.read(5) == jpeg(70)
-    assert cached() == [".npz"] * 4 + [".tar"]
+    assert cached() == [".npy"] * 4 + [".tar"]
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,18 +24,19 @@ def cache_directory(kind: str) -> Path:
     return Path(base) / "vit" / kind
 
 
-def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
-    """What `keep_arrays` wrote; None if that is missing or damaged."""
+def read_arrays(path: Path, count: int) -> list[npt.NDArray[Any]] | None:
+    """The arrays that `keep_arrays` wrote; None if they are missing or cut short."""
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            return dict(kept)
-    except Exception:  # damage makes zipfile and numpy raise anything
+        with path.open("rb") as file:
+            return [np.load(file, allow_pickle=False) for _ in range(count)]
+    except (OSError, ValueError, EOFError):
         return None
 
 
-def keep_arrays(path: Path, **arrays: Any) -> None:
+def keep_arrays(path: Path, *arrays: npt.ArrayLike) -> None:
     """Keeps arrays in a file; where that cannot be written, the next run computes them again."""
     with contextlib.suppress(OSError, OutputError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            np.savez(file, **arrays)
+        with whole_file(path, durable=False) as file:
+            for array in arrays:
+                np.save(file, array, allow_pickle=False)

@@ -270,14 +270,18 @@ def open_dataset(
     raise DataError("not a supported dataset", where=config.path, hint=_HINT)
 
 
-def _holds(path: Path, wanted: Callable[[str], bool], first: int, last: int) -> bool:
+def _holds(directory: str | Path, wanted: Callable[[str], bool], first: int, last: int) -> bool:
     """Whether a wanted file lies `first` to `last` directories below a directory."""
-    for inside, directories, names in os.walk(path, followlinks=True):
-        depth = len(Path(inside).relative_to(path).parts)
-        if depth >= first and any(map(wanted, names)):
-            return True
-        directories[:] = [name for name in directories if depth < last and name[0] != "."]
-    return False
+    try:
+        names = [name for name in os.listdir(directory) if not name.startswith(".")]
+    except OSError:
+        return False
+    paths = {name: os.path.join(directory, name) for name in names}
+    if first <= 0 and any(wanted(name) and not os.path.isdir(paths[name]) for name in names):
+        return True
+    return last > 0 and any(
+        os.path.isdir(path) and _holds(path, wanted, first - 1, last - 1) for path in paths.values()
+    )
 
 
 def unreadable_images(

@@ -28,9 +28,6 @@ KEPT_FROM = 10_000
 SETTLED = 2.0
 """Seconds after which the next change of a directory is certain to alter its modification time."""
 
-_COMMON = ("jpeg", "jpg", "png")
-_SUFFIXES = (*_COMMON, *sorted(IMAGE_SUFFIXES.difference(_COMMON)))
-
 
 class Listing(NamedTuple):
     """The images of a directory of class directories."""
@@ -49,20 +46,20 @@ def list_classes(root: Path, place: Path) -> Listing:
     Links are followed; a link with the name of an image counts as one, and its target is checked
     when it is read.
     """
-    key = hashlib.sha256(os.fsencode(f"v1\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
-    kept = cache_directory("listings") / f"{key}.npz"
-    if arrays := read_arrays(kept):
-        told = json.loads(str(arrays["told"]))
-        if arrays["times"].tolist() == _times(place, told["counts"]):
-            return Listing(told["counts"], Names(arrays["text"], arrays["ends"]), told["skipped"])
+    key = hashlib.sha256(os.fsencode(f"v2\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
+    kept = cache_directory("listings") / f"{key}.npy"
+    if arrays := read_arrays(kept, 4):
+        text, ends, times, told = arrays
+        counts, skipped = json.loads(str(told))
+        if times.tolist() == _times(place, counts):
+            return Listing(counts, Names(text, ends), skipped)
     classes = subdirectories(place)
-    times = _times(place, classes)  # before the names: a change meanwhile makes them outdated
+    now = _times(place, classes)  # before the names: a change meanwhile makes them outdated
     listing, nested = _list(root, place, classes)
-    old = max(times) < (time.time() - SETTLED) * 1e9
+    old = max(now) < (time.time() - SETTLED) * 1e9
     if len(listing.names) >= KEPT_FROM and old and not nested:
-        told = json.dumps({"counts": listing.counts, "skipped": listing.skipped})
-        text, ends = listing.names.arrays()
-        keep_arrays(kept, text=text, ends=ends, times=times, told=told)
+        both = json.dumps([listing.counts, listing.skipped])
+        keep_arrays(kept, *listing.names.arrays(), now, both)
     return listing
 
 
@@ -89,7 +86,7 @@ def _times(place: Path, classes: Iterable[str]) -> list[int]:
 def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, bool]:
     """The listing, and whether a class directory holds others."""
     skipped, counts, nested = Counter[str](), dict[str, int](), False
-    pieces: list[bytes] = []
+    text, ends = bytearray(), [np.empty(0, np.int64)]
     # "/" on every system, so that a recorded split holds on another.
     above = "" if place == root else place.relative_to(root).as_posix() + "/"
     for name in classes:
@@ -99,19 +96,17 @@ def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, boo
         except OSError:
             found = [""]  # the error appears when it is read
         joined = _join(inner, found)
-        if not _all_images(joined, len(found)):
+        if not _all_images(found, joined):
             others = (entry for entry in found if not is_image(entry))
             nested |= any(os.path.isdir(os.path.join(directory, entry)) for entry in others)
             paths = (path[len(directory) + 1 :] for path in walk(directory, skipped))
             found = sorted(path.replace(os.sep, "/") for path in paths)
             joined = _join(inner, found)
         counts[name] = len(found)
-        pieces.append(joined.encode("utf-8", "surrogateescape"))
-    text = np.frombuffer(b"".join(pieces), np.uint8)
-    pieces.clear()
-    ends = np.flatnonzero(text == 0)
-    ends -= np.arange(len(ends))
-    names = Names(text[text != 0], ends)
+        encoded = np.frombuffer(joined.encode("utf-8", "surrogateescape"), np.uint8)
+        ends.append(len(text) + np.flatnonzero(encoded == 0))
+        text += encoded.data
+    names = Names(np.frombuffer(text, np.uint8), np.concatenate(ends))
     return Listing(counts, names, dict(skipped)), nested
 
 
@@ -119,13 +114,12 @@ def _join(directory: str, names: list[str]) -> str:
     return directory + f"\0{directory}".join(names) + "\0" if names else ""
 
 
-def _all_images(joined: str, count: int) -> bool:
-    """Whether all of `count` joined paths are those of images (`is_image`), judged together."""
-    if "/." in joined:
-        return False
-    lower, found = joined.lower(), 0
-    for suffix in _SUFFIXES:
-        found += lower.count(f".{suffix}\0")
-        if found == count:
-            return True
-    return False
+def _all_images(names: list[str], joined: str) -> bool:
+    """Whether all of these sorted names are those of images (`is_image`), judged together."""
+    if not names or names[0] < "/":  # what starts with a dot sorts before that
+        return all(map(is_image, names))
+    kind = joined.rpartition(".")[2]  # most directories have one
+    if kind[:-1].lower() in IMAGE_SUFFIXES and joined.count(f".{kind}") == len(names):
+        return True
+    lower = joined.lower()
+    return sum(lower.count(f".{suffix}\0") for suffix in IMAGE_SUFFIXES) == len(names)

@@ -126,17 +126,16 @@ class _Shard:
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", where=path) from error
         place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:20]
-        state = hashlib.sha256(f"v2 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
+        state = hashlib.sha256(f"v3 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
         self.path, self.place = path, place
-        self.kept = cache_directory("shards") / f"{place}-{state[:12]}.npz"
+        self.kept = cache_directory("shards") / f"{place}-{state[:12]}.npy"
         self.tar = self.kept.with_suffix(".tar") if self.opener else path
 
     def index(self) -> ShardIndex:
         """The samples, from the cache directory or by one pass over the shard."""
-        kept = read_arrays(self.kept) if self.tar.is_file() else None
-        if kept is not None:
-            keys = Names(kept["text"], kept["ends"])
-            return ShardIndex(self.tar, keys, kept["labels"].tolist(), kept["places"])
+        if self.tar.is_file() and (kept := read_arrays(self.kept, 4)):
+            text, ends, labels, places = kept
+            return ShardIndex(self.tar, Names(text, ends), labels.tolist(), places)
         with contextlib.suppress(OSError):
             for old in self.kept.parent.glob(f"{self.place}-*"):
                 if old.stem != self.kept.stem:
@@ -144,8 +143,7 @@ class _Shard:
         if not self.tar.is_file():
             self._unpack()
         index = self._read()
-        text, ends = index.keys.arrays()
-        keep_arrays(self.kept, text=text, ends=ends, labels=index.labels, places=index.places)
+        keep_arrays(self.kept, *index.keys.arrays(), index.labels, index.places)
         return index
 
     def _unpack(self) -> None:

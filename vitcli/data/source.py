@@ -33,7 +33,13 @@ Ints = npt.NDArray[np.int64]
 
 class Names:
     """Strings as one block of bytes: 1.3 million file names take 40 MB instead of 150, and worker
-    processes share them (reference counts of `str` objects would copy every page)."""
+    processes share them (reference counts of `str` objects would copy every page).
+
+    Args:
+        text: the strings, each followed by a byte 0.
+        ends: (N,) where these bytes are.
+        rows: which of the strings; None: all.
+    """
 
     def __init__(self, text: npt.NDArray[np.uint8], ends: Ints, rows: Ints | None = None) -> None:
         self._text, self._ends, self._rows = text, ends, rows
@@ -46,6 +52,7 @@ class Names:
         for string in strings:
             text += string.encode("utf-8", "surrogateescape")
             ends.append(len(text))
+            text.append(0)
         return cls(np.frombuffer(bytes(text), np.uint8), np.array(ends, np.int64))
 
     def __len__(self) -> int:
@@ -53,7 +60,7 @@ class Names:
 
     def __getitem__(self, index: int) -> str:
         row = range(len(self))[index] if self._rows is None else int(self._rows[index])
-        start = int(self._ends[row - 1]) if row else 0
+        start = int(self._ends[row - 1]) + 1 if row else 0
         return self._text[start : self._ends[row]].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
@@ -135,8 +142,9 @@ class Source:
 
     def fingerprint(self) -> str:
         """A short hash of names, labels and classes, which changes when the dataset does."""
+        text, ends = self.names.arrays()
         digest = hashlib.sha256(repr(self.classes).encode())
-        for values in (self.labels, *self.names.arrays()):
+        for values in (self.labels, np.delete(text, ends), ends - np.arange(len(ends))):
             digest.update(values.tobytes())
         return digest.hexdigest()[:16]
 
