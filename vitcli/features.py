@@ -30,6 +30,7 @@ from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
 from vitcli.inference import current_ranks
 from vitcli.prediction import Predictor
+from vitcli.words import counted
 
 COMMIT_EVERY = 1000
 """Vectors after which a cache is written to disk: a kill loses no more."""
@@ -54,7 +55,8 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
     if isinstance(model, ModelConfig):
         depth = config.layer or model.depth
         if depth > model.depth:
-            raise ConfigError(f"the model has {model.depth} blocks, so there is no layer {depth}")
+            blocks = counted(model.depth, "block")
+            raise ConfigError(f"the model has {blocks}, so there is no layer {depth}")
         pool = model.pool if config.pool == "head" else config.pool
         if pool == "map" and model.pool != "map":
             raise ConfigError(

@@ -14,7 +14,7 @@ from vitcli.config import Architecture, Size
 from vitcli.fields import option, parse_device, parse_size
 from vitcli.hub import registry
 from vitcli.train_config import MACHINE
-from vitcli.words import size_text
+from vitcli.words import counted, size_text
 
 if TYPE_CHECKING:
     from vitcli.speed import Speed, Work
@@ -113,7 +113,7 @@ def bench(args: Bench) -> None:
         _draw(found, args.plot)
     if not args.json:
         first = found[0]
-        threads = f", {first.threads} threads" if first.device == "cpu" else ""
+        threads = f", {counted(first.threads, 'thread')}" if first.device == "cpu" else ""
         output.note(f"{first.device}, {first.precision}{threads}")
         show_table(found, args.max_batch)
 

@@ -140,7 +140,8 @@ def stored_text(outcome: Outcome) -> str:
     if {"val_top1", "val_loss"} & outcome.metrics.keys():
         text += ", the best on validation"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
-        text += f"; stopped after {outcome.config.patience} evaluations without a better one"
+        tries = counted(outcome.config.patience, "evaluation")
+        text += f"; stopped after {tries} without a better one"
     return text
 
 
