@@ -545,7 +545,7 @@ def test_random_faults(hub, tmp_path, monkeypatch):
         hub.faults[:] = [fault]
         set_patience(monkeypatch, 0.2)
         try:
-            check(fetch("me/model").parent)
+            check(fetch("me/model", timeout=0.4).parent)
             outcomes["right"] += 1
         except HubError as error:
             assert error.where == "me/model" and error.what and error.hint, fault
