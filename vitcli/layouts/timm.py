@@ -210,6 +210,20 @@ def _said_by(name: str) -> Args:
     return args
 
 
+_SAME = {
+    "embed_dim": "width",
+    "depth": "depth",
+    "num_heads": "num_heads",
+    "qkv_bias": "qkv_bias",
+    "class_token": "class_token",
+    "reg_tokens": "num_registers",
+    "pre_norm": "pre_norm",
+    "distilled": "distill_token",
+    "swiglu": "swiglu",
+    "norm_eps": "norm_eps",
+    "stem": "stem",
+}
+"""Arguments that are fields of ours under another name."""
 _WORDS = {
     "pos_embed": {"learn": "learn", "none": "none"},
     "global_pool": {"token": "token", "avg": "gap", "map": "map"},
@@ -306,29 +320,20 @@ def _to_model(args: Args) -> ModelConfig:
     pool: Any = _WORDS["global_pool"][args["global_pool"]]
     activation: Any = _WORDS["act_layer"][args["act_layer"] or "gelu"]
     fc_norm = pool == "gap" if args["fc_norm"] is None else args["fc_norm"]
+    same: Any = {ours: args[theirs] for theirs, ours in _SAME.items()}
     return ModelConfig(
-        width=args["embed_dim"],
-        depth=args["depth"],
-        num_heads=args["num_heads"],
+        **same,
         mlp_dim=int(args["embed_dim"] * args["mlp_ratio"]),
         patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
-        class_token=args["class_token"],
-        distill_token=args["distilled"],
-        num_registers=args["reg_tokens"],
         posemb="learn" if args["pos_embed"] == "learn" else "none",
         posemb_tokens="patches" if args["no_embed_class"] else "all",
         pool=pool,
-        pre_norm=args["pre_norm"],
         final_norm=args["final_norm"] and not fc_norm,
         fc_norm=args["final_norm"] and fc_norm,
         layer_scale=args["init_values"] is not None,
-        qkv_bias=args["qkv_bias"],
         patch_bias=not args["pre_norm"],
         activation=activation,
-        swiglu=args["swiglu"],
-        norm_eps=args["norm_eps"],
-        stem=args["stem"],
     )
 
 
@@ -501,25 +506,19 @@ def _to_args(model: ModelConfig) -> Args:
         ratio = math.nextafter(ratio, math.inf)
     pools = {ours: theirs for theirs, ours in _WORDS["global_pool"].items()}
     patch = model.patch_kernel
-    return {
+    args = {theirs: getattr(model, ours) for theirs, ours in _SAME.items()} | {
         "img_size": list(model.image_size),
         "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
-        "embed_dim": model.width,
-        "depth": model.depth,
-        "num_heads": model.num_heads,
         "mlp_ratio": ratio,
-        "qkv_bias": model.qkv_bias,
         "init_values": 1e-5 if model.layer_scale else None,
-        "class_token": model.class_token,
         "no_embed_class": model.num_prefix_tokens > 0 and model.posemb_prefix == 0,
-        "reg_tokens": model.num_registers,
         "pos_embed": "none" if model.posemb == "none" else "learn",
-        "pre_norm": model.pre_norm,
         "final_norm": model.final_norm or model.fc_norm,
         "fc_norm": model.fc_norm,
         "global_pool": pools.get(model.pool, "token"),
         "act_layer": model.activation,
     }
+    return {key: args[key] for key in DEFAULTS}
 
 
 # ---------------------------------------------------------------------------------------------
