@@ -36,7 +36,8 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     return dataclasses.replace(info, model=new, preprocess=preprocess, provenance=provenance)
 
 
-RESAMPLED = ("pos_embed", "pos_embed_row", "pos_embed_column", "patch_embed.proj.weight")
+TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")
+RESAMPLED = (*TABLES, "patch_embed.proj.weight")
 
 
 def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:

@@ -19,7 +19,7 @@ import numpy as np
 
 from vitcli.atomic import whole_directory, whole_file, write_json, write_text
 from vitcli.checkpoints import read
-from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size
+from vitcli.checkpoints.adapt import TABLES, actual_method, adapt_tensor, at_size
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
 from vitcli.checkpoints.store import RECORD, rewrite_npz
@@ -30,8 +30,6 @@ from vitcli.hub import card, registry
 from vitcli.layouts.catalogue import LAYOUTS, companions
 from vitcli.layouts.foreign_json import read_json
 from vitcli.weight_files import INDEX, SUFFIXES
-
-TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")
 
 
 @dataclass(frozen=True)
@@ -117,19 +115,18 @@ def plan_resize(
 
     Args:
         spec: a file of any layout that we read, a model's directory, a name or a Hub repo.
-        grid: rows and columns of patches, or `resolution`: height and width of the images.
+        grid: rows and columns of patches, or else
+        resolution: height and width of the images.
         output: a file of the input's kind, or a directory; by default beside the input, with the
             grid in its name.
         in_place: the output replaces the input.
         old_grid: rows and columns of the stored embeddings, if the checkpoint does not state them.
 
     Raises:
-        ConfigError: neither or both sizes, or one that the model cannot have.
+        ConfigError: a size that the model cannot have.
         CheckpointError: the checkpoint has no position embeddings or cannot be read.
         OutputError: the output cannot be where it is asked for.
     """
-    if (grid is None) == (resolution is None):
-        raise ConfigError("pass either a grid or a resolution")
     registry.resolve(spec)  # raises if there is no such model
     path = Path(spec).expanduser()
     if output is None and not path.exists():
