@@ -126,3 +126,15 @@ def saved(
     classes = CLASSES if config.num_classes else ()
     info = CheckpointInfo(config, preprocess or Preprocess(size=config.image_size), classes)
     return save_checkpoint(folder, model.state_dict(), info)
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module, images: torch.Tensor) -> None:
+    """Both compute the same logits, or features; in float64, as the rounding errors of random
+    weights in many layers are no difference."""
+    with torch.inference_mode():
+        found = ours.double()(images.double())
+        expected = theirs.double().eval()(images.double())
+    if not isinstance(expected, torch.Tensor):  # of transformers
+        expected = expected.logits if hasattr(expected, "logits") else expected.pooler_output
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)

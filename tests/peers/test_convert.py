@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from peers.random_models import fill, random_images, saved
+from peers.random_models import assert_same, fill, random_images, saved
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -64,13 +64,7 @@ def test_transformers_own_classes_read_what_we_convert(
     kind += "ForImageClassification" if config.num_classes else "Model"
     assert type(theirs).__name__ == (kind if config.layer_scale else kind.replace("Dinov2", "ViT"))
     assert not told["missing_keys"] and not told["unexpected_keys"]
-    images = random_images(0, config.image_size)
-    with torch.inference_mode():
-        found = load(source)(images)
-        answer = theirs.eval()(images)
-    expected = answer.logits if config.num_classes else answer.pooler_output
-    assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    assert_same(load(source), theirs, random_images(0, config.image_size))
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     assert list(processor.image_mean) == [0.1, 0.2, 0.3]
 
@@ -133,12 +127,9 @@ def test_classifiers_on_two_towers_image_half(
     theirs = getattr(transformers, f"{family}ForImageClassification")(config).eval()
     fill(theirs, 3)
     theirs.save_pretrained(tmp_path / "theirs")
-    images = random_images(3, (32, 32))
     ours = load(tmp_path / "theirs")
     assert [label.name for label in ours.classes] == ["cat", "dog", "eel"]
-    with torch.inference_mode():
-        expected = theirs(images).logits
-        torch.testing.assert_close(ours(images), expected, rtol=0, atol=TOLERANCE)
+    assert_same(ours, theirs, random_images(3, (32, 32)))
     assert verify(open_checkpoint(tmp_path / "theirs" / "model.safetensors")).difference < 1e-10
 
 
@@ -160,24 +151,18 @@ def test_we_read_what_transformers_writes(
         shutil.copy(tmp_path / "whole" / "config.json", tmp_path / folder)
         name = "pytorch_model.bin" if folder == "pickle" else "model.safetensors"
         save(state, tmp_path / folder / name)
-    images = random_images(1, (32, 32))
     for folder in ("whole", "shards", "memory", "pickle"):
-        ours = load(tmp_path / folder)
-        with torch.inference_mode():
-            answer, found = theirs(images), ours(images)
-        expected = answer.logits if ours.config.num_classes else answer.pooler_output
-        assert expected.abs().max() > 0.1
-        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+        assert_same(load(tmp_path / folder), theirs, random_images(1, (32, 32)))
 
 
 def test_timm_reads_what_was_resized(timm: ModuleType, tmp_path: Path) -> None:
     source = saved(tmp_path / "ours", dataclasses.replace(VIT, norm_eps=1e-6))
     job = plan_resize(source, grid=(6, 9), method="bicubic")
     resize_posemb(job)
-    theirs = timm.create_model(f"local-dir:{job.output}", pretrained=True).eval()
-    same = timm.create_model(f"local-dir:{source}", pretrained=True, img_size=(48, 72)).eval()
-    images = random_images(2, (48, 72))
+    ours, images = load(job.output), random_images(2, (48, 72))
+    assert_same(ours, timm.create_model(f"local-dir:{job.output}", pretrained=True), images)
+    same = timm.create_model(f"local-dir:{source}", pretrained=True, img_size=(48, 72))
     with torch.inference_mode():
-        found, expected = load(job.output)(images), theirs(images)
-        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(found, same(images), rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            ours.float()(images), same.eval()(images), rtol=0, atol=TOLERANCE
+        )

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from checkpoints.golden_cases import GOLDEN
-from peers.random_models import fill, random_images, saved
+from peers.random_models import assert_same, fill, random_images, saved
 from peers.test_convert import TOLERANCE, VIT
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
@@ -29,15 +28,6 @@ FLAX = dataclasses.replace(VIT, norm_eps=1e-6, activation="gelu_tanh")
 TIMMS = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
 TIMMS |= {"num_classes": 6, "act_layer": "gelu_tanh"}
 GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
-
-
-def assert_same(ours: nn.Module, theirs: nn.Module, images: Tensor) -> None:
-    """In float64: the rounding errors of many layers of random weights are no difference."""
-    with torch.inference_mode():
-        found = ours.double()(images.double())
-        expected = theirs.double().eval()(images.double())
-    assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
 
 
 def hybrid(depths: tuple[int, ...], cells: int) -> ModelConfig:

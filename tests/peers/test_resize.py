@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
+from peers.random_models import assert_same, random_images
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 
@@ -48,16 +49,15 @@ def test_transformers_computes_what_it_would_by_resizing_itself(
     assert not any(told.values())
     size = job.models[1].image_size
     assert after.config.image_size == size[0]
-    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    images = random_images(0, size)
     with torch.inference_mode():
         found = after.eval()(images)
         # DINOv2 interpolates unasked.
         asked = {} if "dinov2" in name else {"interpolate_pos_encoding": True}
         expected = before(images, **asked)
-        ours = load(tmp_path / "new")(images)
     key = "logits" if hasattr(found, "logits") else "pooler_output"
     torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-5)
-    torch.testing.assert_close(ours, found[key], rtol=0, atol=1e-5)
+    assert_same(load(tmp_path / "new"), after, images)
 
 
 def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path: Path) -> None:
@@ -73,11 +73,8 @@ def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path:
     resize_posemb(job)
     assert load_file(job.file)[ids].tolist() == [list(range(37))]
     assert load_file(job.file)["text_model.embeddings.position_ids"].shape == (1, 5)
-    theirs = transformers.CLIPVisionModel.from_pretrained(job.output).eval()
-    images = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        found, expected = load(job.output)(images), theirs(images).pooler_output
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    theirs = transformers.CLIPVisionModel.from_pretrained(job.output)
+    assert_same(load(job.output), theirs, random_images(0, (48, 48)))
 
 
 def test_transformers_reads_what_is_not_square(transformers: ModuleType, tmp_path: Path) -> None:
@@ -90,9 +87,7 @@ def test_transformers_reads_what_is_not_square(transformers: ModuleType, tmp_pat
     noise = torch.randint(0, 256, (3, 50, 60), dtype=torch.uint8)
     images = processor(noise, return_tensors="pt")["pixel_values"]
     assert tuple(images.shape) == (1, 3, 24, 40)
-    with torch.inference_mode():
-        found, expected = load(job.output)(images), theirs(images).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_same(load(job.output), theirs, images)
 
 
 def test_timm_reads_an_npz_that_was_resized(timm: ModuleType, tmp_path: Path) -> None:
@@ -113,6 +108,4 @@ def test_timm_reads_an_npz_that_was_resized(timm: ModuleType, tmp_path: Path) ->
         act_layer="gelu_tanh",
     ).eval()
     theirs.load_pretrained(str(job.output))
-    images = torch.randn(1, 3, *new.image_size, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        torch.testing.assert_close(load(job.output)(images), theirs(images), rtol=0, atol=1e-5)
+    assert_same(load(job.output), theirs, random_images(0, new.image_size))

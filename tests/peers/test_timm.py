@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 import vitcli
 from peers.random_models import (
+    assert_same,
     fill,
     random_arguments,
     random_config,
@@ -21,8 +21,6 @@ from peers.random_models import (
 from vitcli.config import Architecture, architecture
 
 pytestmark = pytest.mark.peers
-
-TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -36,11 +34,7 @@ def test_we_read_what_timm_writes(timm: ModuleType, tmp_path: Path, seed: int) -
     timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
 
     ours = vitcli.load(tmp_path)
-    images = random_images(seed, ours.config.image_size)
-    with torch.inference_mode():
-        expected, found = theirs(images), ours(images)
-    assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    assert_same(ours, theirs, random_images(seed, ours.config.image_size))
     transform = timm.data.resolve_data_config({}, model=theirs)
     assert ours.preprocess.mean == pytest.approx(transform["mean"])
     assert ours.preprocess.crop_pct == transform["crop_pct"]
@@ -53,12 +47,7 @@ def test_timm_reads_what_we_write(timm: ModuleType, tmp_path: Path, seed: int) -
     preprocess = random_preprocess(seed, config.image_size)
     ours = vitcli.load(saved(tmp_path, config, seed, preprocess))
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    images = random_images(seed, config.image_size)
-    with torch.inference_mode():
-        expected, found = ours(images), theirs(images)
-    assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
-
+    assert_same(ours, theirs, random_images(seed, config.image_size))
     resolved = timm.data.resolve_data_config({}, model=theirs)
     assert tuple(resolved["input_size"]) == (3, *preprocess.size)
     assert tuple(resolved["mean"]) == preprocess.mean
@@ -80,21 +69,12 @@ MODELS: dict[str, Architecture] = {
 }
 
 
-def assert_same(ours: torch.nn.Module, theirs: torch.nn.Module, size: tuple[int, int]) -> None:
-    """In float64: the rounding errors of fifty layers of random weights are no difference."""
-    images = random_images(0, size).double()
-    with torch.inference_mode():
-        found, expected = ours.double()(images), theirs.double()(images)
-    assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
-
-
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_timm_reads_our_resnets(timm: ModuleType, tmp_path: Path, config: Architecture) -> None:
     preprocess = random_preprocess(0, config.image_size)
     ours = vitcli.load(saved(tmp_path, config, preprocess=preprocess))
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert_same(ours, theirs, config.image_size)
+    assert_same(ours, theirs, random_images(0, config.image_size))
     resolved = timm.data.resolve_data_config({}, model=theirs)
     assert tuple(resolved["input_size"]) == (3, *config.image_size)
 
@@ -105,4 +85,4 @@ def test_we_read_timms_resnet(timm: ModuleType, tmp_path: Path) -> None:
     timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
     ours = vitcli.load(tmp_path)
     for size in ((64, 64), (45, 70)):
-        assert_same(ours, theirs, size)
+        assert_same(ours, theirs, random_images(0, size))
