@@ -56,7 +56,8 @@ WORDS = [b"\0", b"\xff", b'"', b"[", b"-1", b"null", b"1e999", b"NaN", b'"\\ud80
 WORDS += [b"9" * 30, b"9" * 5000, b"[" * 2000, b"x" * 300, "é".encode(), b"\x80\x02", b"0"]
 VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -1e300, float("inf"), float("nan")]
 VALUES += ["", "x", "\0", "\ud800", "a" * 5000, [], {}, [[[]]], [1, "x"], {"a": {"b": [None]}}]
-VALUES += [[3, -7, 10**9], [0, 0], {"x": 1}, [[1, 2]] * 3]
+VALUES += [[3, -7, 10**9], [0, 0], {"x": 1}, [[1, 2]] * 3, json.loads("[" * 60 + "]" * 60)]
+VALUES += [2, 3, 48, 2**63 - 1, 2**100, 1e-300, "gelu", [1, 2, 3], ["a"], {"0": "a"}]
 Target = tuple[dict[str, bytes], Callable[[Path], Any]]
 """The files of a directory, the one to be damaged first, and what reads that one."""
 

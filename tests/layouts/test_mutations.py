@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import shutil
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from campaign import mutate_json
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import open_clip
 from vitcli.checkpoints.read import open_checkpoint
@@ -37,26 +37,6 @@ OPEN_CLIP = {
     "model_cfg": {"quick_gelu": True, "vision_cfg": {"width": 48, "image_size": 32}},
     "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"},
 }
-VALUES: list[Any] = [
-    None, True, False, -1, 0, 1, 2, 3, 48, 10**9, 2**63 - 1, 2**100, 0.5, -0.5, 1e-300, 1e300,
-    float("inf"), float("nan"), "", "x", "gelu", "\ud800", [], [0], [1, 2], [1, 2, 3], [[1]] * 3,
-    ["a"], {}, {"a": 1}, {"0": "a"},
-]  # fmt: skip
-
-
-def mutate(value: Any, draw: random.Random) -> Any:
-    """The value with one thing in it changed."""
-    if draw.random() < 0.25 or not isinstance(value, (dict, list)) or not value:
-        changed = copy.deepcopy(draw.choice(VALUES))
-        for _ in range(draw.choice([0, 0, 0, 0, 60])):
-            changed = [changed]
-        return changed
-    if isinstance(value, list):
-        k = draw.randrange(len(value))
-        return [*value[:k], mutate(value[k], draw), *value[k + 1 :]]
-    key = draw.choice(list(value))
-    rest = {name: item for name, item in value.items() if name != key}
-    return rest if draw.random() < 0.1 else {**rest, key: mutate(value[key], draw)}
 
 
 def sources(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -88,7 +68,7 @@ def fuzz(folder: Path, rounds: int, seed: int) -> tuple[int, int]:
         file.symlink_to(weights)
         for name, config in configs.items():
             for _ in range(draw.randint(1, 2)):
-                config = mutate(config, draw)
+                config = mutate_json(config, draw)
             (folder / "model" / name).write_text(json.dumps(config))
         try:
             with warnings.catch_warnings():
