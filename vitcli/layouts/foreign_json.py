@@ -60,10 +60,11 @@ class ForeignJson:
 
     def word(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
         """What a word (or a number) stands for."""
-        wanted = f"one of {', '.join(map(str, choices))}"
-        return choices[
-            self._get(key, default, wanted, lambda v: isinstance(v, (str, int)) and v in choices)
-        ]
+
+        def is_choice(value: Any) -> bool:
+            return isinstance(value, (str, int)) and value in choices
+
+        return choices[self._get(key, default, f"one of {', '.join(map(str, choices))}", is_choice)]
 
     def text(self, key: str, default: str = "") -> str:
         """A string."""
