@@ -180,10 +180,7 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
 
 
 def faithfulness_curves(
-    deletion: tuple[Floats, Floats],
-    insertion: tuple[Floats, Floats],
-    title: str,
-    path: str | Path,
+    deletion: tuple[Floats, Floats], insertion: tuple[Floats, Floats], title: str, path: str | Path
 ) -> None:
     """The score of a class as patches are removed and revealed, most relevant first.
 

@@ -328,8 +328,7 @@ def accuracy_by_resolution(
 
 
 def speed_by_resolution(
-    lines: Mapping[tuple[str, str], Sequence[tuple[tuple[int, int], float, int]]],
-    path: str | Path,
+    lines: Mapping[tuple[str, str], Sequence[tuple[tuple[int, int], float, int]]], path: str | Path
 ) -> None:
     """Draws images per second and the largest batch against the resolution of the images, as the
     paper's Figure 12 (appendix D.5): a colour for each model, dashed in training.

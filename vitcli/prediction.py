@@ -205,10 +205,7 @@ class Predictor:
         return zip(best.values.tolist(), best.indices.tolist(), strict=True)
 
     def embed(
-        self,
-        images: Images,
-        batch_size: int | None = None,
-        workers: int | None = None,
+        self, images: Images, batch_size: int | None = None, workers: int | None = None
     ) -> Iterator[Result]:
         """The features of each image, in order."""
         for slots, features in self._run(images, "features", batch_size, workers):

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from train.runs import (
     Killed,
@@ -35,7 +36,7 @@ from vitcli.errors import DivergedError, OutputError, RunError
 from vitcli.evaluate import evaluate
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
-from vitcli.train import inputs, loop, report, setup
+from vitcli.train import inputs, loop, report, setup, state
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
@@ -403,6 +404,22 @@ def test_the_rate_is_of_training_only(tiny_run, monkeypatch):
     train(run, on_event=lambda event: (events.append(event), stop(event)))
     rates = {event.step: event.images_per_second for event in of_kind(events, "train")}
     assert rates == {1: 4, 10: 4, 20: 4}
+
+
+def test_states_that_take_long_to_write_are_written_less_often(tiny_run, colours, monkeypatch):
+    """By a clock on which a step takes half a minute, and a state another half."""
+    now, saved = [0.0], []
+
+    def slow(tensors, storage_writer, process_group):
+        now[0] += 30
+        saved.append(storage_writer.path.stem)
+        return async_save(tensors, storage_writer=storage_writer, process_group=process_group)
+
+    monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(state, "async_save", slow)
+    before_each_step(monkeypatch, lambda step, x: now.__setitem__(0, now[0] + 30))
+    train(tiny_run(data=DataConfig(str(colours), val_fraction=0), steps=50, batch_size=4))
+    assert saved == [f"step-{step}" for step in (0, 3, 24, 45, 50)]
 
 
 def test_another_precision_is_warned_of_on_resume(tiny_run, monkeypatch):

@@ -57,10 +57,7 @@ class watch(TorchFunctionMode):
 def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
     """Raises ConfigError where the model has no such layer or head (both count from 0)."""
     config = model.config
-    for name, value, count in (
-        ("layer", layer, config.depth),
-        ("head", head, config.num_heads),
-    ):
+    for name, value, count in (("layer", layer, config.depth), ("head", head, config.num_heads)):
         if value is not None and not 0 <= value < count:
             raise ConfigError(
                 f"the model has no {name} {value}", hint=f"its {name}s are 0 to {count - 1}"

@@ -37,11 +37,7 @@ from vitcli.inspection.components import (
     patch_features,
     posemb_similarity,
 )
-from vitcli.inspection.faithfulness import (
-    Faithfulness,
-    faithfulness,
-    random_maps,
-)
+from vitcli.inspection.faithfulness import Faithfulness, faithfulness, random_maps
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor, as_images, to_scores
 

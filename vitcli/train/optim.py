@@ -36,9 +36,7 @@ class Optimizer(NamedTuple):
 _ADAM_LR = {"pretrain": 1e-3, "finetune": 1e-4}
 OPTIMIZERS = {
     "sgd": Optimizer(
-        torch.optim.SGD,
-        lambda c: {"momentum": c.momentum},
-        {"pretrain": 0.01, "finetune": 0.01},
+        torch.optim.SGD, lambda c: {"momentum": c.momentum}, {"pretrain": 0.01, "finetune": 0.01}
     ),
     "adam": Optimizer(torch.optim.Adam, lambda c: {"betas": c.betas, "fused": True}, _ADAM_LR),
     "adamw": Optimizer(torch.optim.AdamW, lambda c: {"betas": c.betas, "fused": True}, _ADAM_LR),
