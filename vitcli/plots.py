@@ -1,6 +1,6 @@
 """Plots: confusions, calibration, the curves of a run. Arrays in, an image file out.
 
-matplotlib is imported here and nowhere else, without pyplot: nothing opens a window. The file's
+matplotlib is used without pyplot: nothing opens a window. The file's
 suffix (.png, .pdf, .svg) decides its format.
 """
 

@@ -73,19 +73,15 @@ def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
     return advance
 
 
-def skipping(run: Run, on_event: OnEvent, own: bool = False) -> Callable[[ImageError], None]:
+def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
     """Called with each unreadable image, counts it once, names the first ones and writes all to
-    skipped.jsonl. Raises DataError once there are more than `TrainConfig.max_bad`.
-
-    Args:
-        own: whether this rank alone reads the images; if all ranks learn of them, rank 0 reports.
-    """
+    skipped.jsonl. Raises DataError once there are more than `TrainConfig.max_bad`."""
     most = run.config.max_bad
     if most is None:
         most = max(LEAST_BAD, len(run.splits.train) // 10)
 
     def report(error: ImageError) -> None:
-        if error.where in run.skipped or not (own or run.ranks.is_first):
+        if error.where in run.skipped:
             return
         run.skipped |= run.directory.append_skipped(error.where, error.what)
         if len(run.skipped) > most:
@@ -126,8 +122,7 @@ class Images:
     """Decoded and augmented for every step."""
 
     def __init__(self, run: Run, on_event: OnEvent) -> None:
-        self.run, self.on_event = run, on_event
-        self.skip = skipping(run, on_event, own=True)
+        self.run, self.on_event, self.skip = run, on_event, skipping(run, on_event)
         self.lead = run.objective.lead if run.ranks.count > 1 else 0
         """Images that come before this rank's part of each batch."""
 
@@ -173,7 +168,7 @@ class Images:
             val,
             run.workers,
             counting("validation", len(val), self.on_event),
-            skipping(run, self.on_event),
+            self.skip,
         )
         return {**found.metrics(), "loss": found.loss}
 
@@ -183,7 +178,7 @@ class Images:
         run, ranks, tally = self.run, self.run.ranks, Tally(0)
         advance = counting("validation", len(val), self.on_event)
         mine = [i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.count == ranks.rank]
-        batches = self.validation_images(mine, self.skip)
+        batches = self.validation_images(mine)
         spare = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
         objective.eval()
         for _ in range(0, len(val), EVALUATED_MASKED * ranks.count):
@@ -196,9 +191,7 @@ class Images:
                 advance(len(part))
         return tally.result().loss
 
-    def validation_images(
-        self, indices: Sequence[int], on_unreadable: Callable[[ImageError], None]
-    ) -> Iterator[tuple[Tensor, list[int]]]:
+    def validation_images(self, indices: Sequence[int]) -> Iterator[tuple[Tensor, list[int]]]:
         """Batches of the validation images at these indices that can be read: (images
         (b, 3, H, W) on the device, their indices)."""
         run, val, waiting = self.run, self.run.splits.val, iter(indices)
@@ -209,7 +202,7 @@ class Images:
                 pixels, read = list[npt.NDArray[np.uint8]](), list[int]()
                 for (name, found), index in zip(decoded, waiting, strict=False):
                     if isinstance(found, DataError):
-                        report_unreadable([Slot(name, found)], on_unreadable)
+                        report_unreadable([Slot(name, found)], self.skip)
                     else:
                         pixels.append(found)
                         read.append(index)

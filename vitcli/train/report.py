@@ -60,8 +60,7 @@ def draw(run: Run, inputs: Inputs) -> None:
         return
     chosen = sorted({i * len(val) // DRAWN for i in range(DRAWN)})
     objective.eval()
-    # What cannot be read was reported by the evaluation.
-    for images, indices in inputs.validation_images(chosen, lambda error: None):
+    for images, indices in inputs.validation_images(chosen):
         with torch.inference_mode(), run.autocast():
             y = objective.for_validation(images, indices)
             pictures = (images, *objective.picture(images, y))
