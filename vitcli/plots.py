@@ -1,7 +1,7 @@
 """Plots: confusions, calibration, the curves of a run. Arrays in, an image file out.
 
-matplotlib is used without pyplot: nothing opens a window. The file's
-suffix (.png, .pdf, .svg) decides its format.
+matplotlib is used without pyplot: nothing opens a window. The file's suffix (.png, .pdf, .svg)
+decides its format.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ decoding and copying are not measured.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,10 +68,6 @@ class Speed:
     largest_batch: int
     """The largest batch that fits in memory, up to the limit of the search. On a CPU, where a
     process that uses too much is killed, extrapolated from the memory that smaller batches used."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The measurement as a line of JSON."""
-        return dataclasses.asdict(self)
 
 
 def measure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -108,7 +109,7 @@ def bench(args: Bench) -> None:
         ):
             found.append(measured)
             if args.json:
-                output.json_line(measured.to_json())
+                output.json_line(dataclasses.asdict(measured))
     if args.plot:
         _draw(found, args.plot)
     if not args.json:
