@@ -25,15 +25,15 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     old, new = info.model, info.model.at(size)
     provenance = {k: v for k, v in info.provenance.items() if k != "input_size"}
     if old.posemb != "none":
-        resized = {
-            "method": actual_method(old, method),
-            "from": list(old.grid),
-            "to": list(new.grid),
-        }
         provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # of the old size
-        provenance["posemb_resize"] = resized
+        provenance["posemb_resize"] = record(old, new, method)
     preprocess = dataclasses.replace(info.preprocess, size=size)
     return dataclasses.replace(info, model=new, preprocess=preprocess, provenance=provenance)
+
+
+def record(old: Architecture, new: Architecture, method: PosembMethod) -> dict[str, Any]:
+    """How position embeddings are resized: an `info.Resized`."""
+    return {"method": actual_method(old, method), "from": list(old.grid), "to": list(new.grid)}
 
 
 TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")

@@ -19,7 +19,7 @@ import numpy as np
 
 from vitcli.atomic import whole_directory, whole_file, write_json, write_text
 from vitcli.checkpoints import read
-from vitcli.checkpoints.adapt import TABLES, actual_method, adapt_tensor, at_size
+from vitcli.checkpoints.adapt import TABLES, actual_method, adapt_tensor, at_size, record
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
 from vitcli.checkpoints.store import RECORD, rewrite_npz
@@ -66,8 +66,7 @@ class Resize:
     @property
     def record(self) -> dict[str, Any]:
         """An `info.Resized`."""
-        old, new = self.models
-        return {"method": self.method, "from": list(old.grid), "to": list(new.grid)}
+        return record(*self.models, self.method)
 
     def to_json(self) -> dict[str, Any]:
         """Paths, the record and the loss."""

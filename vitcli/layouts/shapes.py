@@ -215,7 +215,8 @@ def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
             if name in found and tuple(found[name]) != tuple(shape)
         ],
     }
-    if problems := [f"{len(k)} {kind}: {_listed(k)}" for kind, k in kinds.items() if k]:
+    problems = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    if problems:
         raise CheckpointError(
             "the tensors do not match the model's description: " + "; ".join(problems),
             where=where,
