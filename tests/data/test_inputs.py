@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -178,8 +179,10 @@ def test_servers_that_do_not_deliver(
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     server.files |= {"silent": b"x", "page": b"x"}
     server.faults[:] = [Fault("silent", "stall"), Fault("page", "html"), Fault("slow", "drip")]
+    begun = time.monotonic()
     with pytest.raises(ImageError, match=complaint) as caught:
         read(f"{server.url}/{path}")
+    assert time.monotonic() - begun < 2.4  # less than all of "slow" takes
     assert caught.value.where == f"{server.url}/{path}"
     assert len([asked for asked, _ in server.requests if asked == f"/{path}"]) == 1
 

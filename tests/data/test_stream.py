@@ -115,7 +115,7 @@ def same(a: list[tuple[np.ndarray, ...]], b: list[tuple[np.ndarray, ...]]) -> bo
 # What a run sees
 
 
-@pytest.mark.parametrize("lanes", [None, 1, 3, 20])
+@pytest.mark.parametrize("lanes", [None, 1, 20])
 def test_every_sample_once_an_epoch_at_any_number_of_ranks_and_workers(
     web: Web, lanes: int | None
 ) -> None:
@@ -132,9 +132,8 @@ def test_every_sample_once_an_epoch_at_any_number_of_ranks_and_workers(
     labels = np.concatenate([labels for _, labels, _ in whole])
     expected = [int(keys[i].rpartition("/s")[2]) % 3 for i in drawn.tolist()]
     assert labels.tolist() == expected
-    for ranks in (1, 2, 3):
-        for workers in (0, 2):
-            assert same(batches(source, ranks, workers, last=5), whole[:5])
+    for ranks, workers in ((1, 2), (2, 0), (2, 2), (3, 0), (3, 2)):
+        assert same(batches(source, ranks, workers, last=5), whole[:5])
 
 
 def test_images_that_come_with_a_part_are_those_before_it(web: Web) -> None:
@@ -372,7 +371,8 @@ def test_a_file_that_changes_meanwhile(web: Web) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/x", "http://nowhere.invalid/x"])
-def test_servers_that_are_not_there(impatient: None, address: str) -> None:
+def test_servers_that_are_not_there(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "TIMEOUT", 0.1)
     with pytest.raises(DataError) as caught:
         read_all(address)
     assert caught.value.where == address

@@ -99,14 +99,15 @@ class RemoteFile(io.RawIOBase):
             return 0
         try:
             self._connect(silence)
-            count = int(self._answer.readinto(buffer))
+            content = self._answer.read1(len(buffer))  # what has arrived, without waiting for more
         except BaseException:
             self._drop()
             raise
-        if not count and self.size is not None:
+        if not content and self.size is not None:
             self._drop()
             raise ConnectionError(f"the response ended after {self.position:,} bytes")
-        return count
+        buffer[: len(content)] = content
+        return len(content)
 
     def _connect(self, silence: float) -> None:
         if self._answer is not None:
