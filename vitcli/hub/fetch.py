@@ -11,7 +11,6 @@ compared with the digest that the Hub lists, and only then takes its place.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vitcli.errors import HubError, VitWarning
+from vitcli.errors import CheckpointError, HubError, VitWarning
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, root
 from vitcli.hub.retry import Progress as Progress
 from vitcli.hub.retry import Transfer, ask, is_offline, missing
@@ -76,7 +75,7 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
     try:
         weights = _choose(present, repo, pickles=True)
         shards = _shards(directory / weights) if weights == INDEX else ()
-    except HubError:
+    except (HubError, CheckpointError):
         return None
     return directory if all(shard in present for shard in shards) else None
 
@@ -373,11 +372,7 @@ def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names. Raises HubError."""
-    try:
-        names: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        if any(Path(name).name != name for name in names.values()):
-            raise ValueError("it names files in directories")
-        return sorted(set(names.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HubError("not a valid index of safetensors files", where=index) from error
+    """The files that an index names. Raises CheckpointError."""
+    from vitcli.checkpoints.store import read_index
+
+    return sorted(set(read_index(index).values()))
