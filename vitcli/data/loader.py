@@ -190,7 +190,10 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
                     for place in mine
                     for epoch, sample in [taken[place]]
                 )
-                yield _chunk(self.transform, self.seed, wanted)
+                chunk = _chunk(self.transform, self.seed, wanted)
+                yield chunk
+                if isinstance(chunk, VitError):
+                    return
         except VitError as error:
             yield error
 
