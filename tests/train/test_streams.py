@@ -34,7 +34,6 @@ def web(colours: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     """The images of three colours in five training shards, one for validation."""
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(retry, "PAUSE", 0.01)
-    monkeypatch.setattr(retry, "TIMEOUT", 0.5)
     images = [(colours / name / f"{i:02}.png", name) for i in range(20) for name in CLASSES]
     files, sizes = {"classes.txt": "\n".join(CLASSES).encode()}, {}
     for number, start in enumerate(range(0, 60, 11)):
