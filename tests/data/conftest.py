@@ -41,3 +41,17 @@ def make_directory(tmp_path: Path) -> MakeDirectory:
         return root
 
     return make
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    """One bit changed."""
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:100],
+    "a bit": lambda content: flipped(content, len(content) // 2),
+    "a bit of the header": lambda content: flipped(content, 20),
+    "zeros": lambda content: content[:200] + bytes(100) + content[300:],
+}
+"""What may happen to a file in the cache directory."""

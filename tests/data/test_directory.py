@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.conftest import MakeDirectory, jpeg
+from data.conftest import DAMAGES, MakeDirectory, jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import listing
 from vitcli.data.cache import cache_directory
@@ -244,9 +244,14 @@ def test_a_listing_is_kept_until_a_directory_changes(
     (many / "d" / "2.jpg").write_bytes(jpeg(2))  # within the resolution of a file system's clock
     changed = open_dataset(DataConfig(str(many))).train
     assert changed is not None and list(changed.counts()) == [700, 701, 700, 2]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES])
+def test_a_damaged_listing_is_made_again(many: Path, damage: str) -> None:
+    whole = open_split(DataConfig(str(many)))[0].fingerprint()
     for kept in cache_directory("listings").iterdir():
-        kept.write_bytes(kept.read_bytes()[:100])
-    assert len(open_split(DataConfig(str(many)))[0]) == 2103
+        kept.write_bytes(DAMAGES[damage](kept.read_bytes()))
+    assert open_split(DataConfig(str(many)))[0].fingerprint() == whole
 
 
 def sorted_walk(directory: Path) -> list[str]:
