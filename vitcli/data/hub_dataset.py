@@ -56,6 +56,7 @@ class HubShard:
                 label = self.classes[label].id
             image = value.get("bytes") if isinstance(value, dict) else value
             key = f"{self.name.rpartition('/')[2]} row {number}"
+            image = image if isinstance(image, bytes) else None  # never a path on this machine
             yield Sample(key, image, None if label == -1 else label)
             number += 1
 
