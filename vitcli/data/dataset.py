@@ -273,15 +273,21 @@ def open_dataset(
 def _holds(directory: str | Path, wanted: Callable[[str], bool], first: int, last: int) -> bool:
     """Whether a wanted file lies `first` to `last` directories below a directory."""
     try:
-        names = [name for name in os.listdir(directory) if not name.startswith(".")]
+        with os.scandir(directory) as found:
+            entries = [entry for entry in found if not entry.name.startswith(".")]
     except OSError:
         return False
-    paths = {name: os.path.join(directory, name) for name in names}
-    if first <= 0 and any(wanted(name) and not os.path.isdir(paths[name]) for name in names):
+    if first <= 0 and any(wanted(entry.name) and not _is_directory(entry) for entry in entries):
         return True
     return last > 0 and any(
-        os.path.isdir(path) and _holds(path, wanted, first - 1, last - 1) for path in paths.values()
+        _is_directory(entry) and _holds(entry.path, wanted, first - 1, last - 1)
+        for entry in entries
     )
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one or a link to one; only a link is looked up."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def unreadable_images(
