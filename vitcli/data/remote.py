@@ -44,7 +44,7 @@ class RemoteFile(io.RawIOBase):
         silence: float | None = None,
     ) -> None:
         self.url, self.timeout, self.misses = url, timeout, misses
-        self.silence = silence or SILENCE
+        self.silence = self._allowed = silence or SILENCE
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
@@ -117,6 +117,7 @@ class RemoteFile(io.RawIOBase):
             headers["Range"] = f"bytes={self.position}-"
         escaped = quote(self.url, safe="%/:=&?~#+!$,;'@()*[]")
         request = urllib.request.Request(escaped, headers=headers)
+        self._allowed = silence
         answer = urllib.request.urlopen(request, timeout=silence)
         start, size = 0, answer.headers.get("Content-Length")
         if answer.status == 206:
@@ -159,7 +160,7 @@ class RemoteFile(io.RawIOBase):
             return Failure(DataError(what, where=where, hint=hint), passes, wait)
         reason: Any = getattr(error, "reason", None) or error  # URLError wraps what happened
         if isinstance(reason, TimeoutError):
-            what = f"the server did not respond for {self.silence:g} seconds"
+            what = f"the server did not respond for {self._allowed:.2g} seconds"
             return Failure(DataError(what, where=where, hint=hint), True, silent=True)
         passes = not isinstance(reason, http.client.InvalidURL)
         if passes and isinstance(reason, OSError | http.client.HTTPException):
