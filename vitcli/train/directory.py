@@ -223,9 +223,9 @@ class RunDirectory:
                     lines.append(json.loads(text))
         return lines
 
-    def append_skipped(self, where: str | None, what: str) -> set[str | None]:
-        """Adds a line to skipped.jsonl, unless it has the image, and returns the images in it.
-        Ranks, which all write to it, take turns."""
+    def append_skipped(self, where: str | None, what: str) -> int:
+        """Adds a line to skipped.jsonl, unless it has the image, and returns the number of images
+        in it. Ranks, which all write to it, take turns."""
         try:
             with self._skipped_lock:
                 skipped = {line["image"] for line in self.lines(self.skipped)}
@@ -233,7 +233,7 @@ class RunDirectory:
                     self.append(self.skipped, {"image": where, "reason": what})
         except OSError as error:
             raise OutputError(f"cannot be written: {error.strerror}", where=self.skipped) from error
-        return skipped | {where}
+        return len(skipped | {where})
 
     def rewind_metrics(self, step: int) -> None:
         """Drops what a killed run wrote after its last state: a resumed run writes it again."""

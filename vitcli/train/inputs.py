@@ -83,8 +83,8 @@ def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
     def report(error: ImageError) -> None:
         if error.where in run.skipped:
             return
-        run.skipped |= run.directory.append_skipped(error.where, error.what)
-        if len(run.skipped) > most:
+        run.skipped.add(error.where)
+        if run.directory.append_skipped(error.where, error.what) > most:
             raise DataError(
                 f"more than {most:,} image{'s' * (most != 1)} cannot be read",
                 where=run.directory.skipped,
@@ -178,7 +178,8 @@ class Images:
         run, ranks, tally = self.run, self.run.ranks, Tally(0)
         advance = counting("validation", len(val), self.on_event)
         mine = [i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.count == ranks.rank]
-        batches = self.validation_images(mine)
+        unreadable = list[ImageError]()
+        batches = self.validation_images(mine, unreadable.append)
         spare = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
         objective.eval()
         for _ in range(0, len(val), EVALUATED_MASKED * ranks.count):
@@ -186,12 +187,18 @@ class Images:
             images, indices = batch or spare
             with torch.inference_mode(), run.autocast():
                 losses, _ = objective(images, objective.for_validation(images, indices))
-            for part in ranks.gather(losses.cpu() if batch else losses[:0].cpu()):
+            own = losses.cpu() if batch else losses[:0].cpu()
+            for part, errors in ranks.gather((own, unreadable)):
                 tally.add_losses(part)
-                advance(len(part))
+                advance(len(part) + len(errors))
+                for error in errors:
+                    self.skip(error)
+            unreadable.clear()
         return tally.result().loss
 
-    def validation_images(self, indices: Sequence[int]) -> Iterator[tuple[Tensor, list[int]]]:
+    def validation_images(
+        self, indices: Sequence[int], on_unreadable: Callable[[ImageError], None] | None = None
+    ) -> Iterator[tuple[Tensor, list[int]]]:
         """Batches of the validation images at these indices that can be read: (images
         (b, 3, H, W) on the device, their indices)."""
         run, val, waiting = self.run, self.run.splits.val, iter(indices)
@@ -202,7 +209,7 @@ class Images:
                 pixels, read = list[npt.NDArray[np.uint8]](), list[int]()
                 for (name, found), index in zip(decoded, waiting, strict=False):
                     if isinstance(found, DataError):
-                        report_unreadable([Slot(name, found)], self.skip)
+                        report_unreadable([Slot(name, found)], on_unreadable or self.skip)
                     else:
                         pixels.append(found)
                         read.append(index)

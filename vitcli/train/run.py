@@ -71,7 +71,7 @@ class Run:
     ranks: Ranks
     progress: Progress = field(default_factory=Progress)
     skipped: set[str | None] = field(default_factory=set)
-    """Images that cannot be read."""
+    """Images that this rank could not read, and those of the run that is resumed."""
 
     @property
     def model(self) -> ViT | BiT:
