@@ -133,9 +133,13 @@ _PREFIX = f".vit-{os.uname().nodename if hasattr(os, 'uname') else ''}-"
 def _clear_abandoned(directory: Path) -> None:
     """Removes the temporary files that killed processes of this machine left in a directory."""
     pattern = re.compile(re.escape(_PREFIX) + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
-    with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            if (found := pattern.fullmatch(path.name)) and not _is_running(int(found[1])):
+    try:
+        left = [(path, pattern.fullmatch(path.name)) for path in directory.iterdir()]
+    except OSError:
+        return
+    for path, found in left:
+        if found and not _is_running(int(found[1])):
+            with contextlib.suppress(OSError):  # it may be another user's
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
