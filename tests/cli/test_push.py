@@ -25,6 +25,7 @@ def test_pushed_and_fetched_it_answers_the_same(
     assert f"next: vit predict IMAGE --model {REPO}" in result.stderr
     for name, content in hub.files(REPO).items():
         assert str(images.parent).encode() not in content, name
+    assert str(images.parent).encode() not in (parent / "README.md").read_bytes()
     assert not {"metrics.jsonl", "split.json"} & set(hub.files(REPO))
 
     use_hub(monkeypatch, hub.environment, tmp_path / "another home")

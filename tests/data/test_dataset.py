@@ -80,7 +80,7 @@ def test_small_classes(make_directory: MakeDirectory) -> None:
     splits = open_data(DataConfig(str(root)))
     assert splits.val is not None
     assert [list(s.counts()) for s in (splits.train, splits.val)] == [[9, 1], [1, 0]]
-    assert "'dog'" in splits.warnings[0]
+    assert "only one image of 'dog'" in splits.warnings[0]
     nothing = open_data(DataConfig(str(root), val_fraction=0))
     assert (nothing.val, len(nothing.train), nothing.record["kind"]) == (None, 11, "none")
 
