@@ -84,6 +84,9 @@ def _open(file: str, **options: Any) -> Any:
 
 def explain(error: Exception, where: str) -> Failure:
     """What an exception of `datasets`, or of the client below it, means."""
+    cause = error.__cause__
+    if isinstance(error, RuntimeError) and isinstance(cause, Exception):
+        error = cause  # of a client that `hub/retry.py` has made
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
         what = "no such file or directory here, and no such dataset on the Hub"
