@@ -26,6 +26,7 @@ from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
 from vitcli.inference import Inference, Slot, report_unreadable, run_source
 from vitcli.metrics import Evaluation, Tally
 from vitcli.prediction import Predictor
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -295,7 +296,7 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
             if count and place < 0
         ]
         count = len(source) - len(kept)
-        lines = [f"left out: {count:,} image{'s' * (count != 1)} of {listed(names)}"]
+        lines = [f"left out: {counted(count, 'image')} of {listed(names)}"]
     return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
 
 

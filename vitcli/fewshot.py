@@ -30,6 +30,7 @@ from vitcli.features import FeatureCache, cache_name, representation, source_fea
 from vitcli.hub.card import model_card
 from vitcli.prediction import Predictor
 from vitcli.ridge import Ints, LinearHead, RidgeSolver
+from vitcli.words import counted
 
 AUTO_L2 = tuple(2.0**power for power in range(-10, 20))
 """The candidates of l2 auto: the sweep of the authors' code."""
@@ -152,8 +153,8 @@ def check_shots(
         name, most = train.classes[worst].name, int(left[worst])
         others = f" ({len(short):,} classes have too few)" if len(short) > 1 else ""
         raise DataError(
-            f"class '{name}' has {most} training image{'s' * (most != 1)}, "
-            f"fewer than {shots} shot{'s' * (shots != 1)}{others}",
+            f"class '{name}' has {counted(most, 'training image')}, "
+            f"fewer than {counted(shots, 'shot')}{others}",
             where=where,
             hint=f"use at most --shots {most}" if most else None,
         )
@@ -220,7 +221,7 @@ def save_head(
         "data": config.data.name,
         "train_images": trial.shots * len(classes),
         "seed": trial.seed,
-        "note": f"{trial.shots} shot{'s' * (trial.shots != 1)}, "
+        "note": f"{counted(trial.shots, 'shot')}, "
         f"least squares with l2 {trial.l2:g} on frozen features",
         "metrics": {"test_top1": trial.accuracy},
     }

@@ -27,6 +27,7 @@ from vitcli.config import (
 from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, from_text, key_value, option, parse_device, parse_size
 from vitcli.objective_config import CLASSIFY_ONLY, OBJECTIVE, MaskingConfig, Objective
+from vitcli.words import counted
 
 # Headings of `--help`.
 RECIPE = "Recipe"
@@ -395,7 +396,7 @@ class TrainConfig:
             )
         if self.batch_size and self.batch_size % (self.accumulate or 1):
             raise ConfigError(
-                f"a batch of {self.batch_size} image{'s' * (self.batch_size != 1)} cannot be "
+                f"a batch of {counted(self.batch_size, 'image')} cannot be "
                 f"split into {self.accumulate} equal micro-batches"
             )
         # Bilinear, because it may be the model's that goes with antialias=False.

@@ -24,6 +24,7 @@ from vitcli.config import (
 from vitcli.errors import ConfigError
 from vitcli.fields import key_value, option
 from vitcli.layouts import timm
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,7 +185,7 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
         raise ConfigError(
-            f"{len(classes)} class name{'s' * (len(classes) != 1)} for a model with "
+            f"{counted(len(classes), 'class name')} for a model with "
             f"{model.num_classes} class{'es' * (model.num_classes != 1)}"
         )
     provenance = info.provenance

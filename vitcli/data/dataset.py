@@ -30,6 +30,7 @@ from vitcli.data.source import Dataset, Ints, Source, join_sources
 from vitcli.data.stream import Stream, Streaming
 from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
+from vitcli.words import counted
 
 Split = Literal["auto", "train", "val", "test"]
 
@@ -112,7 +113,7 @@ def open_data(
         if val is not None:
             train, val = join_sources(indexed(train), val), None
     elif val is not None:
-        note = f"validation: the dataset's own split, {len(val):,} image{'s' * (len(val) != 1)}"
+        note = f"validation: the dataset's own split, {counted(len(val), 'image')}"
         written["kind"] = "given"
     elif isinstance(train, Stream):
         note = "validation: none, because training data is streamed; add shards of a validation "
@@ -328,7 +329,7 @@ def _hold_out(
                 f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} recorded "
                 "validation images no longer exist"
             )
-        return held, f"validation: {len(held):,} image{'s' * (len(held) != 1)} held out before"
+        return held, f"validation: {counted(len(held), 'image')} held out before"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)

@@ -21,6 +21,7 @@ from vitcli.data.files import is_image, skipped_words, walk
 from vitcli.data.listing import Listing, list_classes, subdirectories
 from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
 from vitcli.errors import DataError
+from vitcli.words import counted
 
 _HINT = "put the images of each class in their own directory: DATA/cat/1.jpg, DATA/dog/2.jpg"
 
@@ -43,7 +44,7 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
         listing = list_classes(root, place)
         skipped.update(listing.skipped)
         loose = sum(is_image(entry.name) and entry.is_file() for entry in os.scandir(place))
-        images = f"{loose:,} image{'s' * (loose != 1)}"
+        images = counted(loose, "image")
         if not len(listing.names):
             if split == "test" and len(places) > 1:  # often images without labels
                 warnings.append(f"{place} has no class directories with images: ignored")

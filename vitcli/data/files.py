@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitcli.errors import ImageError
+from vitcli.words import counted
 
 HEIF_SUFFIXES = frozenset({"heic", "heif", "hif"})
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
@@ -87,7 +88,7 @@ def skipped_words(skipped: Counter[str]) -> str:
     """What `walk` left out: "skipped 3 files of unsupported kinds: .heic (2), .svg (1)"."""
     kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items()))
     count = skipped.total()
-    words = f"skipped {count:,} file{'s' * (count != 1)} of unsupported kinds: {kinds}"
+    words = f"skipped {counted(count, 'file')} of unsupported kinds: {kinds}"
     if any(kind[1:] in HEIF_SUFFIXES for kind in skipped):
         words += "; install pillow-heif to read HEIC: pip install 'vitcli[heif]'"
     return words

@@ -18,6 +18,7 @@ from vitcli.data.classes import Classes, RawSplit, class_of, label_dataset, list
 from vitcli.data.files import read_file
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.errors import DataError, ImageError, MissingExtraError
+from vitcli.words import counted
 
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine_label", "y")
@@ -86,7 +87,7 @@ def label_tables(
             continue
         rows, labels = _labels(table, label, where)
         if unlabelled := len(table) - len(rows):
-            words = f"{unlabelled:,} row{'s' * (unlabelled != 1)}"
+            words = counted(unlabelled, "row")
             warnings.append(f"{where}: ignored {words} of {split} without a label")
         if len(rows):
             reader = ArrowReader(table, image)

@@ -26,6 +26,7 @@ from vitcli.data.source import Dataset, Ints, last_split
 from vitcli.data.stream import Sample, Stream, Streaming
 from vitcli.data.tar import DAMAGE, damaged, opener_of, read_samples, webdataset
 from vitcli.errors import DataError
+from vitcli.words import counted
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def open_remote_shards(
     others = Dataset()
     if groups:
         count, words = sum(map(len, groups.values())), " and ".join(groups)
-        report(f"{words}: {count:,} shard{'s' * (count != 1)}, downloaded if not in the cache")
+        report(f"{words}: {counted(count, 'shard')}, downloaded if not in the cache")
         local = {
             split: [download(url) if is_url(url) else Path(url) for url in group]
             for split, group in groups.items()

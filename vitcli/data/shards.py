@@ -24,6 +24,7 @@ from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, li
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.data.tar import DAMAGE, HINT, damaged, opener_of, read_samples, webdataset
 from vitcli.errors import DataError, ImageError, OutputError
+from vitcli.words import counted
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
@@ -84,7 +85,7 @@ def index_shards(
     shards = [_Shard(path) for group in groups.values() for path in group]
     if packed := [shard for shard in shards if not shard.tar.is_file()]:
         size = sum(shard.path.stat().st_size for shard in packed) / 1e6
-        words = f"{len(packed):,} compressed shard{'s' * (len(packed) != 1)}"
+        words = counted(len(packed), "compressed shard")
         report(f"unpacking {words} ({size:,.0f} MB) into {cache_directory('shards')}")
     indexes = {shard.path: shard.index() for shard in shards}
     raw: dict[str, RawSplit] = {}

@@ -33,6 +33,7 @@ from vitcli.train.events import Advance, Caution, Note, OnEvent
 from vitcli.train.masking import Masking
 from vitcli.train.objectives import Objective
 from vitcli.train.run import Run
+from vitcli.words import counted
 
 Computed = dict[tuple[str, str], tuple[Source, Tensor]]
 """Features (N, D) of a split ("train", "val") by the fingerprint of its images, and those of its
@@ -86,7 +87,7 @@ def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
         run.skipped.add(error.where)
         if run.directory.append_skipped(error.where, error.what) > most:
             raise DataError(
-                f"more than {most:,} image{'s' * (most != 1)} cannot be read",
+                f"more than {counted(most, 'image')} cannot be read",
                 where=run.directory.skipped,
                 hint="repair or remove them, or allow more with --max-bad",
             ) from error

@@ -16,6 +16,7 @@ from vitcli.train.inputs import has_fixed_features
 from vitcli.train.optim import OPTIMIZERS, set_training
 from vitcli.train.run import Run, out_of_memory
 from vitcli.train_config import TrainConfig
+from vitcli.words import counted
 
 
 def fill_gaps(
@@ -41,7 +42,7 @@ def fill_gaps(
     batch = config.batch_size or min(max(power, 8), 1024 if pretrain else 512)
     if batch < ranks:
         raise ConfigError(
-            f"a batch of {batch} image{'s' * (batch != 1)} cannot be split over {ranks} ranks",
+            f"a batch of {counted(batch, 'image')} cannot be split over {ranks} ranks",
             hint="use a larger --batch-size or fewer --devices",
         )
     steps = config.steps
