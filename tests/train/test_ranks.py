@@ -211,14 +211,14 @@ def test_ranks_that_are_killed_again_and_again_end_where_an_unbroken_run_does(co
     recipe = ("--steps=150", "--eval-every=50", "--save-every=5", "--dropout=0.1", "--devices=2")
     pretrain(colours, whole, *recipe)
     running = start(colours, broken, *recipe, "--max-restarts=10")
-    dice, kills = random.Random(0), 0
-    while kills < 10 and running.poll() is None:
-        time.sleep(dice.uniform(0, 8))
-        if process := process_of(dice.randrange(2), broken):
-            os.kill(process, signal.SIGKILL)
-            kills += 1
+    dice = random.Random(0)
+    for step in sorted(dice.sample(range(1, 140), 10)):
+        wait_for_step(broken, step)
+        time.sleep(dice.uniform(0, 0.5))
+        while (process := process_of(dice.randrange(2), broken)) is None:  # it is being restarted
+            assert running.poll() is None, running.stderr and running.stderr.read()
+        os.kill(process, signal.SIGKILL)
     assert running.wait(120) == 0, running.stderr and running.stderr.read()
-    assert kills >= 5
     assert difference(whole, broken) == 0
     values = [{k: v for k, v in line.items() if k not in ("images_per_second", "eta")}
               for output in (whole, broken) for line in metrics(output)]  # fmt: skip
