@@ -14,7 +14,7 @@ from train.runs import interrupt_at, metrics, of_kind
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
 from vitcli.distributed import joined
-from vitcli.errors import RunError
+from vitcli.errors import DataError, RunError
 from vitcli.fewshot import measure
 from vitcli.objective_config import MaskingConfig
 from vitcli.prediction import Predictor
@@ -30,6 +30,16 @@ def loose(colours, tmp_path_factory) -> Path:
     for file in colours.glob("*/*.png"):
         shutil.copy(file, root / f"{file.parent.name}-{file.name}")
     return root
+
+
+def test_validation_images_none_of_which_can_be_read(tiny_run, colours, tmp_path):
+    shutil.copytree(colours, tmp_path / "data" / "train")
+    for directory in colours.iterdir():
+        broken = tmp_path / "data" / "val" / directory.name / "1.png"
+        broken.parent.mkdir(parents=True)
+        broken.write_bytes(b"no image")
+    with pytest.raises(DataError, match="none of the validation images"):
+        train(tiny_run(data=DataConfig(str(tmp_path / "data")), objective="mae", steps=2))
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])

@@ -195,6 +195,10 @@ class Images:
                 for error in errors:
                     self.skip(error)
             unreadable.clear()
+        if not tally.count:
+            raise DataError(
+                "none of the validation images can be read", where=run.directory.skipped
+            )
         return tally.result().loss
 
     def validation_images(
