@@ -143,8 +143,11 @@ class TrainConfig:
     schedule: Literal["cosine", "linear", "constant"] = option(
         "cosine", "--schedule", "Learning rate after warm-up; cosine and linear decay to 0."
     )
-    optimizer: Literal["sgd", "adam", "adamw"] = option(
-        "sgd", "--optimizer", "Optimizer: SGD with momentum, Adam or AdamW."
+    optimizer: Literal["sgd", "adam", "adamw", "muon"] = option(
+        "sgd",
+        "--optimizer",
+        "Optimizer: SGD with momentum, Adam, AdamW, or Muon for the weight matrices of the blocks "
+        "and AdamW for everything else.",
     )
     momentum: float = option(0.9, "--momentum X", "Momentum of SGD.", min=0, below=1)
     betas: tuple[float, float] = option(

@@ -42,6 +42,31 @@ def test_rates_by_layer_are_timms(timm: ModuleType) -> None:
     assert found == pytest.approx(expected)
 
 
+def test_muon_steps_as_timms(timm: ModuleType) -> None:
+    """Within the rounding of bfloat16, in which both orthogonalize."""
+    from timm.optim import Muon
+
+    models = [ViT(model_config("Ti/8", num_classes=3, **SIZES)) for _ in range(2)]
+    for model in models:
+        model.init_weights(0)
+    fields = {"optimizer": "muon", "lr": 0.01, "weight_decay": 0.1}
+    ours = build_optimizer(models[0], TrainConfig(DataConfig("x"), "y", **fields))
+    groups = build_optimizer(models[1], TrainConfig(DataConfig("x"), "y", **fields)).param_groups
+    for group in groups:  # with nesterov, timm's other parameters get NAdamW
+        group |= {"use_muon": group["muon"], "nesterov": group["muon"]}
+    paper = (3.4445, -4.775, 2.0315)
+    theirs = Muon(groups, lr=0.01, betas=(0.9, 0.999), ns_coefficients=paper)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for ours_p, theirs_p in zip(*(m.parameters() for m in models), strict=True):
+            ours_p.grad = torch.randn(ours_p.shape, generator=generator)
+            theirs_p.grad = ours_p.grad.clone()
+        ours.step()
+        theirs.step()
+    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-4 if p.ndim == 2 else 1e-6, msg=name)
+
+
 @pytest.fixture(scope="module")
 def collages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four crops of photographs side by side; the class is which photograph the first is of. So

@@ -97,7 +97,7 @@ def uneven(colours, tmp_path_factory) -> Path:
         {**TUNED, **NOISY, "layer_decay": 0.7, "class_weights": "balanced", "optimizer": "sgd"},
         {**TUNED, **NOISY, "layer_decay": 0.7, "balanced_sampling": True, "keep_head": True},
         {**TUNED, "freeze": "backbone", "class_weights": {"red": 3.0}, "augment": STILL},
-        {"dropout": 0.1, "ema": 0.8, "objective": "mae", "probe_every": 7},
+        {"dropout": 0.1, "ema": 0.8, "objective": "mae", "probe_every": 7, "optimizer": "muon"},
         {"dropout": 0.1, "ema": 0.8, "objective": "masked-patch"},
     ],
     ids=["scratch", "weights", "balanced", "features", "mae", "masked-patch"],

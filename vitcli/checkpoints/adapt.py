@@ -36,8 +36,14 @@ def record(old: Architecture, new: Architecture, method: PosembMethod) -> dict[s
     return {"method": actual_method(old, method), "from": list(old.grid), "to": list(new.grid)}
 
 
-TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column")
-RESAMPLED = (*TABLES, "patch_embed.proj.weight")
+def is_table(name: str) -> bool:
+    """Whether a tensor holds position embeddings, which depend on the grid."""
+    return name in ("pos_embed", "pos_embed_row", "pos_embed_column")
+
+
+def is_resampled(name: str) -> bool:
+    """Whether a tensor depends on the grid or on the patch size."""
+    return is_table(name) or name == "patch_embed.proj.weight"
 
 
 def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:
@@ -55,11 +61,10 @@ def adapt(
     stored in 16 bits. The two configurations must agree in all else but the head.
     """
     found = dict(tensors)
-    for name in RESAMPLED:
-        if name in found:
-            exact = _in_32_bits(found[name])
-            resampled = adapt_tensor(name, exact, old, new, method)
-            found[name] = resampled if resampled is not exact else found[name]
+    for name in filter(is_resampled, tensors):
+        exact = _in_32_bits(found[name])
+        resampled = adapt_tensor(name, exact, old, new, method)
+        found[name] = resampled if resampled is not exact else found[name]
     return found
 
 

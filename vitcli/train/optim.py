@@ -23,6 +23,29 @@ _HEAD = {"head", "head_dist", "drop"}
 _AFTER_NORM = {"attn_pool", "fc_norm", "pre_logits"}
 
 
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for the groups marked "muon", AdamW for the others, at one learning rate: the update of
+    a matrix is scaled to the RMS of AdamW's (arXiv 2502.16982, section 2.2). Betas are AdamW's."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr})
+        matrices = [group for group in self.param_groups if group["muon"]]
+        others = [group for group in self.param_groups if not group["muon"]]
+        self.parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            self.parts.append(torch.optim.Muon(matrices, lr, adjust_lr_fn="match_rms_adamw"))
+        if others:
+            self.parts.append(torch.optim.AdamW(others, lr, betas, fused=True))
+        for part in self.parts:
+            part.state = self.state  # of each parameter, so the two do not meet
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of both."""
+        for part in self.parts:
+            part.step()
+
+
 class Optimizer(NamedTuple):
     """A value of `TrainConfig.optimizer`."""
 
@@ -40,6 +63,7 @@ OPTIMIZERS = {
     ),
     "adam": Optimizer(torch.optim.Adam, lambda c: {"betas": c.betas, "fused": True}, _ADAM_LR),
     "adamw": Optimizer(torch.optim.AdamW, lambda c: {"betas": c.betas, "fused": True}, _ADAM_LR),
+    "muon": Optimizer(MuonAdamW, lambda c: {"betas": c.betas}, _ADAM_LR),
 }
 
 
@@ -109,7 +133,8 @@ def set_training(model: nn.Module, what: int | str | None) -> None:
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of the trained parameters. Weight decay applies to matrices and kernels only,
     not to biases, norms, tokens and position embeddings (as big_vision's `.*/kernel` masks). Each
-    group has an "lr_scale", below 1 in lower layers if `layer_decay` is set.
+    group has an "lr_scale", below 1 in lower layers if `layer_decay` is set; "muon" marks those of
+    the blocks' matrices.
 
     AdamW takes lr(t) * decay * w from w. With `decay_by="schedule"` it is lr(t) / lr * decay * w,
     as in big_vision (optax.py), so the decay that AdamW gets is divided by the peak rate.
@@ -118,16 +143,17 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     per_step = config.weight_decay
     if config.decay_by == "schedule":
         per_step /= config.lr or 1.0
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and name.endswith("weight")
             weight_decay = per_step if is_matrix else 0.0
             scale = layers.scale(name, decay) if decay is not None else 1.0
-            groups.setdefault((weight_decay, scale), []).append(parameter)
+            muon = parameter.ndim == 2 and 1 <= layers(name) <= len(layers.blocks)
+            groups.setdefault((weight_decay, scale, muon), []).append(parameter)
     built = [
-        {"params": parameters, "weight_decay": weight_decay, "lr_scale": scale}
-        for (weight_decay, scale), parameters in groups.items()
+        {"params": parameters, "weight_decay": weight_decay, "lr_scale": scale, "muon": muon}
+        for (weight_decay, scale, muon), parameters in groups.items()
     ]
     optimizer = OPTIMIZERS[config.optimizer]
     return optimizer.kind(built, lr=config.lr or 0.0, **optimizer.settings(config))

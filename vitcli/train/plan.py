@@ -108,8 +108,7 @@ def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:
 def plan_of(run: Run) -> Plan:
     """What a run is about to do, with an estimate of the time it takes."""
     config, model, splits = run.config, run.info.model, run.splits
-    parameters = model.num_params()
-    frozen = sum(p.numel() for p in run.model.parameters() if not p.requires_grad)
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     val_images = len(splits.val) if splits.val is not None else 0
     images, micro_batches = (run.steps - run.progress.step) * len(run.part), run.micro_batches
     forwards = 3 * run.steps * run.batch_size  # the backward pass costs two
@@ -118,8 +117,8 @@ def plan_of(run: Run) -> Plan:
         images, micro_batches = forwards // run.ranks.count, 1
     return Plan(
         model=str(run.info.provenance.get("parent") or config.variant),
-        parameters=parameters,
-        trained_parameters=parameters - frozen,
+        parameters=model.num_params(),
+        trained_parameters=trained,
         resolution=model.image_size,
         patch_size=model.patch_size,
         tokens=model.num_tokens,
