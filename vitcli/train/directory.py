@@ -55,6 +55,8 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self._skipped_lock = FileLock(self.path / ".skipped.lock")
+        self._skipped_images = set[str | None]()
+        self._skipped_bytes = 0  # of skipped.jsonl, of which those images were read
         self.files = (
             *(self.model, self.decoder, self.config, self.split, self.metrics, self.skipped),
             *(self.card, self.sweep, self.sweep_plot),
@@ -214,13 +216,15 @@ class RunDirectory:
         except OSError as error:
             raise OutputError(f"cannot be written: {error.strerror}", where=file) from error
 
-    def lines(self, file: Path) -> list[dict[str, Any]]:
-        """The lines of such a file, without one that a kill cut short."""
+    def lines(self, file: Path, start: int = 0) -> list[dict[str, Any]]:
+        """The lines of such a file from a byte on, without one that a kill cut short."""
         lines = []
         if file.exists():
-            for text in file.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):
-                    lines.append(json.loads(text))
+            with file.open("rb") as opened:
+                opened.seek(start)
+                for text in opened:
+                    with contextlib.suppress(ValueError):
+                        lines.append(json.loads(text))
         return lines
 
     def append_skipped(self, where: str | None, what: str) -> int:
@@ -228,12 +232,15 @@ class RunDirectory:
         in it. Ranks, which all write to it, take turns."""
         try:
             with self._skipped_lock:
-                skipped = {line["image"] for line in self.lines(self.skipped)}
-                if where not in skipped:
+                others = self.lines(self.skipped, self._skipped_bytes)
+                self._skipped_images |= {line["image"] for line in others}
+                if where not in self._skipped_images:
                     self.append(self.skipped, {"image": where, "reason": what})
+                    self._skipped_images.add(where)
+                self._skipped_bytes = self.skipped.stat().st_size
         except OSError as error:
             raise OutputError(f"cannot be written: {error.strerror}", where=self.skipped) from error
-        return len(skipped | {where})
+        return len(self._skipped_images)
 
     def rewind_metrics(self, step: int) -> None:
         """Drops what a killed run wrote after its last state: a resumed run writes it again."""
