@@ -410,10 +410,10 @@ def test_states_that_take_long_to_write_are_written_less_often(tiny_run, colours
     """By a clock on which a step takes half a minute, and a state another half."""
     now, saved = [0.0], []
 
-    def slow(tensors, storage_writer, process_group):
+    def slow(tensors, storage_writer, **among):
         now[0] += 30
         saved.append(storage_writer.path.stem)
-        return async_save(tensors, storage_writer=storage_writer, process_group=process_group)
+        return async_save(tensors, storage_writer=storage_writer, **among)
 
     monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(state, "async_save", slow)
