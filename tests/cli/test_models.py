@@ -54,7 +54,7 @@ def test_all_models_are_listed(vit, root):
         (["B16", "384", "orig"], ["r50-vit-b16-i21k-i1k-orig-384", "vit-b16-i21k-i1k-orig-384"]),
         ([REPO], ["vit-b16-i21k", "vit-b16-i21k-i1k"]),
         (["cached"], ["vit-b16-i21k"]),
-        (["default"], ["vit-ti16-d6-tin", "vit-ti16-d6-tin-c10"]),
+        (["default"], ["vit-ti16-d6-tin-c10", "vit-ti16-tin"]),
         (["list", "cached"], ["vit-b16-i21k"]),
     ],
 )
