@@ -4,8 +4,8 @@ A field declares its option where it stands, with its type and default:
 
     steps: int | None = option(None, "--steps N", "Number of optimizer steps.", min=1)
 
-`vitcli/cli/parameters.py` makes the options of a command from such fields. `check_fields` holds every
-other source (JSON, Python) to the same choices and limits.
+`vitcli/cli/parameters.py` makes the options of a command from such fields. `check_fields` holds
+every other source (JSON, Python) to the same choices and limits.
 """
 
 from __future__ import annotations
