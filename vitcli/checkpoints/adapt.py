@@ -36,14 +36,14 @@ def record(old: Architecture, new: Architecture, method: PosembMethod) -> dict[s
     return {"method": actual_method(old, method), "from": list(old.grid), "to": list(new.grid)}
 
 
-def is_table(name: str) -> bool:
+def is_posemb(name: str) -> bool:
     """Whether a tensor holds position embeddings, which depend on the grid."""
     return name in ("pos_embed", "pos_embed_row", "pos_embed_column")
 
 
 def is_resampled(name: str) -> bool:
     """Whether a tensor depends on the grid or on the patch size."""
-    return is_table(name) or name == "patch_embed.proj.weight"
+    return is_posemb(name) or name == "patch_embed.proj.weight"
 
 
 def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:

@@ -19,7 +19,7 @@ import numpy as np
 
 from vitcli.atomic import whole_directory, whole_file, write_json, write_text
 from vitcli.checkpoints import read
-from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, is_table, record
+from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, is_posemb, record
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
 from vitcli.checkpoints.store import RECORD, rewrite_npz
@@ -161,7 +161,7 @@ def plan_resize(
 
 def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings that the file holds. Raises CheckpointError if there are none."""
-    names = [name for name, theirs in opened.sources.items() if theirs and is_table(name)]
+    names = [name for name, theirs in opened.sources.items() if theirs and is_posemb(name)]
     if not names:
         computed = opened.info.model.posemb == "sincos2d"
         raise CheckpointError(

@@ -39,7 +39,6 @@ class MuonAdamW(torch.optim.Optimizer):
         for part in self.parts:
             part.state = self.state  # of each parameter, so the two do not meet
 
-    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step of both."""
         for part in self.parts:
