@@ -113,12 +113,13 @@ def test_a_linear_probe_ends_where_logistic_regression_does(
     events: list = []
     metrics = train(run, on_event=events.append).metrics
 
-    # The same features by another way: the pre-trained model's, image by image.
-    model = load("default-pretrained")
+    # The same features by another way: the pre-trained model's, image by image, prepared as the
+    # run prepares them.
+    model, transform = load("default-pretrained"), load(run.output).transform
     features, labels = {}, {}
     for part in ("train", "test"):
         files = sorted((collages / part).rglob("*.png"))
-        images = torch.stack([model.transform(file) for file in files])
+        images = torch.stack([transform(file) for file in files])
         with torch.no_grad():
             found = [model.features(some) for some in images.split(64)]
         features[part] = torch.cat(found).numpy()
