@@ -166,6 +166,10 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
         plan_resize(source, grid=(2, 2), in_place=True, output="x")
     with pytest.raises(OutputError, match="not a local file"):
         plan_resize("org/name", grid=(2, 2))
+    before = source.read_bytes()
+    with pytest.raises(OutputError, match="the same file"):
+        resize(source, grid=(2, 2), output=source)
+    assert source.read_bytes() == before
 
 
 def test_the_way_there_and_back_is_measured(tmp_path: Path) -> None:

@@ -88,6 +88,16 @@ def test_images_are_prepared_at_the_new_size(tmp_path: Path) -> None:
         assert read.read_info(file)[0].model.grid == (6, 12)
 
 
+def test_a_crop_smaller_than_the_model_becomes_its_size(tmp_path: Path) -> None:
+    source = shutil.copytree(GOLDEN / "hf_dinov2", tmp_path / "model")
+    said = {"size": {"shortest_edge": 32}, "crop_size": 28, "do_center_crop": True}
+    (source / "preprocessor_config.json").write_text(json.dumps(said))
+    file = resize(source, resolution=(84, 84))
+    found = json.loads((file.parent / "preprocessor_config.json").read_text())
+    assert found["size"] == {"shortest_edge": 96}
+    assert found["crop_size"] == {"height": 84, "width": 84}
+
+
 def test_what_transformers_cannot_load_is_refused() -> None:
     for name in ("hf_dinov2", "hf_clip_vision"):
         with pytest.raises(ConfigError, match="supports only square images") as error:
@@ -111,7 +121,8 @@ def test_shards_stay_shards(tmp_path: Path, in_place: bool) -> None:
     for file in set(about["weight_map"].values()):
         changed = file == about["weight_map"][table]
         assert ((folder / file).read_bytes() == (before / file).read_bytes()) != changed
-    assert read.read_info(folder)[0].model.grid == (7, 7)
+    info, _ = read.read_info(folder)
+    assert info.model.grid == (7, 7) and info.provenance["posemb_resize"]["to"] == [7, 7]
     assert (folder / "pytorch_model.bin").exists() == in_place
     with pytest.raises(OutputError, match="a directory"):
         plan_resize(source, grid=(4, 4), output=tmp_path / "x.safetensors")

@@ -3,6 +3,7 @@ tests/peers."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
@@ -19,12 +21,14 @@ from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.config import ClassLabel, Preprocess
+from vitcli.config import ClassLabel, Preprocess, Size
+from vitcli.data.fit import Fit
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts import transformers
 from vitcli.prediction import Predictor
 
 VIT, CLIP = GOLDEN / "hf_vit", GOLDEN / "hf_clip_vision"
+PHOTO = Image.open(Path(__file__).parents[1] / "images" / "cat.jpg").convert("RGB")
 CENTRE = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32}
 
 
@@ -108,6 +112,19 @@ def test_rescaling_is_part_of_mean_and_std(tmp_path: Path) -> None:
         ours = (pixel / 255 - found.mean[0]) / found.std[0]
         assert ours == pytest.approx((pixel * factor - 0.4) / 0.2)
     assert prepared(tmp_path / "d", do_normalize=False).std == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("mode", ["center", "squash"])
+@pytest.mark.parametrize(("size", "crop_pct"), [((32, 32), 0.9), ((32, 32), 1.0), ((48, 32), 0.8)])
+def test_preprocessing_is_written_as_it_is(
+    tmp_path: Path, mode: str, size: Size, crop_pct: float
+) -> None:
+    fields: dict[str, Any] = {"size": size, "crop_mode": mode, "crop_pct": crop_pct}
+    old = dataclasses.replace(prepared(tmp_path / "a"), **fields)
+    folder = copied(VIT, tmp_path / "b", transformers._processor_config(old), image_size=list(size))
+    new = transformers._read_preprocess(folder, transformers.KINDS["vit"], size)
+    assert new is not None and (new.crop_mode, Fit(new)(PHOTO).size) == (mode, size[::-1])
+    np.testing.assert_array_equal(np.asarray(Fit(new)(PHOTO)), np.asarray(Fit(old)(PHOTO)))
 
 
 def test_images_that_transformers_refuses_are_reported(tmp_path: Path) -> None:

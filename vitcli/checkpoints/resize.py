@@ -127,7 +127,7 @@ def plan_resize(
         OutputError: the output cannot be where it is asked for.
     """
     registry.resolve(spec)  # raises if there is no such model
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     if output is None and not path.exists():
         raise OutputError(
             "not a local file, so the output needs a name", where=spec, hint="pass -o OUT"
@@ -153,6 +153,12 @@ def plan_resize(
     target, is_directory = _output(path, opened, new, output, in_place)
     name = "model.safetensors" if opened.kind == "pickle" else opened.file.name
     file = target / name if is_directory else target
+    if output is not None and os.path.realpath(file) == os.path.realpath(opened.file):
+        raise OutputError(
+            "source and output are the same file",
+            where=file,
+            hint="to replace it, pass --in-place instead of --output",
+        )
     # A file of the standard name belongs to the configuration beside it.
     alone = path.is_file() and opened.file.name not in ("model.safetensors", INDEX)
     directory = None if alone else opened.file.parent
@@ -323,6 +329,6 @@ def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
     for name in companions():
         if (config := read_json(source / name)) is None:
             continue
-        found = (layout.resized_config(name, config, old, job.info) for layout in LAYOUTS)
+        found = (layout.resized_config(name, config, job.info) for layout in LAYOUTS)
         if (resized := next((one for one in found if one is not None), None)) is not None:
             write_json(directory / name, resized)

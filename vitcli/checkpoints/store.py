@@ -152,10 +152,12 @@ def files_of(path: Path) -> list[Path]:
 
 def _open_shards(path: Path) -> Store:
     """The tensors that an index finds in several files."""
-    names, shards = read_index(path), {}
+    names, shards, metadata = read_index(path), {}, dict[str, str]()
     for file in set(names.values()):
         _require_file(path.with_name(file))
-        shards[file] = read_header(path.with_name(file)).tensors
+        header = read_header(path.with_name(file))
+        shards[file] = header.tensors
+        metadata |= {key: text for key, text in header.metadata.items() if key == RECORD}
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(
@@ -163,7 +165,8 @@ def _open_shards(path: Path) -> Store:
             f"{missing[0]}",
             where=path,
         )
-    return Store(path, "shards", {name: shards[file][name] for name, file in names.items()})
+    tensors = {name: shards[file][name] for name, file in names.items()}
+    return Store(path, "shards", tensors, metadata)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -275,9 +278,8 @@ def rewrite_npz(
             zip64 = member.file_size > 1 << 30
             with old.open(member) as data, new.open(copy, "w", force_zip64=zip64) as out:
                 shutil.copyfileobj(data, out, 1 << 20)
-        kept = [
-            line for line in old.comment.splitlines() if line.split()[0].decode() not in metadata
-        ]
+        keys = {key.encode() for key in metadata}
+        kept = [line for line in old.comment.splitlines() if line.partition(b" ")[0] not in keys]
         new.comment = b"\n".join([*kept, *(f"{k} {v}".encode() for k, v in metadata.items())])
 
 

@@ -140,7 +140,7 @@ class Layout(ABC):
         return {}
 
     def resized_config(
-        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+        self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
         """A companion for the new image size in `info`; None if it belongs to another layout."""
         return None
@@ -189,7 +189,7 @@ _PHRASES = {
     "distill_token": "a distillation token",
     "num_registers": "{} register tokens",
     "posemb": "position embeddings '{}'",
-    "posemb_tokens": "position embeddings of these tokens: {}",
+    "posemb_tokens": "position embeddings of the tokens '{}'",
     "pool": "pooling '{}'",
     "pre_norm": "a norm before the blocks",
     "final_norm": "no final norm",

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import Store
-from vitcli.config import Preprocess, Size
+from vitcli.config import Preprocess
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import CLIP, Layout, Match, below, find_prefix
 from vitcli.layouts.table import rows
@@ -72,7 +72,7 @@ class OpenClip(Layout):
         )
 
     def resized_config(
-        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+        self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
         if name != CONFIG:
             return None

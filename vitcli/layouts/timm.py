@@ -470,33 +470,26 @@ def best_architecture(model: Architecture) -> tuple[str, Args]:
     """timm's name with the fewest departures, and those."""
     if isinstance(model, BiTConfig):
         return _bit_name(model.resnet) or "", {}
-    model = _with_timms_norm(model)
-    wanted, fixed = _to_args(model), _fixed(model)
+    wanted = _to_args(_with_timms_norm(model))
 
     def departures(name: str) -> Args:
-        base = dict(_known()[name][1])
+        base = dict(_known()[name])
         if architectures()[name]["fc_norm"] is None:  # timm's rule, which follows the pooling
             base["fc_norm"] = wanted["global_pool"] == "avg"
         return {key: value for key, value in wanted.items() if base[key] != value}
 
     def rank(name: str) -> tuple[int, int]:
-        pairs = zip(_fixed(_known()[name][0]), fixed, strict=True)
-        return sum(one != other for one, other in pairs), len(departures(name))
+        found = departures(name)
+        return len(FIXED.keys() & found), len(found)
 
     best = min(architectures(), key=rank)
-    return best, departures(best)
+    return best, {key: value for key, value in departures(best).items() if key in DEFAULTS}
 
 
 @cache
-def _known() -> dict[str, tuple[ModelConfig, Args]]:
-    """Every architecture as a model, and its arguments as `_to_args` writes them."""
-    models = {name: _to_model(args) for name, args in architectures().items()}
-    return {name: (model, _to_args(model)) for name, model in models.items()}
-
-
-def _fixed(model: ModelConfig) -> tuple[object, ...]:
-    """What only an architecture's name decides, as `FIXED`."""
-    return model.distill_token, model.swiglu, model.norm_eps, _depths(model)
+def _known() -> dict[str, Args]:
+    """The arguments of every architecture, as `_to_args` writes them."""
+    return {name: _to_args(_to_model(args)) for name, args in architectures().items()}
 
 
 def _to_args(model: ModelConfig) -> Args:
@@ -517,8 +510,9 @@ def _to_args(model: ModelConfig) -> Args:
         "fc_norm": model.fc_norm,
         "global_pool": pools.get(model.pool, "token"),
         "act_layer": model.activation,
+        "stem": _depths(model),
     }
-    return {key: args[key] for key in DEFAULTS}
+    return {key: args[key] for key in DEFAULTS | FIXED}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -653,15 +647,6 @@ blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 )
 """What the authors of DINOv2 and of DeiT III name otherwise than timm."""
 
-_NAME = re.compile(
-    r"(cls|dist|reg)_token|pos_embed(_row|_column)?|patch_embed\.proj\.(weight|bias)|"
-    r"blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)|"
-    r"blocks\.\d+\.ls[12]\.gamma|(norm_pre|norm|fc_norm|head|head_dist)\.(weight|bias)|"
-    r"pre_logits\.fc\.(weight|bias)|attn_pool\..*|"
-    r"(patch_embed\.backbone\.)?(stem|stages|conv|norm)\..*|head\.fc\.(weight|bias)"
-)
-"""Tensors that a model of ours may have."""
-
 
 class Timm(Layout):
     """timm's own files, and those under its names. As a target it is called "vit": a directory
@@ -680,7 +665,7 @@ class Timm(Layout):
         # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
         tensors, names, outside = below(store, prefix, *chunked)
-        table = identity(name for name in tensors if _NAME.fullmatch(name))
+        table = identity(tensors)
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
@@ -714,7 +699,7 @@ class Timm(Layout):
         return {CONFIG: to_config(info)}
 
     def resized_config(
-        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+        self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
         if name != CONFIG or not {"architecture", "vit", "pretrained_cfg"} & set(config):
             return None

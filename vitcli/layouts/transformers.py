@@ -266,11 +266,11 @@ class Transformers(Layout):
         return {PROCESSORS[0]: processor, CONFIG: config}
 
     def resized_config(
-        self, name: str, config: ForeignJson, old: Size, info: CheckpointInfo
+        self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
         new = info.model.image_size
         if name in PROCESSORS:
-            return _resized_processor(config, old, new)
+            return _resized_processor(config, new)
         if "model_type" not in config or "architecture" in config:
             return None
         size = {"image_size": new[0] if new[0] == new[1] else list(new)}
@@ -412,20 +412,22 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     how: dict[str, Any] = {"mean": mean, "std": std}
     if "resample" in said:
         how["interpolation"] = said.word("resample", _FILTERS)
-    resized, side = _side(said, "size"), _side(said, "crop_size")
-    if said.flag("do_center_crop", False) and resized and side:
-        how |= {"crop_mode": "center", "crop_pct": _fraction(side, resized)}
+    resized, seen = _sides(said, "size"), _sides(said, "crop_size")
+    box = said.values.get("size")
+    if said.flag("do_center_crop", False) and resized and seen:
+        squashed = isinstance(box, dict) and "height" in box
+        how["crop_mode"] = "squash" if squashed else "center"
+        how["crop_pct"] = _fraction(min(seen), min(resized))
     elif "do_center_crop" in said or "size" in said:
         how |= {"crop_mode": "squash", "crop_pct": 1.0}
-        is_short = isinstance(box := said.values.get("size"), dict) and "shortest_edge" in box
-        side = None if is_short else resized
-    if side and size and (side, side) != size:
+        seen = None if isinstance(box, dict) and "shortest_edge" in box else resized
+    if seen and size and seen != size:
         if kind.any_size:
-            how["size"] = side, side
+            how["size"] = seen
         else:
             warnings.warn(
-                f"{said.where}: images of {side} x {side} pixels, which the model does not take in "
-                f"transformers; {size[0]} x {size[1]} is used",
+                f"{said.where}: images of {seen[0]} x {seen[1]} pixels, which the model does not "
+                f"take in transformers; {size[0]} x {size[1]} is used",
                 VitWarning,
                 stacklevel=2,
             )
@@ -439,27 +441,30 @@ def _fraction(cropped: int, resized: int) -> float:
     return fraction if exact else math.nextafter(fraction, 0.0)
 
 
-def _side(said: ForeignJson, key: str) -> int | None:
-    """The shorter side of a size: a number, or an object of sides."""
-    if isinstance(said.values.get(key), dict):
-        sides = said.object(key)
-        names = ("shortest_edge", "height", "width", "longest_edge")
-        return next((sides.whole(name) for name in names if name in sides), None)
-    return said.whole(key) if key in said else None
+def _sides(said: ForeignJson, key: str) -> Size | None:
+    """Height and width of a size: a number, or an object of sides or of one edge."""
+    if not isinstance(said.values.get(key), dict):
+        return said.size(key) if key in said else None
+    box = said.object(key)
+    edge = next((box.whole(n) for n in ("shortest_edge", "longest_edge") if n in box), None)
+    if edge is None and not {"height", "width"} & set(box):
+        return None
+    return (edge, edge) if edge else (box.whole("height"), box.whole("width"))
 
 
 def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
-    size = {"height": preprocess.size[0], "width": preprocess.size[1]}
+    size = dict(zip(("height", "width"), preprocess.size, strict=True))
+    before = {key: math.floor(side / preprocess.crop_pct) for key, side in size.items()}
     centre = preprocess.crop_mode == "center"
-    resized = round(min(preprocess.size) / preprocess.crop_pct)
+    cropped = centre or before != size
     numbers = {name: number for number, name in _FILTERS.items()}
     return {
-        "image_processor_type": "BitImageProcessor" if centre else "ViTImageProcessor",
+        "image_processor_type": "BitImageProcessor" if cropped else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": resized} if centre else size,
+        "size": {"shortest_edge": min(before.values())} if centre else before,
         "resample": numbers[preprocess.interpolation],
-        "do_center_crop": centre,
-        **({"crop_size": size} if centre else {}),
+        "do_center_crop": cropped,
+        **({"crop_size": size} if cropped else {}),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -468,13 +473,13 @@ def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
     }
 
 
-def _resized_processor(config: ForeignJson, old: Size, new: Size) -> dict[str, Any]:
-    """The crop is the model's size, and where there is one, images are resized beyond it by as much
-    as before."""
+def _resized_processor(config: ForeignJson, new: Size) -> dict[str, Any]:
+    """The crop becomes the model's size, and where there is one, images are resized beyond it by as
+    much as before."""
     inner = config.object("image_processor") if "image_processor" in config else config
     sides = {"height": new[0], "width": new[1]}
     changed: dict[str, Any] = {"size": sides}
-    if "crop_size" in inner and inner.flag("do_center_crop", True):
+    if (old := _sides(inner, "crop_size")) and inner.flag("do_center_crop", True):
         changed["crop_size"] = sides
         size = inner.values.get("size")
         box = ForeignJson(size if isinstance(size, dict) else {"shortest_edge": size}, inner.where)
