@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -10,7 +11,7 @@ from vitcli.config import Size
 from vitcli.data.files import open_file
 from vitcli.errors import CheckpointError
 from vitcli.resnets import LARGEST_IMAGE
-from vitcli.typed_json import parse
+from vitcli.typed_json import from_json, parse
 
 MOST_BYTES = 1 << 26
 T = TypeVar("T")
@@ -45,77 +46,70 @@ class ForeignJson:
     def whole(self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20) -> int:
         """A whole number in [low, high]."""
         wanted = f"a whole number from {low} to {high}"
-        return int(self._get(key, default, wanted, lambda v: type(v) is int and low <= v <= high))
+        return int(self._get(int, key, default, wanted, low, high))
 
     def number(
         self, key: str, default: float | None = None, low: float = 0.0, high: float = 1e6
     ) -> float:
         """A number in [low, high]."""
         wanted = f"a number from {low:g} to {high:g}"
-        return float(self._get(key, default, wanted, lambda v: _is_number(v) and low <= v <= high))
+        return float(self._get(float, key, default, wanted, low, high))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        return bool(self._get(key, default, "true or false", lambda v: isinstance(v, bool)))
+        return bool(self._get(bool, key, default, "true or false"))
 
     def word(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
         """What a word (or a number) stands for."""
-
-        def is_choice(value: Any) -> bool:
-            return isinstance(value, (str, int)) and value in choices
-
-        return choices[self._get(key, default, f"one of {', '.join(map(str, choices))}", is_choice)]
+        wanted = f"one of {', '.join(map(str, choices))}"
+        value = self._get(str | int, key, default, wanted)
+        if value not in choices:
+            self.refuse(key, wanted)
+        return choices[value]
 
     def text(self, key: str, default: str = "") -> str:
         """A string."""
-        return str(self._get(key, default, "a string", lambda v: isinstance(v, str)))
+        return str(self._get(str, key, default, "a string"))
 
     def size(self, key: str, default: Size | None = None) -> Size:
         """Height and width: a whole number, or two."""
-
-        def is_size(value: Any) -> bool:
-            sides = value if isinstance(value, (list, tuple)) else [value, value]
-            return len(sides) == 2 and all(
-                type(side) is int and 1 <= side <= LARGEST_IMAGE for side in sides
-            )
-
-        value = self._get(key, default, "a size in pixels, or a height and a width", is_size)
-        return (value, value) if isinstance(value, int) else (value[0], value[1])
+        wanted = "a size in pixels, or a height and a width"
+        kind = int | tuple[int, int]
+        found = self._get(kind, key, default and list(default), wanted, 1, LARGEST_IMAGE)
+        return (found, found) if isinstance(found, int) else found
 
     def triple(self, key: str, default: Triple, low: float = -1e6) -> Triple:
         """Three numbers, or one for all."""
-
-        def is_triple(value: Any) -> bool:
-            values = value if isinstance(value, (list, tuple)) else [value] * 3
-            return len(values) == 3 and all(_is_number(x) and low <= x <= 1e6 for x in values)
-
-        value = self._get(key, default, "three numbers", is_triple)
-        first, second, third = value if isinstance(value, (list, tuple)) else [value] * 3
-        return float(first), float(second), float(third)
+        found = self._get(float | Triple, key, list(default), "three numbers", low, 1e6)
+        return found if isinstance(found, tuple) else (found, found, found)
 
     def list_of(self, key: str, kind: type[T]) -> list[T]:
         """A list of such values; empty where there is none."""
-
-        def is_list(value: Any) -> bool:
-            return isinstance(value, list) and all(type(item) is kind for item in value)
-
-        return list(self._get(key, [], f"a list of {kind.__name__}", is_list))
+        return list(self._get(list[kind], key, [], f"a list of {kind.__name__}"))  # type: ignore[valid-type]
 
     def object(self, key: str) -> ForeignJson:
         """An object; an empty one where there is none."""
-        value = self._get(key, {}, "an object", lambda v: isinstance(v, dict))
+        value = self._get(dict[str, Any], key, {}, "an object")
         return ForeignJson(value, self.where, f"{self.path}{key}.")
 
-    def _get(self, key: str, default: Any, wanted: str, is_right: Callable[[Any], bool]) -> Any:
+    def _get(
+        self,
+        kind: Any,
+        key: str,
+        default: Any,
+        wanted: str,
+        low: float = -math.inf,
+        high: float = math.inf,
+    ) -> Any:
         value = self.values.get(key)
-        value = default if value is None else value
-        if not is_right(value):
+        try:
+            found = from_json(kind, default if value is None else value)
+        except ValueError:
             self.refuse(key, wanted)
-        return value
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+        for number in found if isinstance(found, tuple) else (found,):
+            if isinstance(number, int | float) and not low <= number <= high:
+                self.refuse(key, wanted)
+        return found
 
 
 def read_json(path: Path) -> ForeignJson | None:
