@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from vitcli.errors import ConfigError
-from vitcli.fields import check_fields, check_range
+from vitcli.fields import check_fields, limited
 from vitcli.resnets import (
     DEPTHS,
     LARGEST_IMAGE,
@@ -42,25 +42,25 @@ class ModelConfig(Layered):
     Names of sizes are the paper's (arXiv 2010.11929, section 3.1 and Table 1).
     """
 
-    width: int
+    width: int = limited(min=1, max=1 << 20)
     """D, the size of a token."""
-    depth: int
+    depth: int = limited(min=1, max=MOST_BLOCKS)
     """Number of Transformer blocks."""
-    num_heads: int
+    num_heads: int = limited(min=1, max=1 << 20)
     """Attention heads; each has width / num_heads channels."""
-    mlp_dim: int
+    mlp_dim: int = limited(min=1, max=1 << 20)
     """Hidden size of a block's MLP (with SwiGLU: gate and value together)."""
     patch_size: Size = (16, 16)
     """Height and width of a patch, in pixels."""
     image_size: Size = (224, 224)
     """Height and width of the images that the position embeddings are made for."""
-    num_classes: int = 0
+    num_classes: int = limited(0, min=0, max=10**9)
     """Outputs of the head; 0 means no head, and `model(images)` gives features."""
     class_token: bool = True
     """A learned token in front of the patches."""
     distill_token: bool = False
     """DeiT's second token with a head of its own; the logits are the mean of both heads."""
-    num_registers: int = 0
+    num_registers: int = limited(0, min=0, max=1 << 20)
     """Registers: learned tokens between the class token and the patches, which no head reads."""
     posemb: Posemb = "learn"
     """learn: one vector per token; learn2d: D/2 for the row and D/2 for the column (paper D.4);
@@ -76,7 +76,7 @@ class ModelConfig(Layered):
     """A LayerNorm over the tokens after the last block."""
     fc_norm: bool = False
     """A LayerNorm after pooling."""
-    pre_logits: int = 0
+    pre_logits: int = limited(0, min=0, max=1 << 20)
     """Size of the tanh layer before the head (the paper's pre-training head); 0 means none."""
     layer_scale: bool = False
     """A learned factor per channel on each branch of a block."""
@@ -88,18 +88,13 @@ class ModelConfig(Layered):
     """gelu: exact (timm, transformers); gelu_tanh: the authors' flax code; quick_gelu: CLIP."""
     swiglu: bool = False
     """SiLU-gated MLP, gate first, in one matrix (DINOv2 giant)."""
-    norm_eps: float = 1e-6
+    norm_eps: float = limited(1e-6, min=0, max=1)
     """Epsilon of every LayerNorm."""
     stem: ResNetConfig | None = None
     """A hybrid's ResNet, between the image and the patch embedding."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_range(self, 1, 1 << 20, "width", "num_heads", "mlp_dim")
-        check_range(self, 1, MOST_BLOCKS, "depth")
-        check_range(self, 0, 1 << 20, "num_registers", "pre_logits")
-        check_range(self, 0, 10**9, "num_classes")
-        check_range(self, 0.0, 1.0, "norm_eps")
         if self.width % self.num_heads:
             raise ConfigError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
         for axis, size, patch in zip(

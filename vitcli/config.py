@@ -13,48 +13,19 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from vitcli.architectures import (
-    VARIANTS,
-    Activation,
-    Architecture,
-    ModelConfig,
-    Pool,
-    Posemb,
-    architecture,
-    bit_config,
-    model_config,
-    variant_name,
-)
+from vitcli.architectures import Activation as Activation
+from vitcli.architectures import Architecture as Architecture
+from vitcli.architectures import ModelConfig as ModelConfig
+from vitcli.architectures import Pool as Pool
+from vitcli.architectures import architecture as architecture
+from vitcli.architectures import bit_config as bit_config
+from vitcli.architectures import model_config as model_config
+from vitcli.architectures import variant_name as variant_name
 from vitcli.errors import ConfigError
-from vitcli.fields import check_fields, from_text, option
-from vitcli.resnets import BiTConfig, ResNetConfig, Size
-
-__all__ = [
-    "DATA_KINDS",
-    "METRICS",
-    "TASK_DEFAULTS",
-    "VARIANTS",
-    "Activation",
-    "Architecture",
-    "AugmentConfig",
-    "BiTConfig",
-    "ClassLabel",
-    "DataConfig",
-    "FewshotConfig",
-    "ModelConfig",
-    "Pool",
-    "Posemb",
-    "PosembMethod",
-    "Preprocess",
-    "ResNetConfig",
-    "Score",
-    "Size",
-    "architecture",
-    "bit_config",
-    "model_config",
-    "nearest",
-    "variant_name",
-]
+from vitcli.fields import check_fields, from_text, limited, option
+from vitcli.resnets import BiTConfig as BiTConfig
+from vitcli.resnets import ResNetConfig as ResNetConfig
+from vitcli.resnets import Size as Size
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
 Score = Literal["softmax", "sigmoid", "none"]
@@ -69,15 +40,15 @@ Score = Literal["softmax", "sigmoid", "none"]
 class Preprocess:
     """How an image becomes a model's input. Comes from the checkpoint, never from a default."""
 
-    size: Size = (224, 224)
+    size: Size = limited((224, 224), min=1)
     """Height and width of the model's input."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """Subtracted from RGB in [0, 1]."""
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = limited((0.5, 0.5, 0.5), above=0)
     """Divides what is left."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "lanczos"] = "bicubic"
     """Pillow's filter."""
-    crop_pct: float = 1.0
+    crop_pct: float = limited(1.0, above=0, max=1)
     """Fraction of the resized image that the crop keeps: it is resized to size / crop_pct."""
     crop_mode: Literal["center", "squash", "border"] = "center"
     """center: shorter side resized, centre cropped; squash: both sides resized; border: longer
@@ -88,16 +59,10 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if min(self.size) < 1:
-            raise ConfigError(f"invalid image size {self.size}")
         if not self.antialias and self.interpolation != "bilinear":
             raise ConfigError(
                 f"antialias=False requires bilinear interpolation, not {self.interpolation}"
             )
-        if not 0 < self.crop_pct <= 1:
-            raise ConfigError(f"crop_pct must be above 0 and at most 1, not {self.crop_pct}")
-        if min(self.std) <= 0:
-            raise ConfigError(f"std must be positive, not {self.std}")
 
 
 class ClassLabel(NamedTuple):
@@ -239,12 +204,12 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.crop_area[0] > self.crop_area[1]:
-            raise ConfigError(f"crop_area: {self.crop_area} is not MIN,MAX")
+            raise ConfigError("--scale: MIN must not be above MAX, as in --scale 0.05,1")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1] < math.inf:
             raise ConfigError(f"crop_ratio: {self.crop_ratio} is not MIN,MAX above 0")
         if self.randaugment and self.randaugment[0] < 1:
             raise ConfigError(
-                "randaugment: the number of operations must be at least 1, not "
+                "--randaugment: the number of operations must be at least 1, not "
                 f"{self.randaugment[0]}"
             )
 
@@ -296,7 +261,8 @@ class FewshotConfig:
         for name in ("shots", "seeds"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise ConfigError(f"{name}: must be one or more different numbers, not {values}")
+                given = ",".join(map(str, values))
+                raise ConfigError(f"--{name}: must be one or more different numbers, not '{given}'")
 
 
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {

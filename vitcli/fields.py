@@ -75,6 +75,12 @@ def option(
     return dataclasses.field(**start, metadata={"option": declared, "limits": limits})
 
 
+def limited(default: Any = ..., **limits: float) -> Any:
+    """A dataclass field that is no option, with limits as of `option`."""
+    start = {} if default is ... else {"default": default}
+    return dataclasses.field(**start, metadata={"limits": limits})
+
+
 @functools.cache
 def field_types(kind: Any) -> dict[str, Any]:
     """{name: type} of a dataclass's fields."""
@@ -105,14 +111,6 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
             raise ValueError(f"must be {wanted}, not {number}")
 
 
-def check_range(config: object, low: float, high: float, *names: str) -> None:
-    """Raises ConfigError where a field is not a number in [low, high]."""
-    for name in names:
-        value = getattr(config, name)
-        if not _within(value, low, high):
-            raise ConfigError(f"{name}: must be between {low:g} and {high:g}, not {value}")
-
-
 def _within(
     number: float,
     min: float = -math.inf,
@@ -120,7 +118,7 @@ def _within(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> bool:
-    return math.isfinite(number) and min <= number <= max and above < number < below
+    return min <= number <= max and above < number < below
 
 
 def from_text(hint: Any, text: str) -> Any:
@@ -193,7 +191,8 @@ def key_value(kind: type, *fixed: str) -> Callable[[str], tuple[str, Any]]:
         hints = {k: hint for k, hint in field_types(kind).items() if k not in fixed}
         key, separator, value = text.partition("=")
         if not separator or key not in hints:
-            raise ValueError(f"'{text}' is not KEY=VALUE, where KEY is one of {', '.join(hints)}")
+            wrong = f"unknown field '{key}'" if separator else f"'{text}' is not KEY=VALUE"
+            raise ValueError(f"{wrong}; fields are {', '.join(hints)}")
         hint = hints[key]
         is_colour = get_origin(hint) is tuple and hint != Size
         if is_colour and "," not in value:  # one number for the three channels

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from vitcli.errors import ConfigError
-from vitcli.fields import check_range
+from vitcli.fields import check_fields, limited
 
 Size = tuple[int, int]
 """(height, width)."""
@@ -119,14 +119,15 @@ class ResNetConfig:
     pool_padding: Literal["zeros", "-inf"] = "zeros"
     """What surrounds the root's max-pool: zeros in timm's BiT, -inf in big_vision's. The two agree
     behind a ReLU, so in every hybrid."""
-    std_eps: float = 1e-8
+    std_eps: float = limited(1e-8, min=0, max=1)
     """Epsilon of weight standardisation: 1e-8 in timm, 1e-5 in vit_jax."""
     std_eps_in: Literal["variance", "deviation"] = "variance"
     """variance: weights over sqrt(variance + eps) (timm); deviation: over std + eps (vit_jax)."""
-    norm_eps: float = 1e-5
+    norm_eps: float = limited(1e-5, min=0, max=1)
     """Epsilon of every GroupNorm: 1e-5 in timm, 1e-6 in flax."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if len(self.depths) > 4 or any(not 1 <= depth <= MOST_BLOCKS for depth in self.depths):
             raise ConfigError(
                 f"a ResNet has up to 4 stages of 1 to {MOST_BLOCKS} blocks, not {self.depths}"
@@ -138,7 +139,6 @@ class ResNetConfig:
             )
         if self.preact and not self.depths:
             raise ConfigError("a pre-activation ResNet needs a stage")
-        check_range(self, 0.0, 1.0, "std_eps", "norm_eps")
 
     @property
     def width(self) -> int:
@@ -200,17 +200,17 @@ class BiTConfig(Layered):
     """Its convolutions; pre-activation."""
     image_size: Size = (224, 224)
     """Height and width of the images it was trained on; it accepts any size."""
-    num_classes: int = 0
+    num_classes: int = limited(0, min=0, max=10**9)
     """Outputs of the head; 0 means no head, and `model(images)` gives features."""
     posemb: ClassVar[Literal["none"]] = "none"
     posemb_prefix: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.resnet.preact:
             raise ConfigError("a BiT ResNet is pre-activation")
         if not 1 <= min(self.image_size) <= max(self.image_size) <= LARGEST_IMAGE:
             raise ConfigError(f"invalid image size {self.image_size}")
-        check_range(self, 0, 10**9, "num_classes")
 
     @property
     def grid(self) -> Size:
