@@ -173,7 +173,6 @@ def test_a_bit_resnet_is_pre_activation():
         lambda: TrainConfig(DataConfig("x"), "y", lr=float("nan")),
         lambda: TrainConfig(DataConfig("x"), "y", clip_norm=0.0),
         lambda: TrainConfig(DataConfig("x"), "y", weight_decay=-1.0),
-        lambda: TrainConfig(DataConfig("x"), "y", batch_size=10, accumulate=3),
     ],
 )
 def test_values_that_nothing_can_have_are_refused(make):

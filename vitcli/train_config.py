@@ -27,7 +27,6 @@ from vitcli.config import (
 from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, from_text, key_value, option, parse_device, parse_size
 from vitcli.objective_config import CLASSIFY_ONLY, OBJECTIVE, MaskingConfig, Objective
-from vitcli.words import counted
 
 # Headings of `--help`.
 RECIPE = "Recipe"
@@ -151,12 +150,12 @@ class TrainConfig:
     )
     momentum: float = option(0.9, "--momentum X", "Momentum of SGD.", min=0, below=1)
     betas: tuple[float, float] = option(
-        (0.9, 0.999), "--betas X,X", "Betas of Adam and AdamW.", min=0, below=1
+        (0.9, 0.999), "--betas X,X", "Betas of Adam and AdamW, also beside Muon.", min=0, below=1
     )
     weight_decay: float = option(
         0.0,
         "--weight-decay X",
-        "Weight decay, applied to weight matrices only; decoupled for AdamW.",
+        "Weight decay, applied to weight matrices only; decoupled for AdamW and Muon.",
         min=0,
     )
     decay_by: Literal["lr", "schedule"] = option(
@@ -397,11 +396,6 @@ class TrainConfig:
             raise ConfigError(
                 "--mask-ratio, --target and --decoder-* require --objective masked-patch or mae"
             )
-        if self.batch_size and self.batch_size % (self.accumulate or 1):
-            raise ConfigError(
-                f"a batch of {counted(self.batch_size, 'image')} cannot be "
-                f"split into {self.accumulate} equal micro-batches"
-            )
         # Bilinear, because it may be the model's that goes with antialias=False.
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})
         if self.task == "pretrain" and self.model is None:
@@ -413,8 +407,11 @@ class TrainConfig:
         wrong = [name for name in CLASSIFY_ONLY if getattr(self, name) != defaults[name]]
         wrong += [name for name in ("mixup", "cutmix") if getattr(self.augment, name)]
         if wrong:
-            name = "several learning rates" if wrong[0] == "sweep" else wrong[0].replace("_", " ")
-            raise ConfigError(f"{name} requires --objective classify, not {self.objective}")
+            name = "lr with several values" if wrong[0] == "sweep" else wrong[0].replace("_", "-")
+            raise ConfigError(
+                f"--{name} cannot be used with --objective {self.objective}",
+                hint=f"leave out --{name.split()[0]}, or use --objective classify",
+            )
         if self.objective == "mae" and self.masking.target != "mean-3bit":
             raise ConfigError(f"--target {self.masking.target} requires --objective masked-patch")
         if self.objective != "mae" and (self.masking.decoder_width or self.masking.decoder_depth):

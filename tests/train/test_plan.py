@@ -58,10 +58,11 @@ def test_what_is_given_is_kept():
     assert planned(3_500, epochs=2, batch_size=50).steps == 140
 
 
-def test_little_memory_splits_the_batch_into_equal_parts(monkeypatch):
+def test_little_memory_splits_the_batch(monkeypatch):
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e9)
     config = planned(50_000)
-    assert config.accumulate > 4 and config.batch_size % config.accumulate == 0
+    assert config.accumulate > 4
+    assert planned(50_000, batch_size=131).accumulate < 131  # of a prime number of images
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e3)
     assert planned(50_000).accumulate == 512
 

@@ -163,8 +163,12 @@ class RunDirectory:
             self._acquire()
             self.clear()
         except OSError as error:
+            is_file = isinstance(error, FileExistsError)
+            why = "it is a file" if is_file else error.strerror
             raise OutputError(
-                f"cannot be used as a run directory: {error.strerror}", where=self.path
+                f"cannot be used as a run directory: {why}",
+                where=self.path,
+                hint="choose another --output" if is_file else None,
             ) from error
 
     def clear(self) -> None:
@@ -269,7 +273,7 @@ def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -
         raise RunError(
             f"cannot be read: {error.strerror or error}",
             where=path,
-            hint="pass a run directory, or its config.json",
+            hint="pass the directory of a run, such as runs/flowers",
         ) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise RunError(f"not the configuration of a run: {error}", where=path) from error
@@ -283,10 +287,3 @@ def continued(config: TrainConfig) -> TrainConfig:
         if (option := field.metadata.get("option")) is not None and option.on_resume:
             changes[field.name] = getattr(config, field.name)
     return dataclasses.replace(read_train_config(config.output, type(config)), **changes)
-
-
-def restarted(config: TrainConfig) -> tuple[TrainConfig, bool, bool]:
-    """How `train` goes on once its launcher has restarted the ranks: (config, resume, force)."""
-    if RunDirectory(config.output).state() is None:
-        return config, False, True
-    return continued(config), True, False

@@ -19,7 +19,7 @@ from vitcli.devices import choose_device, ran_out_of_memory
 from vitcli.distributed import joined, restarts
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError, RankError
 from vitcli.train import report, setup
-from vitcli.train.directory import RunDirectory, restarted
+from vitcli.train.directory import RunDirectory, continued
 from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
 from vitcli.train.inputs import Computed, Inputs, make_inputs
 from vitcli.train.optim import learning_rate, set_training
@@ -93,7 +93,9 @@ def train(
         ranks = stack.enter_context(joined(device, config.rank_timeout))
         on_event = _OneByOne(on_event) if ranks.is_first else lambda event: None
         if restarts() and not resume:
-            config, resume, force = restarted(config)
+            resume = directory.state() is not None
+            config = continued(config) if resume else config
+            force = force or not directory.is_finished()
         if ranks.is_first:
             stack.enter_context(directory.locked())
             directory.check_resumable() if resume else directory.check_free(force, config.data.path)
@@ -260,10 +262,10 @@ def _backward(
     x: (b, ...), y: (b, ...), this rank's part of a batch; it goes through the objective in
     micro-batches, and the gradients of all ranks are averaged after the last.
     """
-    count = inputs.micro_batches
+    count = min(inputs.micro_batches, run.batch_size // run.ranks.count)  # the same on every rank
     loss_sum = torch.zeros((), device=run.device)
     correct_sum = torch.zeros((), dtype=torch.int64, device=run.device)
-    parts = list(zip(x.chunk(count), y.chunk(count), strict=True))
+    parts = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
     for number, (part, targets) in enumerate(parts, start=1):
         with synchronising(trained, number == len(parts)):
             with run.autocast():

@@ -148,7 +148,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
             is_matrix = parameter.ndim >= 2 and name.endswith("weight")
             weight_decay = per_step if is_matrix else 0.0
             scale = layers.scale(name, decay) if decay is not None else 1.0
-            muon = parameter.ndim == 2 and 1 <= layers(name) <= len(layers.blocks)
+            muon = is_matrix and parameter.ndim == 2 and 1 <= layers(name) <= len(layers.blocks)
             groups.setdefault((weight_decay, scale, muon), []).append(parameter)
     built = [
         {"params": parameters, "weight_decay": weight_decay, "lr_scale": scale, "muon": muon}

@@ -87,8 +87,8 @@ def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> in
 
 
 def _micro_batches(batch: int, model: Architecture, device: torch.device, ranks: int) -> int:
-    """The smallest divisor of the batch whose parts fit, split over the ranks. A block keeps about
-    16 vectors of D and 3 of mlp_dim per token for its backward pass, at most 4 bytes a value."""
+    """In how many parts a batch, split over the ranks, fits into memory. A block keeps about 16
+    vectors of D and 3 of mlp_dim per token for its backward pass, at most 4 bytes a value."""
     if isinstance(model, BiTConfig):
         per_image = _resnet_bytes(model.resnet, model.image_size)
     else:
@@ -96,7 +96,7 @@ def _micro_batches(batch: int, model: Architecture, device: torch.device, ranks:
         per_image = model.num_tokens * model.depth * per_token
         per_image += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
     fits = ranks * min(max(1, int(free_memory(device) // 2 // per_image)), 128)
-    return next(k for k in range(1, batch + 1) if batch % k == 0 and batch // k <= fits)
+    return -(-batch // fits)
 
 
 def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:

@@ -162,11 +162,10 @@ class Run:
         Raises:
             RunError: a micro-batch is one image already.
         """
-        more = range(2 * self.micro_batches, self.batch_size + 1)
-        count = next((k for k in more if self.batch_size % k == 0), self.batch_size)
-        if count == self.micro_batches:
+        if self.micro_batches >= self.batch_size:
             raise out_of_memory()
-        self.config = dataclasses.replace(self.config, accumulate=count)
+        more = min(2 * self.micro_batches, self.batch_size)
+        self.config = dataclasses.replace(self.config, accumulate=more)
 
 
 def _whole_state(model: nn.Module) -> dict[str, Tensor]:
@@ -189,7 +188,8 @@ def at_patch_size(model: Architecture, patch: int) -> Architecture:
         ConfigError: it has no patches.
     """
     if isinstance(model, BiTConfig):
-        raise ConfigError("a ResNet has no patches", hint="leave out the patch size")
+        hint = "leave out --patch-size and --save-patch-size"
+        raise ConfigError("a ResNet has no patches", hint=hint)
     rows, columns = model.grid
     size = (rows * patch, columns * patch)
     return dataclasses.replace(model, patch_size=(patch, patch), image_size=size)
