@@ -130,6 +130,9 @@ def test_branches_requests_and_private_repos(run, tmp_path, hub):
     request = pushed(package, create_pr=True)
     assert request.request and request.request.endswith("/discussions/1") and first.created
     assert "model.safetensors" not in hub.files(REPO)
+    pushed(package)
+    pushed(package, "same")  # as main: nothing to upload, but a branch
+    assert hub.files(REPO, "same") == hub.files(REPO)
 
 
 # ---------------------------------------------------------------------------------------------

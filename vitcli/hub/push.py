@@ -303,7 +303,8 @@ def push(
         )
     if state is None and create_pr:
         raise HubError("the repo does not exist, so no pull request can be opened", where=repo)
-    if not changes.upload and not changes.remove:
+    nothing = not changes.upload and not changes.remove
+    if nothing and (revision is None or changes.branch_exists):
         return Pushed(target.page)
     title, created, sent = message or package.title, False, False
 
@@ -330,6 +331,8 @@ def push(
             target.ask(
                 lambda api: api.create_branch(repo, branch=revision, revision=parent, exist_ok=True)
             )
+        if nothing:
+            return Pushed(target.page)
         sent = True
         done = target.ask(commit)
     except (HubError, KeyboardInterrupt, SystemExit) as error:
