@@ -74,6 +74,7 @@ def test_nothing_in_a_directory_hangs_or_vanishes(tree: Path) -> None:
     (tree / "a" / "dir.jpg" / "x.png").write_bytes(b"")
     (tree / "a" / "drawing.svg").write_bytes(b"")
     (tree / "a" / "gone.jpg").symlink_to(tree / "nowhere.jpg")
+    (tree / "a" / "loop").symlink_to(tree / "a" / "loop")
     with pytest.warns(VitWarning, match=r"pipe or device \(1\).*\.svg|\.svg \(1\), pipe or"):
         assert names("a") == ["a/dir.jpg/x.png", "a/gone.jpg", "a/z.webp"]
     assert names("a/*") == ["a/gone.jpg", "a/z.webp"]

@@ -227,6 +227,11 @@ def test_labels_in_json(web: Web) -> None:
     assert {error.where for error in bad} == {"train-0.tar/b"}
 
 
+def test_a_shard_without_samples() -> None:
+    with serve(shards([2, 0, 2])) as web:
+        assert len(batches(opened(web, "train-{0..2}.tar"), batch=4, last=2)) == 2
+
+
 def test_without_sizes_the_number_of_images_is_given(web: Web) -> None:
     del web.files["data/sizes.json"]
     config = DataConfig(f"{web.url}/data/{PATTERN}")
@@ -264,6 +269,9 @@ def test_labels_beyond_the_classes(web: Web) -> None:
         with pytest.raises(DataError, match=r"label 7 .* 0 to 2") as caught:
             batches(opened(web), workers=workers)
         assert caught.value.where == "train-4.tar/s0021"
+    web.files["data/train-4.tar"] = tar_of(samples(19, [0, "--5", 1, 0]))
+    with pytest.raises(DataError, match="do not include the label '--5'"):
+        batches(opened(web))
     del web.files["data/classes.txt"]
     with pytest.raises(DataError, match="classes are not known") as caught:
         opened(web)

@@ -9,6 +9,7 @@ from pathlib import Path
 from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
 from vitcli.data.source import Dataset, FileReader, Names, split_of
 from vitcli.errors import DataError
+from vitcli.words import counted
 
 _HINT = "start the file with the line path,label and write one line per image"
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
@@ -53,7 +54,8 @@ def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
                     continue
                 where = f"{path}, line {table.line_num}"
                 if len(cells) <= max(image, label, split or 0):
-                    raise DataError("the row has too few columns", where=where)
+                    columns = counted(len(cells), "column")
+                    raise DataError(f"{columns}, but the header has {len(header)}", where=where)
                 if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row has no path or no label", where=where)
                 word = "train" if split is None else cells[split].strip()

@@ -22,7 +22,7 @@ import numpy as np
 from vitcli.config import DATA_KINDS, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import listed, read_classes
-from vitcli.data.files import is_image
+from vitcli.data.files import is_directory, is_image
 from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
@@ -103,7 +103,7 @@ def open_data(
         warnings += _check_classes(train, dataset, config, labelled)
     place, fingerprint = config.path, train.fingerprint()
     if not config.is_remote:
-        place = str(Path(config.path).expanduser().resolve())
+        place = os.path.realpath(os.path.expanduser(config.path))
     if record is not None and record.get("fingerprint") != fingerprint:
         warnings.append(f"{config.path} has changed since its split was recorded")
     written: dict[str, Any] = {"data": place, "fingerprint": fingerprint, "kind": "none"}
@@ -221,7 +221,8 @@ def indexed(split: Source | Stream) -> Source:
     """A split whose images can be read in any order. Raises DataError if it is a stream."""
     if isinstance(split, Stream):
         raise DataError(
-            "the training split is streamed, but this needs random access to its images",
+            "the training split is streamed, which --strict, --probe-every, --balanced-sampling, "
+            "--class-weights balanced and `vit fewshot` do not support",
             where=split.root,
             hint="download the shards and pass their directory",
         )
@@ -238,11 +239,10 @@ def open_dataset(
     configuration, else a `classes.txt` beside the data. Only if it need not be `labelled`, it may
     be a directory of images without class directories."""
     if config.is_remote:
-        listing = Path(config.classes).expanduser() if config.classes else None
-        known = read_classes(listing) if listing else None
+        known = read_classes(Path(config.classes)) if config.classes else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
         return opener(config.path, known, streaming or Streaming(), report)
-    path = Path(config.path).expanduser()
+    path = Path(os.path.expanduser(config.path))
     exists, inside = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path and "::" not in config.path:
         raise DataError("no such file or directory", where=config.path, hint=_HINT)
@@ -251,7 +251,7 @@ def open_dataset(
     beside = path if inside else os.path.dirname(path if exists else str(path).partition("{")[0])
     listing = Path(beside, "classes.txt")
     if config.classes:
-        listing = Path(config.classes).expanduser()
+        listing = Path(os.path.expanduser(config.classes))
     known = read_classes(listing) if config.classes or os.path.isfile(listing) else None
     if inside:
         # An archive may lie beside the class directories that came out of it.
@@ -278,17 +278,11 @@ def _holds(directory: str | Path, wanted: Callable[[str], bool], first: int, las
             entries = [entry for entry in found if not entry.name.startswith(".")]
     except OSError:
         return False
-    if first <= 0 and any(wanted(entry.name) and not _is_directory(entry) for entry in entries):
+    if first <= 0 and any(wanted(entry.name) and not is_directory(entry) for entry in entries):
         return True
     return last > 0 and any(
-        _is_directory(entry) and _holds(entry.path, wanted, first - 1, last - 1)
-        for entry in entries
+        is_directory(entry) and _holds(entry.path, wanted, first - 1, last - 1) for entry in entries
     )
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is one or a link to one; only a link is looked up."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def unreadable_images(

@@ -46,6 +46,11 @@ def _suffix(name: str) -> str:
     return name.rpartition(".")[2].lower()
 
 
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one or a link to one; not if it cannot be looked up, as a link to itself."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
 def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
     """The images in a directory and below it, sorted by name, without what is hidden. Links are
     followed, but never back up, and each directory is entered once.
@@ -73,10 +78,11 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
     for entry in entries:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if is_directory(entry):
             yield from _walk(entry.path, skipped, entered)
         elif is_image(entry.name):
-            if entry.is_file() or not os.path.exists(entry.path):  # a broken link is reported
+            is_broken = not os.path.exists(entry.path)  # a link, which is reported
+            if is_broken or os.path.isfile(entry.path):
                 yield entry.path
             else:
                 skipped["pipe or device"] += 1

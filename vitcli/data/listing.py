@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitcli.data.cache import cache_directory, keep_arrays, read_arrays
-from vitcli.data.files import IMAGE_SUFFIXES, is_image, walk
+from vitcli.data.files import IMAGE_SUFFIXES, is_directory, is_image, walk
 from vitcli.data.source import Names
 from vitcli.errors import DataError
 
@@ -71,7 +71,7 @@ def subdirectories(directory: Path) -> list[str]:
     """
     try:
         with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
+            names = sorted(entry.name for entry in entries if is_directory(entry))
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=directory) from error
     return [name for name in names if not name.startswith((".", "__"))]

@@ -104,7 +104,7 @@ def index_shards(
 
 def _find_shards(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(file for file in path.rglob("*.t*") if is_shard(file.name))
+        return sorted(file for file in path.rglob("*") if is_shard(file.name))
     if path.is_file():
         return [path]
     shards = [Path(file) for file in webdataset().shardlists.expand_urls(str(path))]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -114,7 +115,7 @@ class Stream:
         if sample.label is None or sample.label == "":
             raise ImageError("the sample has no label", where=sample.key)
         text = str(sample.label)
-        if text.lstrip("-").isdecimal():
+        if re.fullmatch(r"-?[0-9]{1,9}", text):
             if 0 <= int(text) < len(self.classes):
                 return int(text)
             what = f"label {text} is out of range: the classes are 0 to {len(self.classes) - 1}"
@@ -186,6 +187,7 @@ class Stream:
     def _piece(self, index: int, start: int, stop: int) -> Iterator[Sample]:
         """The samples start to stop of a shard."""
         shard, left = self.shards[index], stop - start
+        samples: Iterator[Sample] = iter(())
         while left:
             samples, begin = shard.samples(start), left
             for sample in itertools.islice(samples, left):
