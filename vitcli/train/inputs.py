@@ -35,7 +35,7 @@ from vitcli.train.objectives import Objective
 from vitcli.train.run import Run
 from vitcli.words import counted
 
-Computed = dict[tuple[str, str], tuple[Source, Tensor]]
+Computed = dict[tuple[str, str], tuple[Source, Tensor, list[ImageError]]]
 """Features (N, D) of a split ("train", "val") by the fingerprint of its images, and those of its
 images that they are of: the runs of a sweep, which start from one model, share them."""
 
@@ -241,7 +241,10 @@ class Features:
             key = split, source.fingerprint()
             if key not in computed:
                 computed[key] = self._compute(split, source)
-            return computed[key]
+            source, found, errors = computed[key]
+            for error in errors:
+                self.skip(error)
+            return source, found
 
         self.train = features("train", run.splits.images)
         self.val = features("val", run.splits.val) if run.splits.val is not None else None
@@ -268,23 +271,18 @@ class Features:
         found = tally.result()
         return {**found.metrics(), "loss": found.loss}
 
-    def _compute(self, split: str, source: Source) -> tuple[Source, Tensor]:
-        """The features of a split's images, and the source of these. As in `Images`, a training
-        image that cannot be read is replaced by the next of its class, and one of the validation
-        split is left out.
+    def _compute(self, split: str, source: Source) -> tuple[Source, Tensor, list[ImageError]]:
+        """The source of a split's features, these, and what is wrong with images that cannot be
+        read. As in `Images`, such a training image is replaced by the next of its class, and one of
+        the validation split is left out.
 
         Raises:
             CheckpointError: a feature is not finite.
             ImageError: no training image of a class can be read.
         """
         run, errors = self.run, list[ImageError]()
-
-        def skip(error: ImageError) -> None:
-            errors.append(error)
-            self.skip(error)
-
         inference = run.inference(run.model)
-        features, read = features_of(inference, source, run.workers, self.advance, skip)
+        features, read = features_of(inference, source, run.workers, self.advance, errors.append)
         features = features.to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
@@ -293,9 +291,9 @@ class Features:
                 hint=NOT_FINITE,
             )
         if not errors:
-            return source, features
+            return source, features, errors
         if split != "train":
-            return source.select(read), features
+            return source.select(read), features, errors
         row = {image: i for i, image in enumerate(read.tolist())}
         shown = list[int]()
         for image in range(len(source)):
@@ -303,7 +301,7 @@ class Features:
             if found is None:
                 raise next(error for error in errors if error.where == source.where(image))
             shown.append(found)
-        return source, features[to_device(torch.tensor(shown), run.device)]
+        return source, features[to_device(torch.tensor(shown), run.device)], errors
 
 
 Inputs = Images | Features

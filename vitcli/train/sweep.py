@@ -202,7 +202,8 @@ class _Sweep:
         if self.ranks.is_first:
             _move_up(place, self.directory)
         stored = (provenance["steps"], "ema" in provenance, provenance["metrics"])
-        return Outcome(config, self.directory, config.steps or 0, None, *stored)
+        skipped = len(self.directory.lines(self.directory.skipped))
+        return Outcome(config, self.directory, config.steps or 0, None, *stored, skipped)
 
     def write(self) -> None:
         """sweep.json: `--config RUN/sweep.json` sweeps again."""
