@@ -146,6 +146,19 @@ def test_a_cache_belongs_to_every_shard(tmp_path):
     assert cache_name(predictor(tmp_path)) != before
 
 
+def test_two_processes_use_a_cache_at_once(tmp_path):
+    one, other = (FeatureCache("x", tmp_path) for _ in range(2))
+    vector = np.arange(3, dtype=np.float32)
+    for cache, key in ((one, b"1"), (other, b"2")):
+        cache.put(key, vector)
+        assert (cache.get(key) == vector).all()
+    other.close()
+    one.close()
+    again = FeatureCache("x", tmp_path)
+    assert all((again.get(key) == vector).all() for key in (b"1", b"2"))
+    again.close()
+
+
 def test_only_new_images_are_computed(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
     computed, embed = list[list[str]](), Predictor.embed
 

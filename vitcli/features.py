@@ -78,6 +78,7 @@ class FeatureCache:
     """Feature vectors by the hash of their image; in memory only, if the file cannot be used."""
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
+        self.added = dict[bytes, bytes]()
         path = (directory or cache_directory("features")) / f"{name}.sqlite"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +94,8 @@ class FeatureCache:
 
     def get(self, image: bytes) -> npt.NDArray[np.float32] | None:
         """The vector of an image, if it is known."""
+        if image in self.added:
+            return np.frombuffer(self.added[image], "<f4")
         with contextlib.suppress(sqlite3.Error):
             query = "SELECT vector FROM features WHERE image = ?"
             for (vector,) in self.database.execute(query, (image,)):
@@ -101,16 +104,20 @@ class FeatureCache:
 
     def put(self, image: bytes, vector: npt.NDArray[np.float32]) -> None:
         """Adds a vector; `close` writes it to disk, if not before."""
-        with contextlib.suppress(sqlite3.Error):
-            row = (image, vector.astype("<f4").tobytes())
-            self.database.execute("INSERT OR REPLACE INTO features VALUES (?, ?)", row)
-            if self.database.total_changes % COMMIT_EVERY == 0:
-                self.database.commit()
+        self.added[image] = vector.astype("<f4").tobytes()
+        if len(self.added) % COMMIT_EVERY == 0:
+            self._write()
+
+    def _write(self) -> None:
+        """In one short transaction, because other processes may use the same cache."""
+        with contextlib.suppress(sqlite3.Error), self.database:
+            rows = self.added.items()
+            self.database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+            self.added = {}
 
     def close(self) -> None:
         """Writes what was added."""
-        with contextlib.suppress(sqlite3.Error):
-            self.database.commit()
+        self._write()
         self.database.close()
 
 
