@@ -53,7 +53,6 @@ vit inspect cat.jpg --model tiny --head 0
 vit finetune
 vit finetune --data pets --lr 0
 vit finetune --data pets --preset imagnet
-vit finetune --data pets --batch-size 10 --grad-accum 3
 vit finetune --data pets --preprocess crop=center
 vit finetune --data pets --model tiny --resolution 60
 vit finetune --data pets --model tiny --freeze 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -47,8 +48,16 @@ def test_former_names_of_options_are_read():
         assert result.exit_code == 2 and f"Invalid value for '{name}'" in result.stderr
 
 
-def test_defaults_are_those_of_the_task():
-    for command, optimizer, decay in (("finetune", "sgd", "0"), ("pretrain", "adamw", "0.1")):
-        text = " ".join(vit(command, "--help").stdout.split())
-        assert f"[default: {optimizer}]" in text
-        assert f"decoupled for AdamW. [default: {decay}]" in text
+def test_fields_of_the_architecture_are_added_to_those_of_a_configuration(tmp_path):
+    given = {"data": {"path": "x"}, "output": str(tmp_path / "a"), "overrides": {"pool": "gap"}}
+    first = build_config("pretrain", given)
+    record = {"vit": {"train": dataclasses.asdict(first)}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    more = {"output": "b", "overrides": {"depth": 6}}
+    again = build_config("pretrain", more, config=str(tmp_path / "config.json"))
+    assert again.overrides == {"pool": "gap", "depth": 6}
+
+
+def test_a_run_is_named_after_its_data_without_the_signature_of_a_url():
+    path = "https://h/b/train-{000..099}.tar?Credential=A/aws4_request&Signature=beef"
+    assert build_config("finetune", {"data": {"path": path}}).output == "runs/train"

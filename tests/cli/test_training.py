@@ -216,11 +216,10 @@ def test_options_that_do_not_suit_the_data_or_the_model(images, parent, tmp_path
         (("--lr", "0.1,"), "--lr"),
         (("--lr", "0.1,nan"), "--lr"),
         (("--lr", "0.01,1e-2"), "more than once"),
-        (("--scale", "1,0.5"), "crop_area"),
+        (("--scale", "1,0.5"), "--scale"),
         (("--betas", "0.9"), "--betas"),
         (("--preset", "vtab", "--no-retrain"), "--retrain"),
         (("--class-weights", "balanced", "--balanced-sampling"), "--class-weights"),
-        (("--batch-size", "10", "--grad-accum", "3"), "micro-batches"),
     ],
 )
 def test_a_wrong_call_exits_with_2(images, tmp_path, words, named):

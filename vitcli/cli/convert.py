@@ -128,7 +128,7 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
 def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows: what becomes of each tensor. Columns that repeat our names are left out."""
     columns: dict[str, list[str]] = {
-        "ours": [row.ours for row in job.names],
+        "tensor": [row.ours for row in job.names],
         "shape": [" x ".join(map(str, row.shape)) or "1" for row in job.names],
         "type": [row.dtype for row in job.names],
         "was": [row.was for row in job.names],
@@ -138,7 +138,7 @@ def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     shown = {
         title: cells
         for title, cells in columns.items()
-        if title == "ours" or (any(cells) and cells != columns["ours"])
+        if title == "tensor" or (any(cells) and cells != columns["tensor"])
     }
     return tuple(shown), [*zip(*shown.values(), strict=True)]
 

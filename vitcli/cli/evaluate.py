@@ -18,7 +18,7 @@ from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import CLASSES, INPUT, Adapting, open_predictor, parse_figure, spare
-from vitcli.cli.parameters import command
+from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
 from vitcli.config import DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
@@ -122,11 +122,11 @@ def evaluate(args: Evaluate) -> None:
     data, sizes = [hub_or_path(path) for path in args.data], args.resolution or (None,)
     one = len(data) * len(sizes) == 1
     if args.plot and not one and len(sizes) == 1:
-        raise typer.BadParameter("a confusion matrix needs one --data", param_hint="--plot")
+        raise UsageError("--plot: a confusion matrix requires a single --data")
     if args.reliability and not one:
-        raise typer.BadParameter("needs one --data and one resolution", param_hint="--reliability")
+        raise UsageError("--reliability requires a single --data and a single resolution")
     if args.predictions and len(sizes) > 1:
-        raise typer.BadParameter("needs one resolution", param_hint="--predictions")
+        raise UsageError("--predictions requires a single resolution")
     spare((*data, args.classes, args.mapping, args.labels), args.predictions, "--predictions")
     for path in (args.plot, args.reliability):
         output.check_writable(path)

@@ -15,7 +15,7 @@ import typer
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import MODEL, Running, open_predictor, parse_figure
-from vitcli.cli.parameters import command, replaced
+from vitcli.cli.parameters import UsageError, command, replaced
 from vitcli.config import TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
 from vitcli.fields import option
@@ -64,11 +64,12 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     """
     data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
     if "path" not in data:
-        raise typer.BadParameter("missing; pass a dataset to draw images from", param_hint="--data")
+        raise UsageError("Missing option '--data'.")
     config: FewshotConfig = replaced(FewshotConfig, {**given, "data": data})
     save = args.save
     if save is not None and len(config.l2) > 1:
-        raise typer.BadParameter("requires a single --l2, or auto", param_hint="--save")
+        raise UsageError("--save requires a single value of --l2, or auto")
+    output.check_writable(args.plot)
     from vitcli.fewshot import measure, model_file, save_head
 
     if save is not None and model_file(Path(save)).exists() and not args.force:

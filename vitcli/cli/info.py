@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import typer
-
 from vitcli.checkpoints.info import unique_names
 from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
 from vitcli.cli.options import Fetching, read_checkpoint
-from vitcli.cli.parameters import command
+from vitcli.cli.parameters import UsageError, command
 from vitcli.config import (
     Architecture,
     BiTConfig,
@@ -72,7 +70,7 @@ def info(args: Info) -> None:
       vit info L/16 --resolution 384 --images 303e6 --epochs 7
     """
     if args.epochs is not None and args.images is None:
-        raise typer.BadParameter("requires --images", param_hint="--epochs")
+        raise UsageError("--epochs requires --images")
     found: dict[str, Any] = {"model": registry.aliases().get(args.model, args.model)}
     checkpoint, config = None, named_architecture(args.model)
     if config is None:

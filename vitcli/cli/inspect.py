@@ -13,7 +13,7 @@ import typer
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.options import RESIZED, Computing, ending, note_missing_names, open_predictor
-from vitcli.cli.parameters import command
+from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Size
 from vitcli.fields import option, parse_size
 from vitcli.words import counted
@@ -93,9 +93,14 @@ def inspect(args: Inspect) -> None:
     images, view = args.images, args.view
     weights_only = view in ("filters", "posemb") or (view is None and not images)
     if weights_only and images:
-        raise typer.BadParameter(f"--view {view} shows the weights and takes no images")
+        raise UsageError(f"--view {view} shows the weights and takes no images")
     if not weights_only and not images:
-        raise typer.BadParameter(f"--view {view} needs images")
+        raise UsageError(f"--view {view} requires images: vit inspect IMAGES... --view {view}")
+    if args.head is not None and args.method != "last":
+        raise UsageError(
+            f"--head cannot be used with --method {args.method}, which averages over heads: use "
+            "--method last"
+        )
     from vitcli import attention_plots
     from vitcli.errors import OutputError
     from vitcli.inspection.inspector import Inspector
@@ -216,7 +221,8 @@ class _Show:
                 values: dict[str, Any] = {"file": one.file, "view": view}
                 if one.label is not None and one.index is not None:
                     label = self.labels[one.index]
-                    title += f": {label} {one.score:.1%}"
+                    form = "{:.4g}" if self.inspector.info.score == "none" else "{:.1%}"
+                    title += f": {label} {form.format(one.score)}"
                     about = {"index": one.index, "id": one.label.id, "label": label}
                     values["class"] = {**about, "score": one.score}
                 panel = attention_plots.Panel(title, one.image, one.array)

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from vitcli.cli.options import Running
+from vitcli.cli.parameters import UsageError
 from vitcli.machine import is_launched, rank
 
 
@@ -29,7 +30,7 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
         def run(args: Running, *more: Any) -> None:
             if args.devices or is_launched():
                 for name in {"-", "@-"}.intersection(getattr(args, "images", ())):
-                    raise typer.BadParameter(f"several devices cannot share stdin, '{name}'")
+                    raise UsageError(f"several devices cannot share stdin, '{name}'")
             spread(args.devices, args.device)
             if not is_launched():
                 return command(args, *more)

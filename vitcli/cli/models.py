@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from vitcli.cli import output
 from vitcli.cli.main import PLAIN
 from vitcli.cli.options import Common
-from vitcli.cli.parameters import GroupedCommand, command
+from vitcli.cli.parameters import GroupedCommand, UsageError, command
 from vitcli.config import did_you_mean
 from vitcli.errors import HubError, ModelNotFoundError, VitError
 from vitcli.fields import option
@@ -65,7 +65,7 @@ class List(Common):
 class Show(Common):
     """Options of `vit models show`."""
 
-    name: str = option(..., "NAME", "Model name.")
+    name: str = option(..., "NAME", "Model name (see `vit models`), or a downloaded Hub repo.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +110,10 @@ def list_models(args: List) -> None:
         for row in rows:
             output.json_line(row)
         return
-    columns = ("model", "params", "classes", "size", "px", "license", "here")
+    columns = ("model", "params", "classes", "size", "px", "license", "status")
     output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
     here = sum(row["here"] is not None for row in rows)
-    count = f"{counted(len(rows), 'model')}, {here:,} here"
+    count = f"{counted(len(rows), 'model')}, {here:,} available offline"
     output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`")
 
 
@@ -146,7 +146,7 @@ def show(args: Show) -> None:
         "for transformers": more["transformers"],
         "source": more["source"],
         "note": more["note"],
-        "here": f"{_cells(row)[-1]}: {row['path']}" if row["here"] else fetch,
+        "status": f"{_cells(row)[-1]}: {row['path']}" if row["here"] else fetch,
     }
     print_lines([("model", found.name), *architecture_lines(config)])
     print_lines(use_lines(source.preprocess, classes, config.num_classes, source.score))
@@ -159,10 +159,14 @@ def remove(args: Remove) -> None:
     """Remove downloaded models from the Hub's cache."""
     repos = [RepoCache(repo) for repo in dict.fromkeys(map(_repo, args.names))]
     if missing := [cache.repo for cache in repos if not cache.directory.is_dir()]:
-        raise HubError("not in the cache", where=", ".join(missing))
+        raise HubError(
+            "not downloaded",
+            where=", ".join(missing),
+            hint="list downloaded models with `vit models cached`",
+        )
     if not args.yes:
         if args.json:
-            raise typer.BadParameter("--json cannot ask for confirmation: add --yes")
+            raise UsageError("--json cannot ask for confirmation: add --yes")
         for cache in repos:
             size = output.size(cache.size())
             output.note(f"{cache.repo}: {size} in {cache.directory}")

@@ -27,7 +27,7 @@ MODEL = (
 )
 INPUT = "Input"
 """A heading."""
-CHECKPOINT = "Checkpoint file of any layout, model directory, model name, or Hub repo."
+CHECKPOINT = "Run directory, checkpoint file of any layout, model name, or Hub repo."
 CLASSES = "File with the names of the dataset's classes, one per line, in index order."
 DEVICES = (
     "Run on N devices of this machine, with one process per device; on a CPU, the processes share "

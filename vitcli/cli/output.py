@@ -348,5 +348,5 @@ def _progress_bar(stalls: bool) -> Progress:
         Numbers("{task.fields[numbers]}", markup=False),
         console=_console(sys.stderr),
         transient=True,
-        redirect_stdout=False,  # results are no part of the display
+        redirect_stdout=sys.stdout.isatty(),  # where results share the screen with the bar
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
 
@@ -23,9 +24,19 @@ MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CKPT", "NAME")
 """Placeholders of names of models, which the shell completes."""
 
 
+class UsageError(typer.BadParameter):
+    """Options that cannot be combined, or one that is missing: no value of one is invalid."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
 class GroupedCommand(TyperCommand):
     """A command whose options are listed under the headings that they declare (Typer's
     `rich_help_panel`), in order of appearance; those without one come first."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -38,7 +49,8 @@ class GroupedCommand(TyperCommand):
                 is_argument = parameter.param_type_name == "argument"
                 heading = OTHERS if parameter.name == "help" else parameter.rich_help_panel
                 heading = heading or ("Arguments" if is_argument else "Options")
-                sections.setdefault(heading, []).append(record)
+                name = parameter.metavar if is_argument else record[0]  # without a Python type
+                sections.setdefault(heading, []).append((name, record[1]))
             parameter.opts = names
         sections[OTHERS] = sections.pop(OTHERS)
         for heading, records in sections.items():
@@ -214,7 +226,7 @@ def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
     """A dataclass with other values, given as `command` gives them; of a class, an object.
 
     Raises:
-        BadParameter: the values contradict each other.
+        UsageError: the values contradict each other.
     """
 
     def replace(config: Any, changes: Mapping[str, Any]) -> Any:
@@ -229,4 +241,4 @@ def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
     try:
         return replace(config, changes)
     except ConfigError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise UsageError(str(error)) from error

@@ -24,7 +24,7 @@ from vitcli.cli.options import (
     open_predictor,
     spare,
 )
-from vitcli.cli.parameters import command
+from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, Csv, Json, RowWriter, open_rows
 from vitcli.config import Score, Size
 from vitcli.fields import option, parse_size
@@ -80,17 +80,17 @@ def predict(args: Predict) -> None:
       vit predict photos --features photos.npy
     """
     if args.json and args.csv:
-        raise typer.BadParameter("--json and --csv cannot be combined")
+        raise UsageError("--json and --csv cannot be combined")
     spare((name.removeprefix("@") for name in args.images), args.output, "--output")
     features = args.features
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
-        raise typer.BadParameter("--output and --features must be different files")
+        raise UsageError("--output and --features must be different files")
     output.check_writable(features)
     with open_rows(args.output, format=Json if args.json else Csv if args.csv else None) as rows:
         predictor = open_predictor(args, args.resolution)
         _introduce(predictor, args.model == "default")
         # On a terminal, the results themselves show how far it is.
-        hidden = rows.is_terminal and features is None
+        hidden = rows.is_terminal and (features is None or args.json)
         counted = [] if hidden or output.quiet else args.images
         with output.Meter("images", hidden=hidden) as meter:
             failed = _write(_answers(predictor, args), rows, meter, counted)
@@ -112,7 +112,7 @@ def _introduce(predictor: Predictor, default: bool) -> None:
     else:
         note_missing_names(predictor)
     if assumed := ", ".join(assumptions(predictor.info).values()):
-        output.note(f"{name}: assumed, as the checkpoint does not specify it: {assumed}")
+        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}")
     if left_out := predictor.info.provenance.get("left_out"):
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
 

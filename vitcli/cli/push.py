@@ -11,7 +11,7 @@ import typer
 from vitcli.atomic import scratch_directory
 from vitcli.cli import output
 from vitcli.cli.options import fetching
-from vitcli.cli.parameters import command
+from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.pull import Transferring
 from vitcli.errors import HubError
 from vitcli.fields import option
@@ -26,7 +26,7 @@ class Push(Transferring):
     """Options of `vit push`."""
 
     checkpoint: str = option(
-        ..., "CHECKPOINT", "Run directory, checkpoint file of any layout, or model name."
+        ..., "CHECKPOINT", "Run directory, checkpoint file of any layout, model name, or Hub repo."
     )
     repo: str = option(..., "ORG/NAME", "Repo on the Hub.")
     private: bool = option(False, "--private", "Create a private repo.")
@@ -75,14 +75,14 @@ def push(args: Push) -> None:
     """
     revision, target = args.revision, Target(args.repo, args.revision, args.token, args.timeout)
     if args.offline:
-        raise typer.BadParameter("an upload needs the network", param_hint="--offline")
+        raise UsageError("vit push requires the network: leave out --offline")
     if args.create_pr and revision not in (None, "main"):
-        raise typer.BadParameter("--create-pr opens a pull request to main: leave out --revision")
+        raise UsageError("--create-pr opens a pull request to main: leave out --revision")
     if not _is_repo(args.repo):
         what = f"'{args.repo}' is not of the form org/name"
         raise typer.BadParameter(what, param_hint="ORG/NAME")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
-        raise typer.BadParameter(f"'{revision}' is not a branch name")
+        raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="--revision")
     if not args.dry_run:
         log_in(target)
     with scratch_directory() as directory:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
-
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, Writing, fetching, parse_figure
-from vitcli.cli.parameters import command
+from vitcli.cli.parameters import UsageError, command
 from vitcli.config import PosembMethod, Size
 from vitcli.fields import option, parse_size
 
@@ -66,8 +64,11 @@ def resize_posemb(args: ResizePosemb) -> None:
       vit resize-posemb model.safetensors --grid 24
       vit resize-posemb default --resolution 160 -o larger --plot posemb.png
     """
-    if (args.grid is None) == (args.resolution is None):
-        raise typer.BadParameter("pass either --grid or --resolution")
+    if args.grid is None and args.resolution is None:
+        raise UsageError("one of --grid and --resolution is required")
+    if args.grid is not None and args.resolution is not None:
+        raise UsageError("--grid and --resolution cannot be combined")
+    output.check_writable(args.plot)
     from vitcli.checkpoints import resize
 
     with fetching(args) as how:

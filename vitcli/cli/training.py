@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import typer
@@ -16,9 +15,9 @@ import typer
 from vitcli.cli import output
 from vitcli.cli.launch import spread
 from vitcli.cli.options import DEVICES, Fetching
-from vitcli.cli.parameters import command, given_options, replaced
+from vitcli.cli.parameters import UsageError, command, given_options, replaced
 from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
-from vitcli.config import TASK_DEFAULTS
+from vitcli.config import TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
@@ -106,10 +105,11 @@ def build_config(
     from vitcli.train.directory import read_train_config
 
     if "steps" in given and "epochs" in given:
-        raise typer.BadParameter("--steps and --epochs cannot be combined")
+        raise UsageError("--steps and --epochs cannot be combined")
     if "model" in given and ("variant" in given or "overrides" in given):
-        raise typer.BadParameter(
-            "--model already determines the architecture: leave out --variant and --set"
+        raise UsageError(
+            "--model cannot be combined with --variant or --set: the checkpoint determines the "
+            "architecture"
         )
     fields = dict(given)
     if "lr" in given:
@@ -121,23 +121,21 @@ def build_config(
     if config is not None:
         start = read_train_config(config, kind)
         if preset is not None:
-            raise typer.BadParameter("--config and --preset cannot be combined")
+            raise UsageError("--config and --preset cannot be combined")
         if start.task != task:
-            raise typer.BadParameter(
-                f"'{config}' describes a {start.task} run: use `vit {start.task}`"
-            )
+            raise UsageError(f"'{config}' describes a {start.task} run: use `vit {start.task}`")
         if "output" not in given:
-            raise typer.BadParameter(
-                "missing; pass a directory for the new run", param_hint="--output"
-            )
+            raise UsageError("--config requires --output DIR for the new run")
+        for name in {"overrides", "preprocess"} & fields.keys():
+            fields[name] = getattr(start, name) | fields[name]
         if "epochs" in given:
             fields["steps"] = None  # the written one was computed from other epochs
         if "batch_size" in given:
-            fields.setdefault("accumulate", None)  # the written one may not divide it
+            fields.setdefault("accumulate", None)  # the written one was computed for another
     else:
         data = given.get("data", {})
         if "path" not in data:
-            raise typer.BadParameter("missing; pass a dataset to train on", param_hint="--data")
+            raise UsageError("Missing option '--data'.")
         start_from = _preset_fields(task, preset, given) if preset else {}
         output = f"runs/{_name_of(data['path'])}"
         defaults = {"task": task, "output": output, **TASK_DEFAULTS[task]}
@@ -148,9 +146,7 @@ def build_config(
         fields = {**defaults, **fields, **both}
     built: TrainConfig = replaced(start, fields)
     if "retrain" in given and not built.sweep:
-        raise typer.BadParameter(
-            "--retrain and --no-retrain require several learning rates", param_hint="--lr"
-        )
+        raise UsageError("--retrain and --no-retrain require several values of --lr")
     return built
 
 
@@ -159,11 +155,11 @@ def _preset_fields(
 ) -> dict[str, Any]:
     """What a preset sets; with another length, without its own and its warm-up."""
     if task == "pretrain" and "model" in given:
-        raise typer.BadParameter("--preset chooses the architecture: leave out --model")
+        raise UsageError("--preset chooses the architecture: leave out --model")
     try:
         fields = recipe(task, preset, given.get("variant"))
     except ConfigError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise UsageError(str(error)) from error
     if "steps" in given or "epochs" in given:
         fields = {k: v for k, v in fields.items() if k not in ("steps", "epochs", "warmup")}
     return fields
@@ -180,14 +176,14 @@ def _resumed(
     fixed = [option.names[0] for option in options_given if not option.on_resume]
     if fixed or others:
         names = ", ".join([*fixed, *others])
-        raise typer.BadParameter(f"a run is resumed with its original options: leave out {names}")
+        raise UsageError(f"a run is resumed with its original options: leave out {names}")
     built: TrainConfig = replaced(written, {**given, "output": resume})
     return built
 
 
 def _name_of(path: str) -> str:
     """A run's name from its data's: flowers from /data/flowers, train from train-{0..9}.tar."""
-    return Path(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
+    return DataConfig(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
 
 
 def _run(config: TrainConfig, args: Start) -> None:

@@ -84,9 +84,7 @@ def validation_text(event: Validation) -> str:
         key, form = "val_top1", "accuracy {:.2%}"
     text = f"{when}: validation {form.format(event.metrics[key])}"
     average = event.metrics.get(f"ema_{key}")
-    return (
-        text if average is None else f"{text}, averaged weights {form.split()[1].format(average)}"
-    )
+    return text if average is None else f"{text}, EMA weights {form.split()[1].format(average)}"
 
 
 def probe_text(event: Probe) -> str:
@@ -135,7 +133,7 @@ def _line(name: str, text: str) -> str:
 
 def stored_text(outcome: Outcome) -> str:
     """Which weights a run stored."""
-    what = "the averaged weights" if outcome.stored_averaged else "the weights"
+    what = "the EMA weights" if outcome.stored_averaged else "the weights"
     text = f"stored: {what} of step {outcome.stored_step:,}"
     if {"val_top1", "val_loss"} & outcome.metrics.keys():
         text += ", the best on validation"
