@@ -15,7 +15,7 @@ from vitcli.errors import OutputError
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("old")
-    for failure in (RuntimeError, KeyboardInterrupt):
+    for failure in (RuntimeError, KeyboardInterrupt, BrokenPipeError):
         with pytest.raises(failure), whole_file(path) as file:
             file.write(b"new, but only half")
             raise failure

@@ -54,6 +54,8 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
             raise
         if durable:
             _sync_directory(target.parent)
+    except BrokenPipeError:
+        raise  # of the reader of another output
     except (OSError, UnicodeEncodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"cannot be written: {reason}", where=path) from error
@@ -61,8 +63,9 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def whole_directory(path: str | Path) -> Iterator[Path]:
-    """A temporary directory beside `path`, whose files move there when the block ends without an
-    error: all of them, or none. Other files in `path` stay.
+    """A temporary directory beside `path` (or in it, if it exists: it may be mounted), whose files
+    move there when the block ends without an error: all of them, or none. Other files in `path`
+    stay.
 
     Raises:
         OutputError: the directory or a file cannot be written.
@@ -70,7 +73,7 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(target)
+        temporary = _temporary(target / "files" if target.is_dir() else target)
         temporary.mkdir()
         try:
             yield temporary

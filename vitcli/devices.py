@@ -32,7 +32,7 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
     if int(index or 0) >= found[kind]:
         raise ConfigError(
-            f"torch finds no device '{name}' on this machine",
+            f"device '{name}' is not available",
             hint="use --device auto or cpu, or install torch with support for the device: "
             "https://pytorch.org/get-started/locally/",
         )

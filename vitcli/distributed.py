@@ -271,7 +271,10 @@ def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
         return error
     if ranks.rank != min(left):
         return LeftError("another rank has failed")
-    return RankError(f"{_named(silent)} died or did not respond in time")
+    return RankError(
+        f"{_named(silent)} died or did not respond in time",
+        hint="look for an earlier error; if a rank is only slow, raise --rank-timeout",
+    )
 
 
 def _named(ranks: list[int]) -> str:

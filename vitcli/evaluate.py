@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -170,8 +171,9 @@ def evaluate(
         )
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
-    opened = _open(predictor, data, split, rules or MatchRules(), accepted is not None, report)
-    source, aligned, model, name, warnings, labelled = opened
+    source, aligned, model, name, warnings, labelled = _open(
+        predictor, data, split, rules or MatchRules(), accepted is not None, report
+    )
     if len(aligned.classes) < len(model):
         report(
             f"predictions are restricted to {len(aligned.classes):,} of the model's "
@@ -216,20 +218,6 @@ def evaluate(
     )
 
 
-class _Opened(NamedTuple):
-    """Images as they are evaluated: their labels are indices of `aligned.classes`."""
-
-    source: Source
-    aligned: Alignment
-    model: tuple[ClassLabel, ...]
-    """The model's classes."""
-    split: str
-    """Which images of the data, in words."""
-    warnings: list[str]
-    labelled: bool
-    """Whether the images have labels; in a directory without class directories they have not."""
-
-
 def _open(
     predictor: Predictor,
     data: DataConfig,
@@ -237,15 +225,20 @@ def _open(
     rules: MatchRules,
     imagenet: bool,
     report: Callable[[str], None],
-) -> _Opened:
+) -> tuple[Source, Alignment, tuple[ClassLabel, ...], str, list[str], bool]:
     """The images, and their classes beside the model's.
 
     Args:
         imagenet: whether these are ImageNet's validation images, with or without class directories.
+
+    Returns:
+        The images, labelled with indices of the aligned classes; those; the model's classes; which
+        images of the data these are, in words; warnings; and whether the labels mean anything:
+        without class directories they do not.
     """
     source = None
     if imagenet:
-        source = open_unlabelled(Path(data.path).expanduser(), imagenet_classes())
+        source = open_unlabelled(Path(os.path.expanduser(data.path)), imagenet_classes())
     labelled, name, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent, data.path)
@@ -259,7 +252,7 @@ def _open(
     if labelled:
         source, left_out = _evaluated(source, aligned)
     warnings = (*warnings, *assumed, *left_out)
-    return _Opened(source, aligned, model, name, list(warnings), labelled)
+    return source, aligned, model, name, list(warnings), labelled
 
 
 def _classes_of(
@@ -304,7 +297,8 @@ def _split_record(directory: Path, data: str) -> dict[str, Any] | None:
     """The split of a run (its split.json), where it was trained on this data."""
     try:
         record: dict[str, Any] = json.loads((directory / "split.json").read_text("utf-8"))
-        same = Path(record["data"]).resolve() == Path(data).expanduser().resolve()
+        wanted = os.path.realpath(os.path.expanduser(data))
+        same = os.path.realpath(record["data"]) == wanted
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return record if same else None

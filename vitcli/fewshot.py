@@ -189,7 +189,7 @@ def check_savable(model: Architecture) -> None:
         raise ConfigError(
             f"a head on pool '{model.pool}' cannot be saved: the heads of a distilled model read "
             "its class and distillation tokens",
-            hint="leave out --save, or use --pool token, the mean of both",
+            hint="leave out --save, or use --pool token (here the mean of both tokens)",
         )
 
 

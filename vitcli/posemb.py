@@ -90,13 +90,8 @@ def sincos2d(grid: Size, width: int) -> npt.NDArray[np.float32]:
 
 def _bilinear(old: int, new: int) -> Matrix:
     """Linear interpolation between aligned corners: output i lies at i (old - 1) / (new - 1)."""
-    matrix = np.zeros((new, old))
-    at = np.arange(new) * ((old - 1) / (new - 1) if new > 1 else 0.0)
-    left = np.minimum(at.astype(int), max(old - 2, 0))
-    weight = at - left
-    matrix[np.arange(new), left] = 1.0 - weight
-    if old > 1:
-        matrix[np.arange(new), left + 1] += weight
+    at = np.linspace(0.0, old - 1, new)[:, None]
+    matrix: Matrix = np.maximum(1.0 - np.abs(at - np.arange(old)), 0.0)
     return matrix
 
 

@@ -92,7 +92,7 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
         (Changes(preprocess={"mean": "x"}), "mean"),
         (Changes(preprocess={"crop_pct": 0}), "crop_pct"),
         (Changes(preprocess={"size": (48, 48)}), "position embeddings are for images of 64 x 64"),
-        (Changes(labels=(ClassLabel("a", "a"),) * 2), "2 class names for a model with 10 classes"),
+        (Changes(labels=(ClassLabel("a", "a"),) * 2), "lists 2 classes, but the model has 10"),
         (Changes(num_heads=4), "3 heads, not 4"),
         (Changes(arch="R50x1"), "different kinds of model"),
     ):

@@ -49,7 +49,10 @@ class Changes:
         False, "--drop-head", "Leave out the head and the pre_logits layer before it."
     )
     num_classes: int | None = option(
-        None, "--num-classes N", "Replace the head with one of zeros for N classes.", min=1
+        None,
+        "--num-classes N",
+        "Replace the head with a zero-initialized one for N classes.",
+        min=1,
     )
     labels: tuple[ClassLabel, ...] = option(
         (),
@@ -130,7 +133,10 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     # Earlier versions stored a list of sentences, which may be about the heads.
     asked = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
     if fields.get("num_heads", heads) != heads and not asked:
-        raise ConfigError(f"the file specifies {heads} heads, not {fields['num_heads']}")
+        raise ConfigError(
+            f"the model has {heads} attention heads, not {fields['num_heads']}",
+            hint=f"leave out {'--arch' if changes.arch else '--num-heads'}",
+        )
     known = {"num_heads"}
     if changes.arch and "_" in changes.arch:
         known |= {"activation", "norm_eps", "resnet"}
@@ -184,9 +190,10 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
+        listed, own = (counted(n, "class", "classes") for n in (len(classes), model.num_classes))
         raise ConfigError(
-            f"{counted(len(classes), 'class name')} for a model with "
-            f"{model.num_classes} class{'es' * (model.num_classes != 1)}"
+            f"--classes lists {listed}, but the model has {own}",
+            hint="list every class once, in index order",
         )
     provenance = info.provenance
     if (model, prepared.preprocess) != (info.model, info.preprocess):  # metrics are of the old one

@@ -24,7 +24,7 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.checkpoints.tensor_file import write as write_tensors
 from vitcli.config import Size
 from vitcli.errors import OutputError
-from vitcli.layouts.catalogue import OURS, Format, default_format, layout_of
+from vitcli.layouts.catalogue import OURS, Format, default_format, formats, layout_of
 
 
 class Renamed(NamedTuple):
@@ -169,6 +169,8 @@ def check_output(output: str | Path, to: Format | None) -> None:
     """Raises OutputError if such a file or a directory cannot hold the layout, which is `to`, or
     the default for the suffix."""
     kind, target = _kind_of_output(output), to or OURS
+    if target not in formats():
+        raise OutputError(f"no layout '{target}'", hint=f"choose from {', '.join(formats())}")
     layout = layout_of(target)
     if kind in layout.suffixes or (to is None and kind == ".npz"):
         return
@@ -193,7 +195,10 @@ def write(job: Conversion, force: bool = False) -> None:
         OutputError: the target exists (without `force`), or cannot be written.
     """
     if job.output.exists() and not force:
-        raise OutputError("already exists", where=job.output, hint="use --force to replace it")
+        hint = "use --force to replace it"
+        if not job.is_file:
+            hint = "choose another DST, or use --force to write into it"
+        raise OutputError("already exists", where=job.output, hint=hint)
     file = job.output if job.is_file else job.output / "model.safetensors"
     if os.path.realpath(file) == os.path.realpath(job.source.file):
         raise OutputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -108,10 +109,11 @@ class CheckpointInfo:
             raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
         if new.size != model.image_size and "size" in fields:
             if model.posemb != "none":
+                (height, width), wanted = model.image_size, "x".join(map(str, new.size))
                 raise ConfigError(
-                    f"the position embeddings are for images of {model.image_size[0]} x "
-                    f"{model.image_size[1]} pixels",
-                    hint="resize them with `vit resize-posemb`",
+                    f"size={wanted}: the position embeddings are for images of {height} x {width} "
+                    "pixels",
+                    hint=f"resize them with `vit resize-posemb --resolution {wanted}`",
                 )
             model = model.at(new.size)
         return dataclasses.replace(self, model=model, preprocess=new)
@@ -231,5 +233,5 @@ def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:
     before = {key: start.provenance[key] for key in Run.__annotations__ if key in start.provenance}
     history = [*start.provenance.get("history", []), *([before] * bool(before))]
     # Of a path only the last component is stored.
-    parent = Path(name).name if Path(name).expanduser().exists() else name
+    parent = Path(name).name if os.path.exists(os.path.expanduser(name)) else name
     return {"parent": parent, "history": history}

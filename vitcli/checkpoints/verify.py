@@ -117,7 +117,7 @@ def verify(checkpoint: Checkpoint) -> Agreement:
             f"{name} computes different {what}: the largest difference is {difference:.2g}, the "
             f"largest value {largest:.3g}",
             where=checkpoint.file,
-            hint=f"assumed, as the file does not specify it: {assumed}" if assumed else None,
+            hint=f"not specified in the file, so assumed: {assumed}" if assumed else None,
         )
     return Agreement(checkpoint.file, name, what, difference, largest, note)
 

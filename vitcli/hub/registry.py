@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -193,8 +194,8 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         ModelNotFoundError: none of these; suggests the nearest names.
     """
     text = str(spec).strip()
-    if text and Path(text).expanduser().exists():
-        return Path(text).expanduser()
+    if text and os.path.exists(path := os.path.expanduser(text)):
+        return Path(path)
     if isinstance(spec, Path) or re.match(r"(\.|~|/|[A-Za-z]:[\\/])", text):
         raise ModelNotFoundError("no such file or directory", where=text)
     if found := find(text):

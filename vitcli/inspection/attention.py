@@ -117,7 +117,7 @@ def attention_maps(
         raise ConfigError(f"method '{method}' averages over heads", hint="use --method last")
     if method == "gradient":
         if target is None:
-            raise ConfigError("method 'gradient' needs a class", hint="the model has no head")
+            raise ConfigError("method 'gradient' requires a class", hint="use another method")
         tokens = _gradient(model, images, target, layer)
     else:
         tokens = _forward(model, images, method, layer, head)

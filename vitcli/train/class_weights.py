@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -27,7 +28,7 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
         DataError: it cannot be read or is empty, a line is not of this form, or a class repeats.
     """
     weights: dict[str, float] = {}
-    for number, line in enumerate(read_lines(Path(path).expanduser(), "class weights"), 1):
+    for number, line in enumerate(read_lines(Path(os.path.expanduser(path)), "class weights"), 1):
         if not line.strip():
             continue
         name, separator, value = line.rpartition("\t" if "\t" in line else ",")

@@ -3,6 +3,7 @@ keeps the rows of known classes. Nothing is initialised that a checkpoint then o
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ def load_beside(objective: Objective, config: TrainConfig) -> str | None:
         RunError: the file is damaged.
     """
     wanted = objective.beside()
-    file = Path(config.model or "").expanduser() / "decoder.safetensors"
+    file = Path(os.path.expanduser(config.model or "")) / "decoder.safetensors"
     if not wanted or config.model is None or not file.is_file():
         return None
     try:
