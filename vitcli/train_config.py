@@ -264,7 +264,8 @@ class TrainConfig:
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing (crop_mode, crop_pct, interpolation, mean, std); "
+        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
+        "antialias); "
         "repeatable.",
         parse=key_value(Preprocess, "size"),
     )

@@ -64,8 +64,8 @@ class Changes:
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing, for example mean=0.5,0.5,0.5 or crop_mode=squash; "
-        "repeatable.",
+        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
+        "antialias), for example crop_mode=squash; repeatable.",
         parse=key_value(Preprocess),
     )
     arch: str | None = option(

@@ -6,9 +6,9 @@ finetune = training_command(
     "finetune",
     """Fine-tune a pre-trained model on your own classes.
 
-    The default recipe is the paper's: SGD, cosine decay and a new head of zeros. The number of
-    steps, the batch size and the learning rate are chosen by the size of the dataset. Everything
-    is written to one directory, runs/DATASET.
+    The default recipe is the paper's: SGD, cosine decay and a new, zero-initialized head. Values
+    with the default auto are chosen from the size of the dataset and printed before the first step.
+    Everything is written to one directory, runs/DATASET.
 
     \b
     Examples:

@@ -53,7 +53,7 @@ class Inspect(Computing):
         "of one layer; gradient: attention weighted by the gradient of a class.",
     )
     layer: int | None = option(
-        None, "--layer N", "Layer to show, counted from 0.  [default: the last]"
+        None, "--layer N", "Block to show, counted from 0.  [default: the last]"
     )
     head: int | None = option(
         None,

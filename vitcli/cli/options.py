@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 MODEL = (
     "Model name (see `vit models`), run directory, checkpoint file, or Hub repo "
-    "(org/name[@revision]); ./x is always a path. The names default and default-pretrained stand "
-    "for the models that ship with vit."
+    "(org/name[@revision]); ./x is always a path. Included: default (classes of CIFAR-10) and "
+    "default-pretrained (Tiny-ImageNet)."
 )
 INPUT = "Input"
 """A heading."""
 CHECKPOINT = "Run directory, checkpoint file of any layout, model name, or Hub repo."
-CLASSES = "File with the names of the dataset's classes, one per line, in index order."
+CLASSES = (
+    "File that lists the dataset's classes in index order, one per line: an id, or an id, a tab and "
+    "a name."
+)
 DEVICES = (
     "Run on N devices of this machine, with one process per device; on a CPU, the processes share "
     "the cores. For several machines, use torchrun."
@@ -101,8 +104,8 @@ class Adapting(Running):
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing (crop_mode, crop_pct, interpolation, mean, std, ...); "
-        "repeatable.",
+        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
+        "antialias); repeatable.",
         parse=key_value(Preprocess, "size"),
     )
 

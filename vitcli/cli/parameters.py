@@ -20,7 +20,7 @@ from vitcli.fields import Option, check_value, field_types, from_text
 
 OTHERS = "Other options"
 """The last heading of `--help`."""
-MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CKPT", "NAME")
+MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CHECKPOINT", "NAME")
 """Placeholders of names of models, which the shell completes."""
 
 

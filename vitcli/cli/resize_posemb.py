@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ResizePosemb(Writing):
     """Options of `vit resize-posemb`."""
 
-    checkpoint: str = option(..., "CKPT", CHECKPOINT)
+    checkpoint: str = option(..., "CHECKPOINT", CHECKPOINT)
     grid: Size | None = option(
         None,
         "--grid N|RxC",
