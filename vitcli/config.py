@@ -130,8 +130,8 @@ class DataConfig:
     classes: str | None = option(
         None,
         "--classes FILE",
-        "File that lists the dataset's classes in index order, one per line: an id, or an id, a tab "
-        "and a name.",
+        "File that lists the dataset's classes in index order, one per line: an id, or an id, a "
+        "tab and a name.",
         parse=_absolute,
     )
     val_fraction: float = option(

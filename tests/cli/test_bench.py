@@ -53,7 +53,7 @@ def test_bad_input_is_refused_before_anything_is_measured(vit, tmp_path, monkeyp
         (["B/16", "--resolution", "225"], 1, "not a multiple of the patch size 16"),
         (["X/16"], 1, "unknown architecture 'X/16'"),
         (["B/16", "--plot", tmp_path / "none" / "a.png"], 1, "cannot be written"),
-        (["B/16", "--device", "cuda:9"], 1, "no device 'cuda:9'"),
+        (["B/16", "--device", "cuda:9"], 1, "device 'cuda:9' is not available"),
     ]:
         done = vit("bench", *words)
         assert done.exit_code == code and text in " ".join(done.stderr.split()), done.stderr

@@ -38,13 +38,13 @@ def test_all_models_are_listed(vit, root):
     result = vit("models")
     assert result.exit_code == 0
     head, *lines = result.stdout.splitlines()
-    assert " ".join(head.split()) == "model params classes size px license here"
+    assert " ".join(head.split()) == "model params classes size px license status"
     assert len(lines) == len(registry.entries()) + len(registry.shipped())
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["vit-b16-i21k"] == ["102.6M", "21,843", "410", "MB", "224", "apache-2.0", "cached"]
     assert rows["vit-ti16-d6-tin-c10"][-3:] == ["ships", "as", "default"]
     assert rows["vit-h14-i21k-orig"][1] == "-"
-    assert f"{len(lines)} models, 3 here" in result.stderr
+    assert f"{len(lines)} models, 3 available offline" in result.stderr
     assert vit("models", "-q").stderr == ""
 
 
@@ -78,7 +78,7 @@ def test_one_model_is_described(vit, root):
     lines = {line[:20].strip(): line[20:] for line in result.stdout.splitlines()}
     assert lines["architecture"] == "B/16: 12 blocks, width 768, 12 heads, MLP 3072"
     assert lines["parameters"] == "102,595,923" and lines["license"] == "apache-2.0"
-    assert lines["repo"] == REPO and lines["here"] == f"cached: {snapshot}"
+    assert lines["repo"] == REPO and lines["status"] == f"cached: {snapshot}"
     assert lines["classes"].startswith("21,843 (sigmoid): organism, being; benthos;")
     assert lines["source"].endswith("aug_medium1-wd_0.1-do_0.0-sd_0.0.npz")
     assert vit("models", "show", REPO).stdout == result.stdout
@@ -129,10 +129,10 @@ def test_any_repo_is_removed_with_json(vit, root):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vit-b32-i21k", "timm/vit_base_patch32_224.augreg_in21k: not in the cache"),
+        ("vit-b32-i21k", "timm/vit_base_patch32_224.augreg_in21k: not downloaded"),
         ("default", "ships with vit"),
         ("me/other@main", "leave out the revision"),
-        ("me/nothing", "me/nothing: not in the cache"),
+        ("me/nothing", "me/nothing: not downloaded"),
     ],
 )
 def test_what_cannot_be_removed(vit, root, name, said):

@@ -143,7 +143,7 @@ def test_a_linear_probe_says_what_it_trains_and_stores(images, parent, tmp_path)
     assert result.exit_code == 0, result.stderr
     assert "(50 trained), 16 x 16 px" in result.stderr  # 2 x 24 weights, 2 biases
     assert "computing the features of 16 images once" in result.stderr
-    assert "step 4: validation accuracy " in result.stderr and "averaged weights" in result.stderr
+    assert "step 4: validation accuracy " in result.stderr and "EMA weights" in result.stderr
     (first,) = [line for line in result.stderr.splitlines() if line.startswith("step 1 of 4")]
     assert "loss 0.6931" in first
     assert "stored: the" in result.stderr and ", the best on validation\n" in result.stderr

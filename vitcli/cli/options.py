@@ -29,8 +29,8 @@ INPUT = "Input"
 """A heading."""
 CHECKPOINT = "Run directory, checkpoint file of any layout, model name, or Hub repo."
 CLASSES = (
-    "File that lists the dataset's classes in index order, one per line: an id, or an id, a tab and "
-    "a name."
+    "File that lists the dataset's classes in index order, one per line: an id, or an id, a tab "
+    "and a name."
 )
 DEVICES = (
     "Run on N devices of this machine, with one process per device; on a CPU, the processes share "
