@@ -93,7 +93,7 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
         (Changes(preprocess={"crop_pct": 0}), "crop_pct"),
         (Changes(preprocess={"size": (48, 48)}), "position embeddings are for images of 64 x 64"),
         (Changes(labels=(ClassLabel("a", "a"),) * 2), "lists 2 classes, but the model has 10"),
-        (Changes(num_heads=4), "3 heads, not 4"),
+        (Changes(num_heads=4), "3 attention heads, not 4"),
         (Changes(arch="R50x1"), "different kinds of model"),
     ):
         with pytest.raises(ConfigError, match=said):
