@@ -42,7 +42,7 @@ def test_all_models_are_listed(vit, root):
     assert len(lines) == len(registry.entries()) + len(registry.shipped())
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["vit-b16-i21k"] == ["102.6M", "21,843", "410", "MB", "224", "apache-2.0", "cached"]
-    assert rows["vit-ti16-d6-tin-c10"][-3:] == ["ships", "as", "default"]
+    assert rows["vit-ti16-tin-c10"][-3:] == ["ships", "as", "default"]
     assert rows["vit-h14-i21k-orig"][1] == "-"
     assert f"{len(lines)} models, 3 available offline" in result.stderr
     assert vit("models", "-q").stderr == ""
@@ -54,7 +54,7 @@ def test_all_models_are_listed(vit, root):
         (["B16", "384", "orig"], ["r50-vit-b16-i21k-i1k-orig-384", "vit-b16-i21k-i1k-orig-384"]),
         ([REPO], ["vit-b16-i21k", "vit-b16-i21k-i1k"]),
         (["cached"], ["vit-b16-i21k"]),
-        (["default"], ["vit-ti16-d6-tin-c10", "vit-ti16-tin"]),
+        (["default"], ["vit-ti16-tin", "vit-ti16-tin-c10"]),
         (["list", "cached"], ["vit-b16-i21k"]),
     ],
 )
