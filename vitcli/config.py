@@ -92,6 +92,17 @@ DATA_KINDS = (
 """What `--data` takes; `data/dataset.py` opens it."""
 
 
+CLASS_LIST = (
+    "File that lists the dataset's classes in index order, one per line: an id, or an id, a tab "
+    "and a name."
+)
+"""What `--classes` takes; `data/classes.py` reads it."""
+CHANGE_PREPROCESS = (
+    "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
+    "antialias); repeatable."
+)
+
+
 HUB = "hf://datasets/"
 """How the path of a dataset on the Hub begins."""
 
@@ -130,8 +141,7 @@ class DataConfig:
     classes: str | None = option(
         None,
         "--classes FILE",
-        "File that lists the dataset's classes in index order, one per line: an id, or an id, a "
-        "tab and a name.",
+        CLASS_LIST,
         parse=_absolute,
     )
     val_fraction: float = option(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from vitcli.architectures import architecture
 from vitcli.config import (
     AUGMENTATION,
+    CHANGE_PREPROCESS,
     DATA,
     Architecture,
     AugmentConfig,
@@ -264,9 +265,7 @@ class TrainConfig:
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-        "antialias); "
-        "repeatable.",
+        CHANGE_PREPROCESS,
         parse=key_value(Preprocess, "size"),
     )
 
@@ -396,6 +395,10 @@ class TrainConfig:
         elif self.masking != MaskingConfig():
             raise ConfigError(
                 "--mask-ratio, --target and --decoder-* require --objective masked-patch or mae"
+            )
+        if self.batch_size and self.batch_size < (self.accumulate or 1):
+            raise ConfigError(
+                f"--grad-accum {self.accumulate} is more than a batch of {self.batch_size}"
             )
         # Bilinear, because it may be the model's that goes with antialias=False.
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})

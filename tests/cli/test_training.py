@@ -217,6 +217,7 @@ def test_options_that_do_not_suit_the_data_or_the_model(images, parent, tmp_path
         (("--lr", "0.1,nan"), "--lr"),
         (("--lr", "0.01,1e-2"), "more than once"),
         (("--scale", "1,0.5"), "--scale"),
+        (("--batch-size", "2", "--grad-accum", "3"), "--grad-accum"),
         (("--betas", "0.9"), "--betas"),
         (("--preset", "vtab", "--no-retrain"), "--retrain"),
         (("--class-weights", "balanced", "--balanced-sampling"), "--class-weights"),

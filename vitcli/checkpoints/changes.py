@@ -14,6 +14,7 @@ from vitcli.checkpoints.info import CheckpointInfo, assumptions
 from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import (
+    CHANGE_PREPROCESS,
     Architecture,
     BiTConfig,
     ClassLabel,
@@ -64,8 +65,7 @@ class Changes:
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-        "antialias), for example crop_mode=squash; repeatable.",
+        CHANGE_PREPROCESS,
         parse=key_value(Preprocess),
     )
     arch: str | None = option(

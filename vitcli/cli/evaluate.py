@@ -17,10 +17,10 @@ import typer
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
-from vitcli.cli.options import CLASSES, INPUT, Adapting, open_predictor, parse_figure, spare
+from vitcli.cli.options import INPUT, Adapting, open_predictor, parse_figure, spare
 from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
-from vitcli.config import DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
+from vitcli.config import CLASS_LIST, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_size
 from vitcli.words import counted, size_text
@@ -49,7 +49,7 @@ class Evaluate(Adapting):
         "else all images. On the data that the model was trained on, the validation split is what "
         "its run held out.",
     )
-    classes: str | None = option(None, "--classes FILE", CLASSES)
+    classes: str | None = option(None, "--classes FILE", CLASS_LIST)
     real_labels: bool = option(
         False,
         "--real-labels",

@@ -12,7 +12,7 @@ import typer
 
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHERS
-from vitcli.config import PosembMethod, Preprocess, Size
+from vitcli.config import CHANGE_PREPROCESS, PosembMethod, Preprocess, Size
 from vitcli.fields import key_value, option, parse_device, parse_size
 from vitcli.train_config import MACHINE
 
@@ -28,10 +28,6 @@ MODEL = (
 INPUT = "Input"
 """A heading."""
 CHECKPOINT = "Run directory, checkpoint file of any layout, model name, or Hub repo."
-CLASSES = (
-    "File that lists the dataset's classes in index order, one per line: an id, or an id, a tab "
-    "and a name."
-)
 DEVICES = (
     "Run on N devices of this machine, with one process per device; on a CPU, the processes share "
     "the cores. For several machines, use torchrun."
@@ -104,8 +100,7 @@ class Adapting(Running):
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-        "antialias); repeatable.",
+        CHANGE_PREPROCESS,
         parse=key_value(Preprocess, "size"),
     )
 

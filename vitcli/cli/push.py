@@ -10,7 +10,7 @@ import typer
 
 from vitcli.atomic import scratch_directory
 from vitcli.cli import output
-from vitcli.cli.options import fetching
+from vitcli.cli.options import CHECKPOINT, fetching
 from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.pull import Transferring
 from vitcli.errors import HubError
@@ -25,9 +25,7 @@ from vitcli.words import counted
 class Push(Transferring):
     """Options of `vit push`."""
 
-    checkpoint: str = option(
-        ..., "CHECKPOINT", "Run directory, checkpoint file of any layout, model name, or Hub repo."
-    )
+    checkpoint: str = option(..., "CHECKPOINT", CHECKPOINT)
     repo: str = option(..., "ORG/NAME", "Repo on the Hub.")
     private: bool = option(False, "--private", "Create a private repo.")
     revision: str | None = option(

@@ -238,8 +238,9 @@ def open_dataset(
     """A dataset of any kind with the splits that it names itself. A list of classes is that of the
     configuration, else a `classes.txt` beside the data. Only if it need not be `labelled`, it may
     be a directory of images without class directories."""
+    listing = Path(os.path.expanduser(config.classes)) if config.classes else None
     if config.is_remote:
-        known = read_classes(Path(config.classes)) if config.classes else None
+        known = read_classes(listing) if listing else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
         return opener(config.path, known, streaming or Streaming(), report)
     path = Path(os.path.expanduser(config.path))
@@ -249,9 +250,7 @@ def open_dataset(
     if exists and not inside and not os.path.isfile(path):
         raise DataError("neither a file nor a directory", where=config.path, hint=_HINT)
     beside = path if inside else os.path.dirname(path if exists else str(path).partition("{")[0])
-    listing = Path(beside, "classes.txt")
-    if config.classes:
-        listing = Path(os.path.expanduser(config.classes))
+    listing = listing or Path(beside, "classes.txt")
     known = read_classes(listing) if config.classes or os.path.isfile(listing) else None
     if inside:
         # An archive may lie beside the class directories that came out of it.

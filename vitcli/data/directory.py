@@ -17,7 +17,7 @@ from vitcli.data.classes import (
     listed,
     require_unique_ids,
 )
-from vitcli.data.files import is_image, skipped_words, walk
+from vitcli.data.files import is_file, is_image, skipped_words, walk
 from vitcli.data.listing import Listing, list_classes, subdirectories
 from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
 from vitcli.errors import DataError
@@ -43,7 +43,7 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
     for split, place in places.items():
         listing = list_classes(root, place)
         skipped.update(listing.skipped)
-        loose = sum(is_image(entry.name) and os.path.isfile(entry) for entry in os.scandir(place))
+        loose = sum(is_image(entry.name) and is_file(entry) for entry in os.scandir(place))
         images = counted(loose, "image")
         if not len(listing.names):
             if split == "test" and len(places) > 1:  # often images without labels
@@ -87,7 +87,7 @@ def open_unlabelled(root: Path, classes: Classes) -> Source | None:
         return None
     if any(_has_images(root / name) for name in subdirectories(root)):
         return None
-    files = sorted(e.name for e in os.scandir(root) if is_image(e.name) and os.path.isfile(e))
+    files = sorted(e.name for e in os.scandir(root) if is_image(e.name) and is_file(e))
     names = Names.pack(files)
     labels = np.zeros(len(names), np.int64)
     return Source(classes, labels, names, FileReader(root, names), root) if files else None

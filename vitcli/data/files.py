@@ -47,8 +47,14 @@ def _suffix(name: str) -> str:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is one or a link to one; not if it cannot be looked up, as a link to itself."""
+    """Whether it is one or a link to one. Only a link is looked up; one that cannot be, because it
+    leads to itself, is none, where `DirEntry.is_dir` would raise."""
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one or a link to one, likewise."""
+    return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 
 
 def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
@@ -81,8 +87,7 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
         if is_directory(entry):
             yield from _walk(entry.path, skipped, entered)
         elif is_image(entry.name):
-            is_broken = not os.path.exists(entry.path)  # a link, which is reported
-            if is_broken or os.path.isfile(entry.path):
+            if is_file(entry) or not os.path.exists(entry.path):  # a broken link is reported
                 yield entry.path
             else:
                 skipped["pipe or device"] += 1

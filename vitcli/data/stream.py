@@ -187,7 +187,7 @@ class Stream:
     def _piece(self, index: int, start: int, stop: int) -> Iterator[Sample]:
         """The samples start to stop of a shard."""
         shard, left = self.shards[index], stop - start
-        samples: Iterator[Sample] = iter(())
+        samples: Iterator[Sample] = iter(())  # of an empty shard, which is not read
         while left:
             samples, begin = shard.samples(start), left
             for sample in itertools.islice(samples, left):

@@ -117,7 +117,7 @@ def attention_maps(
         raise ConfigError(f"method '{method}' averages over heads", hint="use --method last")
     if method == "gradient":
         if target is None:
-            raise ConfigError("method 'gradient' requires a class", hint="use another method")
+            raise ConfigError("method 'gradient' requires a class", hint="use 'rollout' or 'last'")
         tokens = _gradient(model, images, target, layer)
     else:
         tokens = _forward(model, images, method, layer, head)
