@@ -193,6 +193,12 @@ class TrainConfig:
         above=0,
         below=1,
     )
+    store: Literal["best", "last"] = option(
+        "best",
+        "--store",
+        "Which weights to store: the best on validation, or the last. Without a validation split, "
+        "the last.",
+    )
     patience: int | None = option(
         None,
         "--patience N",

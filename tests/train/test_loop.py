@@ -267,6 +267,17 @@ def test_patience_ends_a_run_as_if_it_were_finished(tiny_run, monkeypatch):
     assert outcome.metrics["val_top1"] == load(run.output).info.provenance["metrics"]["val_top1"]
 
 
+def test_the_last_weights_are_stored_where_these_are_asked_for(tiny_run, monkeypatch):
+    accuracies = iter([0.5, 0.9, 0.7])
+    monkeypatch.setattr(
+        inputs.Images, "evaluate", lambda self, objective: {"top1": next(accuracies), "loss": 0.0}
+    )
+    config = tiny_run(store="last", steps=3, eval_every=1)
+    outcome = train(config)
+    assert outcome.stored_step == 3
+    assert load(config.output).info.provenance["store"] == "last"
+
+
 @pytest.mark.parametrize(("loss", "precision"), [("softmax", "bf16"), ("sigmoid", "fp32")])
 def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, precision):
     config = tiny_run(loss=loss, precision=precision)

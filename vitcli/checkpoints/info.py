@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import (
@@ -60,6 +60,8 @@ class Provenance(Run, total=False):
     note: str
     ema: float
     """Decay of the weights' running average."""
+    store: Literal["last"]
+    """The last weights of the run are stored, not the best on validation."""
     posemb_resize: Resized
     input_size: tuple[int, int]
     """Of the images that transformers gives the model, which interpolates its position embeddings

@@ -46,7 +46,7 @@ class Outcome:
     stopped_by: int | None = None
     """The signal that stopped it, to be resumed; None: it is finished."""
     stored_step: int = 0
-    """The step of the stored weights: the best on validation, else the last."""
+    """The step of the stored weights (`TrainConfig.store`)."""
     stored_averaged: bool = False
     """Whether these are the average, not the model itself."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -278,7 +278,8 @@ def _backward(
 
 
 def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
-    """Evaluates the model and its average; stores the better one if nothing before was better."""
+    """Evaluates the model and its average; stores the better one, unless the best is to be stored
+    (`TrainConfig.store`) and one before was as good."""
     progress = run.progress
     models: dict[str, Any] = {"val": run.objective}
     if run.averaged is not None and progress.step:
@@ -290,11 +291,14 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
         scores[name] = run.objective.score(found)
     tell(Validation(progress.step, metrics))
     report.draw(run, inputs)
-    best = max(scores, key=lambda name: scores[name])  # of equals the model itself
-    progress.stale += 1
-    if progress.best_score is None or scores[best] > progress.best_score:
-        progress.best_score, progress.best_step, progress.stale = scores[best], progress.step, 0
-        progress.best_averaged = best != "val"
+    name = max(scores, key=lambda name: scores[name])  # of equals the model itself
+    is_best = progress.best_score is None or scores[name] > progress.best_score
+    progress.stale = 0 if is_best else progress.stale + 1
+    if is_best:
+        progress.best_score = scores[name]
+    if is_best or run.config.store == "last":
+        progress.best_step, progress.best_averaged = progress.step, name != "val"
+        progress.stored_score = scores[name]
         run.write_model()
 
 

@@ -78,7 +78,7 @@ def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation
     metrics: dict[str, float] = {}
     found: Evaluation | None = None
     if not run.objective.classifies:  # what chose the stored model is all that there is to know
-        score = run.progress.best_score
+        score = run.progress.stored_score
         return {} if score is None else {"val_loss": -score}, None
     predictor = Predictor(run.directory.path, str(run.device), run.config.precision)
     splits = run.splits

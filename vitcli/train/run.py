@@ -38,8 +38,10 @@ class Progress:
     """The step of the stored weights."""
     best_averaged: bool = False
     """Whether these are the average, not the model itself."""
+    stored_score: float | None = None
+    """Theirs on validation (`Objective.score`)."""
     best_score: float | None = None
-    """On validation (`Objective.score`)."""
+    """The best on validation."""
     stale: int = 0
     """Evaluations since."""
     stopped_by: int | None = None
@@ -126,6 +128,8 @@ class Run:
             "seconds": round(self.progress.seconds),
             "metrics": metrics,
         }
+        if self.config.store == "last":
+            provenance["store"] = "last"
         if self.progress.best_averaged:
             provenance["ema"] = self.config.ema
         return dataclasses.replace(
