@@ -162,6 +162,11 @@ class ModelConfig(Layered):
         return int(self.class_token) if self.posemb_tokens == "class" else self.num_prefix_tokens
 
     @property
+    def posemb_tables(self) -> tuple[str, ...]:
+        """Names of the tensors that are bound to the grid: the position embeddings."""
+        return tuple(layer.name for layer in self._posemb_layers())
+
+    @property
     def feature_dim(self) -> int:
         """Size of what `features` returns: the input of the head."""
         return self.pre_logits or self.width * (2 if self.pool == "token+gap" else 1)

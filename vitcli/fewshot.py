@@ -17,7 +17,7 @@ import numpy as np
 from vitcli import __version__
 from vitcli.atomic import write_text
 from vitcli.checkpoints import tensor_file
-from vitcli.checkpoints.adapt import adapt, is_resampled
+from vitcli.checkpoints.adapt import adapt, resampled_tensors
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config
@@ -256,5 +256,5 @@ def _stored(predictor: Predictor) -> dict[str, np.ndarray | LazyTensor]:
     old, new = predictor.stored, predictor.info.model
     if new == old:
         return {**stored}
-    tables = {name: tensor.read() for name, tensor in stored.items() if is_resampled(name)}
+    tables = {name: stored[name].read() for name in resampled_tensors(old)}
     return {**stored, **adapt(tables, old, new, predictor.posemb_method)}

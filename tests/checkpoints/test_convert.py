@@ -14,9 +14,11 @@ from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints import store, tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
-from vitcli.config import BiTConfig, ClassLabel, ModelConfig, architecture
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import BiTConfig, ClassLabel, ModelConfig, Preprocess, architecture
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalogue import layout_of
 
@@ -111,6 +113,23 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))
     assert one.read_bytes() == two.read_bytes()
     assert store.kind_of(one) == "npz"
+
+
+def test_a_grid_that_is_not_square_stands_in_an_npz(tmp_path: Path) -> None:
+    model = ModelConfig(16, 1, 2, 32, (8, 8), (16, 48), 5, activation="gelu_tanh", norm_eps=1e-6)
+    tensors = {name: np.zeros(shape, "f4") for name, shape in model.tensor_shapes().items()}
+    save_checkpoint(tmp_path / "ours", tensors, CheckpointInfo(model, Preprocess((16, 48))))
+    info, _ = read_info(convert(tmp_path / "ours", tmp_path / "x.npz"))
+    assert info.model.image_size == (16, 48) and "posemb_resize" not in info.provenance
+
+
+def test_an_npz_of_a_big_endian_machine_is_read(tmp_path: Path) -> None:
+    source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
+    with np.load(source) as file:
+        big = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in file.items()}
+    np.savez(tmp_path / "big.npz", **big)
+    ours, same = load(source).state_dict(), load(tmp_path / "big.npz").state_dict()
+    assert all(torch.equal(ours[name], same[name]) for name in ours)
 
 
 def test_the_way_to_timms_epsilons_is_told_by_name() -> None:

@@ -24,7 +24,7 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     """
     old, new = info.model, info.model.at(size)
     provenance = {k: v for k, v in info.provenance.items() if k != "input_size"}
-    if old.posemb != "none":
+    if old.posemb_tables:
         provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # of the old size
         provenance["posemb_resize"] = record(old, new, method)
     preprocess = dataclasses.replace(info.preprocess, size=size)
@@ -36,14 +36,10 @@ def record(old: Architecture, new: Architecture, method: PosembMethod) -> dict[s
     return {"method": actual_method(old, method), "from": list(old.grid), "to": list(new.grid)}
 
 
-def is_posemb(name: str) -> bool:
-    """Whether a tensor holds position embeddings, which depend on the grid."""
-    return name in ("pos_embed", "pos_embed_row", "pos_embed_column")
-
-
-def is_resampled(name: str) -> bool:
-    """Whether a tensor depends on the grid or on the patch size."""
-    return is_posemb(name) or name == "patch_embed.proj.weight"
+def resampled_tensors(model: Architecture) -> tuple[str, ...]:
+    """Names of the tensors that depend on the grid or on the patch size."""
+    patches = () if isinstance(model, BiTConfig) else ("patch_embed.proj.weight",)
+    return (*model.posemb_tables, *patches)
 
 
 def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:
@@ -61,7 +57,7 @@ def adapt(
     stored in 16 bits. The two configurations must agree in all else but the head.
     """
     found = dict(tensors)
-    for name in filter(is_resampled, tensors):
+    for name in found.keys() & set(resampled_tensors(old)):
         exact = _in_32_bits(found[name])
         resampled = adapt_tensor(name, exact, old, new, method)
         found[name] = resampled if resampled is not exact else found[name]

@@ -19,9 +19,8 @@ from vitcli.atomic import whole_directory, write_json
 from vitcli.checkpoints import read
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.info import CheckpointInfo, assumptions
-from vitcli.checkpoints.store import write_npz
+from vitcli.checkpoints.store import WRITERS
 from vitcli.checkpoints.tensor_file import LazyTensor
-from vitcli.checkpoints.tensor_file import write as write_tensors
 from vitcli.config import Size
 from vitcli.errors import OutputError
 from vitcli.layouts.catalogue import OURS, Format, default_format, formats, layout_of
@@ -174,9 +173,10 @@ def check_output(output: str | Path, to: Format | None) -> None:
     layout = layout_of(target)
     if kind in layout.suffixes or (to is None and kind == ".npz"):
         return
-    words = {"": "a directory", ".npz": "a .npz file", ".safetensors": "a .safetensors file"}
-    wanted = " or ".join(words[suffix] for suffix in layout.suffixes)
-    known = kind in words or "" not in layout.suffixes
+    wanted = " or ".join(
+        f"a {suffix} file" if suffix else "a directory" for suffix in layout.suffixes
+    )
+    known = kind in ("", *WRITERS) or "" not in layout.suffixes
     raise OutputError(
         f"the layout {target} must be written to {wanted}",
         where=output,
@@ -205,14 +205,12 @@ def write(job: Conversion, force: bool = False) -> None:
             "source and output are the same file", where=file, hint="choose another output"
         )
     tensors = {name: _watched(name, tensor, job.nan) for name, tensor in job.tensors.items()}
-    layout = layout_of(job.format)
-    if ".npz" in layout.suffixes:
-        write_npz(file, tensors)
-    elif job.is_file:
-        write_tensors(file, tensors, layout.metadata(job.info))
+    layout, write_weights = layout_of(job.format), WRITERS[file.suffix]
+    if job.is_file:
+        write_weights(file, tensors, layout.metadata(job.info))
     else:
         with whole_directory(job.output) as directory:
-            write_tensors(directory / file.name, tensors, layout.metadata(job.info))
+            write_weights(directory / file.name, tensors, layout.metadata(job.info))
             for name, config in layout.configs(job.info).items():
                 write_json(directory / name, config)
 

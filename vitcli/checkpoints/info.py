@@ -110,7 +110,7 @@ class CheckpointInfo:
         except (TypeError, ValueError, ConfigError) as error:
             raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
         if new.size != model.image_size and "size" in fields:
-            if model.posemb != "none":
+            if model.posemb_tables:
                 (height, width), wanted = model.image_size, "x".join(map(str, new.size))
                 raise ConfigError(
                     f"size={wanted}: the position embeddings are for images of {height} x {width} "

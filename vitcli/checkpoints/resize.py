@@ -7,7 +7,6 @@ which is read but never written, becomes safetensors in our layout.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,11 +18,11 @@ import numpy as np
 
 from vitcli.atomic import whole_directory, whole_file, write_json, write_text
 from vitcli.checkpoints import read
-from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, is_posemb, record
+from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, record
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.store import RECORD, rewrite_npz
-from vitcli.checkpoints.tensor_file import read_header, write
+from vitcli.checkpoints.store import CONTAINERS, files_of
+from vitcli.checkpoints.tensor_file import RECORD, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import card, registry
@@ -167,7 +166,7 @@ def plan_resize(
 
 def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings that the file holds. Raises CheckpointError if there are none."""
-    names = [name for name, theirs in opened.sources.items() if theirs and is_posemb(name)]
+    names = [name for name in opened.info.model.posemb_tables if opened.sources[name]]
     if not names:
         computed = opened.info.model.posemb == "sincos2d"
         raise CheckpointError(
@@ -203,7 +202,7 @@ def _output(
 ) -> tuple[Path, bool]:
     """Where the result goes, and whether that is a directory. Raises ConfigError, OutputError."""
     file, kind = opened.file, opened.kind
-    suffix = ".npz" if kind == "npz" else ".safetensors"
+    suffix = CONTAINERS[kind].suffix
     if in_place and output is not None:
         raise ConfigError("--in-place and --output cannot be combined")
     if in_place and kind == "pickle":
@@ -212,16 +211,16 @@ def _output(
         )
     if output is not None:
         target = Path(output)
-        is_file = target.suffix in (".safetensors", ".npz", ".bin", ".pth", ".pt")
-        if is_file and (kind == "shards" or target.suffix != suffix):
-            wanted = "a directory" if kind == "shards" else f"a {suffix} file"
+        is_file = target.suffix in SUFFIXES
+        if is_file and target.suffix != suffix:
+            wanted = f"a {suffix} file" if suffix else "a directory"
             raise OutputError(
                 f"this checkpoint must be written as {wanted}",
                 where=target,
                 hint="to write another format, use `vit convert`",
             )
         return target, not is_file
-    is_directory = path.is_dir() or kind == "shards"
+    is_directory = path.is_dir() or not suffix
     if in_place:
         return (file.parent if is_directory else file), is_directory
     grid = f"{model.grid[0]}x{model.grid[1]}"
@@ -257,7 +256,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
     with whole_directory(job.output) as place:
         _write_weights(job, place / job.file.name)
         if job.directory and not job.in_place:
-            _copy_others(job.directory, place)
+            _copy_others(job, job.directory, place)
         if job.directory and job.resized:
             _resize_configs(job, job.directory, place)
         opened, described = job.checkpoint, (place / "config.json").is_file() or job.in_place
@@ -266,57 +265,29 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
 
 
 def _write_weights(job: Resize, file: Path) -> None:
-    kind = job.checkpoint.kind
-    if kind == "pickle":
+    """Writes the file that holds the position embeddings; of shards, those that hold one."""
+    rewrite = CONTAINERS[job.checkpoint.kind].rewrite
+    if rewrite is None:
         write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
-    elif kind == "shards":
-        _write_shards(job, file)
     elif not job.resized:
         with open(job.source, "rb") as old, whole_file(file) as new:
             shutil.copyfileobj(old, new, 1 << 20)
-    elif kind == "npz":
-        rewrite_npz(job.source, file, job.changed(), {RECORD: json.dumps(job.record)})
     else:
-        _write_safetensors(job, job.source, file)
+        ours = job.checkpoint.layout == "vit"
+        stated = job.info.to_metadata() if ours else {RECORD: json.dumps(job.record)}
+        rewrite(job.source, file, job.changed(), stated)
 
 
-def _write_safetensors(job: Resize, source: Path, file: Path) -> int:
-    """One file with its new tables; returns by how many bytes its tensors grew."""
-    header = read_header(source)
-    ours = job.checkpoint.layout == "vit"
-    stated = job.info.to_metadata() if ours else {RECORD: json.dumps(job.record)}
-    changed = {name: new for name, new in job.changed().items() if name in header.tensors}
-    write(file, {**header.tensors, **changed}, {**header.metadata, **stated})
-    shapes = header.shapes
-    return sum(new.nbytes - new.itemsize * math.prod(shapes[n]) for n, new in changed.items())
-
-
-def _write_shards(job: Resize, index: Path) -> None:
-    """The shards, of which those with a table change, and then their index, in a new directory."""
-    table: dict[str, Any] = json.loads(job.source.read_text("utf-8"))
-    names: dict[str, str] = table["weight_map"]
-    resized = {names[name] for name in job.changed()}
-    grown = 0
-    for name in sorted(set(names.values())):
-        source, file = job.source.with_name(name), index.with_name(name)
-        if name in resized:
-            grown += _write_safetensors(job, source, file)
-        elif not job.in_place:
-            shutil.copyfile(source, file)
-    about = table.get("metadata")
-    if isinstance(about, dict) and isinstance(about.get("total_size"), int):
-        about["total_size"] += grown
-    if resized:
-        write_json(index, table)
-    else:
-        shutil.copyfile(job.source, index)
-
-
-def _copy_others(source: Path, directory: Path) -> None:
-    """Copies the other files of a model's directory, such as its card, but not other weights."""
+def _copy_others(job: Resize, source: Path, directory: Path) -> None:
+    """Copies the shards that do not change, and the other files of a model's directory, such as its
+    card, but not other weights."""
     for path in source.iterdir():
         weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name[0] != ".":
+            shutil.copyfile(path, directory / path.name)
+    shards = files_of(job.source) if job.checkpoint.kind == "shards" else []
+    for path in shards:
+        if not (directory / path.name).exists():
             shutil.copyfile(path, directory / path.name)
 
 

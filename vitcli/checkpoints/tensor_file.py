@@ -50,13 +50,16 @@ class LazyTensor(NamedTuple):
     read: Callable[[], np.ndarray]
 
 
+Arrays = Mapping[str, "np.ndarray | LazyTensor"]
+
+
 @dataclass(frozen=True)
 class Store:
     """An open file of named arrays, which are not read yet."""
 
     path: Path
     kind: str
-    """A key of `store.OPEN`."""
+    """A key of `store.CONTAINERS`."""
     tensors: dict[str, LazyTensor]
     """In the order of the file."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -67,6 +70,29 @@ class Store:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+
+class Container(NamedTuple):
+    """A kind of file, or of files, that holds named arrays."""
+
+    open: Callable[[Path], Store]
+    suffix: str
+    """Of the file that a changed copy is written to; "" if it takes a directory."""
+    write: Callable[[Path, Arrays, Mapping[str, str]], None] | None = None
+    """Writes arrays and metadata; None if no such file is written."""
+    rewrite: Callable[[Path, Path, Arrays, Mapping[str, str]], None] | None = None
+    """Writes a source to a target, with these arrays in place of its own, and this metadata added;
+    everything else stays. None if no such file is written."""
+
+
+RECORD = "posemb_resize"
+"""Key of the metadata under which a resize is recorded where a layout has no place for it."""
+
+
+def require_file(path: Path) -> None:
+    """Raises CheckpointError for a pipe or a device, which might make a reader wait for ever."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError("not a regular file", where=path)
 
 
 def read_header(path: str | Path) -> Store:
@@ -132,11 +158,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name).newbyteorder("<")
 
 
-def write(
-    path: str | Path,
-    tensors: Mapping[str, np.ndarray | LazyTensor],
-    metadata: Mapping[str, str],
-) -> None:
+def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file whole or not at all, with two tensors in memory at a time.
 
     The order is the mapping's, but wider types come first, so that each tensor lies aligned.
@@ -159,6 +181,17 @@ def write(
         file.write(len(text).to_bytes(8, "little") + text)
         for data in _made_ahead(tensors[name] for name in order):
             file.write(data)
+
+
+def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
+    """Writes a file with these tensors in place of its own, and this metadata added.
+
+    Raises:
+        CheckpointError: the source is damaged.
+        OutputError: the target cannot be written.
+    """
+    header = read_header(source)
+    write(target, {**header.tensors, **changed}, {**header.metadata, **metadata})
 
 
 def _made_ahead(tensors: Iterable[np.ndarray | LazyTensor]) -> Iterator[memoryview]:
@@ -187,3 +220,6 @@ def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
     if isinstance(tensor, LazyTensor) and (array.dtype.name, array.shape) != tensor[:2]:
         raise ValueError(f"announced {tensor[:2]}, made {(array.dtype.name, array.shape)}")
     return np.ascontiguousarray(array, _dtype(array)).reshape(-1).view(np.uint8).data
+
+
+SAFETENSORS = Container(read_header, ".safetensors", write, rewrite)

@@ -373,6 +373,6 @@ def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
 
 def _shards(index: Path) -> list[str]:
     """The files that an index names. Raises CheckpointError."""
-    from vitcli.checkpoints.store import read_index
+    from vitcli.checkpoints.shards import read_index
 
     return sorted(set(read_index(index).values()))

@@ -6,12 +6,14 @@ Sources: vit_jax/models_vit.py, vit_jax/models_resnet.py, big_vision/models/{vit
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vitcli.architectures import STEM
-from vitcli.checkpoints.tensor_file import LazyTensor, Store
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.tensor_file import RECORD, LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Preprocess
 from vitcli.layouts.layout import Layout, Match, below, find_prefix
 from vitcli.layouts.table import CHANNELS, SAME, Row, rows
@@ -193,6 +195,15 @@ class NpzLayout(Layout):
 
     library = "timm"
     suffixes = (".npz",)
+
+    def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
+        """The grid of the position embeddings, where their shape does not show it, or how they were
+        resized to it."""
+        rows, columns = info.model.grid
+        resized = info.provenance.get(RECORD)
+        if not resized and rows != columns:
+            resized = {"method": "bilinear", "from": [rows, columns], "to": [rows, columns]}
+        return {RECORD: json.dumps(resized)} if resized else {}
 
     def warnings(self, model: Architecture) -> list[str]:
         found = ["an npz file holds no class names and no preprocessing"]

@@ -11,8 +11,8 @@ import re
 from typing import Any
 
 from vitcli.checkpoints.info import Checkpoint, CheckpointInfo
-from vitcli.checkpoints.store import RECORD, recorded
-from vitcli.checkpoints.tensor_file import LazyTensor, Store
+from vitcli.checkpoints.store import recorded
+from vitcli.checkpoints.tensor_file import RECORD, LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import table
@@ -107,7 +107,7 @@ def _describe(
         assumed.add("preprocess")
     preprocess = dataclasses.replace(match.preprocess or match.default, size=model.image_size)
     stated = {
-        RECORD: resized,
+        RECORD: resized if resized and resized["from"] != resized["to"] else None,
         "input_size": match.input_size and list(match.input_size),
         "took": store.notes,
         "assumed": {fact: assumption(fact, model, preprocess) for fact in sorted(assumed)},

@@ -238,7 +238,7 @@ def _provenance(
     if config.model is not None:
         provenance |= ancestry(start, config.model)
         grid, new = start.model.grid, _trained_shape(start.model, config).grid
-        if grid != new and start.model.posemb != "none":
+        if grid != new and start.model.posemb_tables:
             resized = {"method": config.posemb_method, "from": list(grid), "to": list(new)}
             provenance["posemb_resize"] = resized
     return provenance

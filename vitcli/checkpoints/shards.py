@@ -1,0 +1,90 @@
+"""Several safetensors files and their index, `model.safetensors.index.json`, as transformers and
+timm split large checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitcli.atomic import write_json
+from vitcli.checkpoints import tensor_file
+from vitcli.checkpoints.tensor_file import (
+    RECORD,
+    Arrays,
+    Container,
+    Store,
+    numpy_dtype,
+    read_header,
+    require_file,
+)
+from vitcli.errors import CheckpointError
+from vitcli.typed_json import from_json, parse
+from vitcli.weight_files import weights_among
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Names of tensors and of the files that they are in, from `model.safetensors.index.json`.
+
+    Raises:
+        CheckpointError: it is not such an index, or names files outside its directory.
+    """
+    try:
+        index = parse(path.read_bytes())
+        if "weight_map" not in index:
+            beside = weights_among(file.name for file in path.parent.iterdir())
+            raise CheckpointError(
+                "neither a checkpoint nor an index of safetensors files",
+                where=path,
+                hint=f"to load the model's directory, pass {path.parent}" if beside else None,
+            )
+        names: dict[str, str] = from_json(dict[str, str], index["weight_map"])
+        if any(not file or Path(file).name != file for file in names.values()):
+            raise ValueError("it names files outside its directory")
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"not a valid index of safetensors files: {error}", where=path
+        ) from error
+    return names
+
+
+def open_shards(path: Path) -> Store:
+    """The tensors that an index finds in several files."""
+    names, shards, metadata = read_index(path), {}, dict[str, str]()
+    for file in set(names.values()):
+        require_file(path.with_name(file))
+        header = read_header(path.with_name(file))
+        shards[file] = header.tensors
+        metadata |= {key: text for key, text in header.metadata.items() if key == RECORD}
+    missing = [name for name, file in names.items() if name not in shards[file]]
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} tensors are missing from the files in the index, the first is "
+            f"{missing[0]}",
+            where=path,
+        )
+    tensors = {name: shards[file][name] for name, file in names.items()}
+    return Store(path, "shards", tensors, metadata)
+
+
+def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
+    """Writes the index and those shards that hold one of these arrays, with the array in place of
+    their own; the other shards stay where they are."""
+    index: dict[str, Any] = parse(source.read_bytes())
+    names, grown = read_index(source), 0
+    for file in sorted({names[name] for name in changed}):
+        shard = source.with_name(file)
+        tensors = read_header(shard).tensors
+        new = {name: array for name, array in changed.items() if name in tensors}
+        tensor_file.rewrite(shard, target.with_name(file), new, metadata)
+        for name, array in new.items():
+            width = numpy_dtype(tensors[name].dtype).itemsize
+            grown += width * (math.prod(array.shape) - math.prod(tensors[name].shape))
+    about = index.get("metadata")
+    if isinstance(about, dict) and isinstance(about.get("total_size"), int):
+        about["total_size"] += grown
+    write_json(target, index)
+
+
+SHARDS = Container(open_shards, "", None, rewrite)
