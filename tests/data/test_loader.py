@@ -256,24 +256,31 @@ def test_abandoned_workers_end(source: Source) -> None:
     assert not any(child.is_alive() for child in children)
 
 
-def test_a_process_that_leaves_batches_over_ends(make_directory: MakeDirectory) -> None:
+@pytest.mark.parametrize(
+    ("end", "status"), [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", -9)]
+)
+def test_a_process_that_leaves_batches_over_ends_with_its_workers(
+    make_directory: MakeDirectory, end: str, status: int
+) -> None:
     root = make_directory({"cat": 5, "dog": 6})
     code = (
+        "import os\n"
         "from vitcli.config import *\n"
         "from vitcli.data.loader import train_batches\n"
         "from vitcli.data.dataset import open_split\n"
         "from vitcli.data.transforms import TrainTransform\n"
         f"source = open_split(DataConfig({str(root)!r}))[0]\n"
-        "transform = TrainTransform((8, 8), 'bilinear', AugmentConfig())\n"
+        "transform = TrainTransform((128, 128), 'bilinear', AugmentConfig())\n"  # fills a pipe
         "batches = train_batches(source, transform, 4, 0, 0, 10**6, 2, print)\n"
-        "print(len(next(batches)[0]))\n"
-        "raise SystemExit(7)\n"
+        "print(len(next(batches)[0]), flush=True)\n"
+        f"{end}\n"
     )
+    # Returns once no process has its output open.
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (7, "4\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "4\n", "")

@@ -12,8 +12,11 @@ from __future__ import annotations
 import atexit
 import itertools
 import multiprocessing
+import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -280,6 +283,17 @@ def _unchanged(chunk: object) -> object:
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)  # the processes are the parallelism
     # Ctrl-C, and the signals of a scheduler, reach the whole group: the main process alone decides
-    # how a run ends. Workers end with it (they watch an event, and whether it is alive).
+    # how a run ends. Workers end with it.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this worker once its main process is gone. One that was killed would otherwise leave
+    workers for ever: they wait to write to a pipe that nobody reads, and that they, being forked,
+    hold open themselves, as they do the sockets by which other ranks notice that it is gone."""
+    parent = multiprocessing.parent_process()
+    while parent is not None and os.getppid() == parent.pid:
+        time.sleep(0.5)
+    os._exit(1)
