@@ -263,6 +263,12 @@ def test_a_commit_whose_answer_is_lost_was_made(run, tmp_path, hub):
     assert done.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
 
 
+def test_a_repo_whose_answer_is_lost_was_created(run, tmp_path, hub):
+    hub.faults.append(fault := Fault("reset", "/repos/create"))
+    assert pushed(packed(run, tmp_path), private=True).created and fault.struck
+    assert hub.repos[REPO].private and "model.safetensors" in hub.files(REPO)
+
+
 @pytest.mark.parametrize("is_made", [True, False])
 def test_ctrl_c_says_what_happened(run, tmp_path, hub, is_made):
     before = hub.add(REPO, {"config.json": b"old"})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -307,6 +308,11 @@ def push(
     if nothing and (revision is None or changes.branch_exists):
         return Pushed(target.page)
     title, created, sent = message or package.title, False, False
+    tries = itertools.count()
+
+    def create(api: HfApi) -> Any:
+        # After a first try whose answer was lost, the repo may be there.
+        return api.create_repo(repo, private=private or None, exist_ok=next(tries) > 0)
 
     def commit(api: HfApi) -> Any:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
@@ -325,7 +331,7 @@ def push(
 
     try:
         if state is None:
-            target.ask(lambda api: api.create_repo(repo, private=private or None))
+            target.ask(create)
             created = True
         if revision is not None and not (state and changes.branch_exists):
             target.ask(
