@@ -97,6 +97,14 @@ def test_other_kinds_can_be_described(vit, name):
     assert f"not downloaded: `vit pull {name}` downloads" in result.stdout
 
 
+def test_an_entry_may_lack_its_cost(vit, monkeypatch):
+    entry = registry.entries()["vit-b16-i21k"]
+    unknown = dataclasses.replace(entry, gmacs=None)
+    monkeypatch.setitem(registry.entries(), "vit-b16-i21k", unknown)
+    result = vit("models", "show", "vit-b16-i21k")
+    assert result.exit_code == 0 and "multiply-adds" not in result.stdout
+
+
 def test_what_ships_is_described(vit):
     told = json.loads(vit("models", "show", "default", "--json").stdout)
     assert told["name"] == registry.aliases()["default"] and told["here"] == "ships"
@@ -124,6 +132,14 @@ def test_any_repo_is_removed_with_json(vit, root):
         {"repo": "me/other", "freed": 2_000_002},
         {"repo": REPO, "freed": 2_000_002},
     ]
+
+
+def test_a_directory_of_the_repos_name_is_not_meant(vit, root, tmp_path, monkeypatch):
+    snapshot = keep(root, "me/other", FILES)
+    (tmp_path / "me" / "other").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert vit("models", "rm", "me/other", "--yes").exit_code == 0
+    assert not snapshot.exists() and (tmp_path / "me" / "other").is_dir()
 
 
 @pytest.mark.parametrize(

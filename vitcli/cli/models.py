@@ -138,7 +138,7 @@ def show(args: Show) -> None:
         return
     fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
     facts = {
-        "multiply-adds": f"{row['gmacs']:,.2f} billion per image, with the head",
+        "multiply-adds": row["gmacs"] and f"{row['gmacs']:,.2f} billion per image, with the head",
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",
         "labels": row["labels"],
         "license": row["license"],
@@ -286,7 +286,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _repo(name: str) -> str:
     """The repo that a name means, whether the registry knows it or not."""
-    found = registry.resolve(name) if "/" in name else registry.known(name)
+    found = registry.named(name) if "/" in name else registry.known(name)
     if isinstance(found, RegistryEntry):
         return found.repo
     if isinstance(found, Path):

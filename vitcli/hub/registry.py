@@ -198,6 +198,11 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         return Path(path)
     if isinstance(spec, Path) or re.match(r"(\.|~|/|[A-Za-z]:[\\/])", text):
         raise ModelNotFoundError("no such file or directory", where=text)
+    return named(text)
+
+
+def named(text: str) -> Path | RegistryEntry | HubRepo:
+    """As `resolve`, of a name that is no path."""
     if found := find(text):
         return found
     if prefix := HUB_URL.match(text):
