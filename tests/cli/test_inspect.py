@@ -101,6 +101,20 @@ def test_weights_alone(vit, model, tmp_path):
     assert all(drawn(Path(path)) for row in rows for path in row["outputs"])
 
 
+def test_a_model_without_position_embeddings(vit, tmp_path):
+    sizes = {"width": 16, "depth": 1, "num_heads": 2, "mlp_dim": 32, "posemb": "none"}
+    config = ModelConfig(**sizes, patch_size=(8, 8), image_size=(24, 32))
+    module = ViT(config)
+    module.init_weights(0)
+    info = CheckpointInfo(config, Preprocess(size=(24, 32)))
+    model = save_checkpoint(tmp_path / "model", module.state_dict(), info)
+    words = ("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
+    done = vit(*words)
+    assert done.exit_code == 0 and json.loads(done.stdout)["view"] == "filters"
+    done = vit(*words, "--view", "posemb")
+    assert done.exit_code == 1 and "no position embeddings" in done.stderr
+
+
 def test_distance(vit, model, photos, tmp_path):
     done = vit(
         *("inspect", photos, "--model", model, "-o", tmp_path, "--view", "distance"),

@@ -53,7 +53,9 @@ class Inspect(Computing):
         "of one layer; gradient: attention weighted by the gradient of a class.",
     )
     layer: int | None = option(
-        None, "--layer N", "Block to show, counted from 0.  [default: the last]"
+        None,
+        "--layer N",
+        "Block to show, counted from 0 (`vit fewshot --layer` counts from 1).  [default: the last]",
     )
     head: int | None = option(
         None,
@@ -117,7 +119,8 @@ def inspect(args: Inspect) -> None:
     show = _Show(inspector, args)
     with attention_plots.background(args.dark):
         if weights_only:
-            show.weights([view] if view else ["filters", "posemb"])
+            none = inspector.model.config.posemb == "none"
+            show.weights([view] if view else ["filters"] if none else ["filters", "posemb"])
         elif view == "distance":
             show.distance()
         elif view == "pca":
