@@ -254,7 +254,8 @@ class FewshotConfig:
     layer: int | None = option(
         None,
         "--layer N",
-        "Use the features after block N, counted from 1; the final norm still applies.  "
+        "Use the features after block N, counted from 1 (`vit inspect --layer` counts from 0); "
+        "the final norm still applies.  "
         "[default: the last]",
         min=1,
     )
