@@ -180,7 +180,7 @@ def parse_device(text: str) -> str:
     return text
 
 
-def key_value(kind: type, *fixed: str) -> Callable[[str], tuple[str, Any]]:
+def key_value(kind: Any, *fixed: str) -> Callable[[str], tuple[str, Any]]:
     """A parser of "depth=6" as ("depth", 6), a field of a dataclass and its value.
 
     Args:
@@ -193,12 +193,14 @@ def key_value(kind: type, *fixed: str) -> Callable[[str], tuple[str, Any]]:
         if not separator or key not in hints:
             wrong = f"unknown field '{key}'" if separator else f"'{text}' is not KEY=VALUE"
             raise ValueError(f"{wrong}; fields are {', '.join(hints)}")
-        hint = hints[key]
+        hint, field = hints[key], next(f for f in dataclasses.fields(kind) if f.name == key)
         is_colour = get_origin(hint) is tuple and hint != Size
         if is_colour and "," not in value:  # one number for the three channels
             value = ",".join([value] * len(get_args(hint)))
         try:
-            return key, parse_size(value) if hint == Size else from_text(hint, value)
+            found = parse_size(value) if hint == Size else from_text(hint, value)
+            check_value(field, hint, found)
+            return key, found
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
 

@@ -302,6 +302,12 @@ def test_the_default_model_is_named_once(vit, image_folder, tiny_checkpoint, tmp
     assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
 
 
+@pytest.mark.parametrize("wrong", ["crop_pct=2", "crop_mode=round", "std=0", "size=9"])
+def test_a_value_that_no_preprocessing_has_is_a_wrong_call(vit, image_folder, wrong):
+    result = vit("predict", image_folder, "--preprocess", wrong)
+    assert result.exit_code == 2 and wrong.partition("=")[0] in result.stderr
+
+
 def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):
     """An image that is all one colour is all the mean: whatever the colour, the same scores."""
     lines = []
