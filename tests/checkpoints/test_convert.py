@@ -17,7 +17,7 @@ from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.save import save_checkpoint
+from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.config import BiTConfig, ClassLabel, ModelConfig, Preprocess, architecture
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalogue import layout_of
@@ -45,6 +45,17 @@ def test_types_heads_and_names(tmp_path: Path) -> None:
     assert not model.head.weight.any() and model.head.weight.shape == (3, 48)
     old = torch.from_numpy(arrays(source)["norm.weight"])
     assert torch.equal(model.norm.weight, old.bfloat16().float())
+
+
+def test_a_new_head_has_no_metrics(tmp_path: Path) -> None:
+    """Nor has one with as many classes as the old."""
+    source = convert(GOLDEN / "timm_vit_default", tmp_path / "source")
+    old, _ = read_info(source)
+    rewrite_info(source, dataclasses.replace(old, provenance={"metrics": {"val_top1": 0.5}}))
+    for i, changes in enumerate((Changes(num_classes=10), Changes(drop_head=True))):
+        out = convert(source, tmp_path / f"{i}", changes=changes)
+        assert "metrics" not in read_info(out)[0].provenance
+    assert "metrics" in read_info(convert(source, tmp_path / "same"))[0].provenance
 
 
 def test_dropping_the_head_drops_what_stands_before_it(tmp_path: Path) -> None:

@@ -195,9 +195,9 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
             f"--classes lists {listed}, but the model has {own}",
             hint="list every class once, in index order",
         )
-    provenance = info.provenance
-    if (model, prepared.preprocess) != (info.model, info.preprocess):  # metrics are of the old one
-        provenance = {key: value for key, value in provenance.items() if key != "metrics"}
+    provenance = dict(info.provenance)
+    if not same_head or (model, prepared.preprocess) != (info.model, info.preprocess):
+        provenance.pop("metrics", None)  # of the old one
     return dataclasses.replace(prepared, classes=classes, provenance=provenance)
 
 
