@@ -150,6 +150,8 @@ def test_dinov2_is_given_images_of_the_size_that_they_are_cropped_to(tmp_path: P
         again = json.loads((written / "preprocessor_config.json").read_text())
         assert again["size"] == {"shortest_edge": 36}
         assert again["crop_size"] == {"height": 28, "width": 28}
+        larger = convert(folder, tmp_path / f"{name} 16", changes=Changes(patch_size=16))
+        assert Predictor(larger).info.model.image_size == (32, 32)
 
 
 def test_blocks_without_the_prefix_of_the_rest(tmp_path: Path) -> None:

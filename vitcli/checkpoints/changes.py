@@ -103,6 +103,10 @@ def change(
             )
         size = (changes.patch_size, changes.patch_size)
         pixels = (model.grid[0] * size[0], model.grid[1] * size[1])
+        if "input_size" in info.provenance:  # of as many patches as before
+            pairs = zip(info.provenance["input_size"], model.patch_size, strict=True)
+            sides = [side // patch * changes.patch_size for side, patch in pairs]
+            info = dataclasses.replace(info, provenance={**info.provenance, "input_size": sides})
         model = dataclasses.replace(model, patch_size=size, image_size=pixels)
     info = _with_preprocess(info, model, changes)
     changed = {}
