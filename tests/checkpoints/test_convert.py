@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,14 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
-from vitcli.config import BiTConfig, ClassLabel, ModelConfig, Preprocess, architecture
+from vitcli.config import (
+    Architecture,
+    BiTConfig,
+    ClassLabel,
+    ModelConfig,
+    Preprocess,
+    architecture,
+)
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalogue import layout_of
 
@@ -148,15 +156,38 @@ def test_the_way_to_timms_epsilons_is_told_by_name() -> None:
     authors = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
     hybrid, bit = architecture("R50+L/32"), architecture("R101x3")
     assert isinstance(hybrid, ModelConfig) and hybrid.stem and isinstance(bit, BiTConfig)
-    assert layout_of("vit").warnings(hybrid) == layout_of("vit").warnings(bit) == []
+
+    def warnings(model: Architecture) -> list[str]:
+        return layout_of("vit").warnings(CheckpointInfo(model, Preprocess()))
+
+    assert warnings(hybrid) == warnings(bit) == []
     hybrid = dataclasses.replace(hybrid, stem=dataclasses.replace(hybrid.stem, **authors))
-    (said,) = layout_of("vit").warnings(hybrid)
+    (said,) = warnings(hybrid)
     assert "(--arch vit_large_r50_s32_224 " in said
     bit = dataclasses.replace(bit, resnet=dataclasses.replace(bit.resnet, std_eps=1e-10))
-    (said,) = layout_of("vit").warnings(bit)
+    (said,) = warnings(bit)
     assert "(--arch resnetv2_101x3_bit " in said
-    (said,) = layout_of("vit").warnings(dataclasses.replace(hybrid, pre_logits=8))
+    (said,) = warnings(dataclasses.replace(hybrid, pre_logits=8))
     assert "pre_logits of size 8" in said and "--arch" not in said  # which would not help
+
+
+@pytest.mark.parametrize(
+    ("fields", "by"),
+    [
+        ({"crop_mode": "squash", "crop_pct": 0.9}, []),
+        ({"crop_mode": "border"}, ["transformers"]),
+        ({"antialias": False, "interpolation": "bilinear"}, ["vit", "transformers"]),
+        ({"size": (64, 32)}, ["transformers"]),
+        ({"size": (64, 32), "crop_mode": "squash"}, []),
+    ],
+)
+def test_images_that_others_prepare_differently_are_reported(
+    fields: dict[str, Any], by: list[str]
+) -> None:
+    preprocess = Preprocess(**{"size": (32, 32), **fields})
+    model = architecture("Ti/16", image_size=preprocess.size)
+    info = CheckpointInfo(model, preprocess)
+    assert [name for name in ("vit", "transformers") if layout_of(name).warnings(info)] == by
 
 
 def test_every_model_is_written_or_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.config import ClassLabel, ModelConfig, Preprocess, model_config
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, model_config
 from vitcli.errors import CheckpointError
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import (
@@ -151,6 +151,15 @@ def test_what_both_libraries_need_is_there() -> None:
     again = from_config(ForeignJson(config))
     assert again.preprocess == info.preprocess
     assert [label.name for label in again.classes] == ["crane (n1)", "crane (n2)", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("score", "kind"),
+    [("softmax", None), ("sigmoid", "multi_label_classification"), ("none", "regression")],
+)
+def test_transformers_scores_alike(score: Score, kind: str | None) -> None:
+    info = CheckpointInfo(model_config("Ti/16", num_classes=3), Preprocess(), score=score)
+    assert to_config(info).get("problem_type") == kind
 
 
 def test_names_are_unique_only_where_ids_make_them_so() -> None:

@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.config import ClassLabel, Preprocess, Size
+from vitcli.config import ClassLabel, Preprocess, Size, model_config
 from vitcli.data.fit import Fit
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts import transformers
@@ -195,6 +196,12 @@ def test_scores_are_those_of_the_pipeline(
     assert read_info(folder)[0].score == score
     convert(folder, tmp_path / "back", "transformers")
     assert read_info(tmp_path / "back")[0].score == score
+
+
+def test_a_softmax_of_one_class_is_left_out() -> None:
+    """transformers refuses single_label_classification of one class."""
+    info = CheckpointInfo(model_config("Ti/16", num_classes=1), Preprocess())
+    assert "problem_type" not in transformers._model_config(info)
 
 
 def test_class_names_and_images_come_from_the_files(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def plan_convert(
             if any("pre_logits" in problem for problem in problems)
             else None,
         )
-    warnings = [*_left_open(info, source), *layout.warnings(info.model)]
+    warnings = [*_left_open(info, source), *layout.warnings(info)]
     saved, renamed = layout.save(info.model, tensors)
     names = []
     for name, new in tensors.items():

@@ -180,7 +180,7 @@ def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
         named = ", ".join(reasons)
         yield f"timm and transformers cannot load this model: they do not support {named}"
     else:
-        yield from otherwise_in_timm(info.model)
+        yield from otherwise_in_timm(info)
     if license is None:
         yield "the model card has no license: set one, for example with --license apache-2.0"
     if info.model.num_classes and not info.classes:

@@ -14,7 +14,7 @@ from typing import Any
 from vitcli.architectures import STEM
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import RECORD, LazyTensor, Store
-from vitcli.config import Architecture, BiTConfig, Preprocess
+from vitcli.config import BiTConfig, Preprocess
 from vitcli.layouts.layout import Layout, Match, below, find_prefix
 from vitcli.layouts.table import CHANNELS, SAME, Row, rows
 
@@ -205,8 +205,8 @@ class NpzLayout(Layout):
             resized = {"method": "bilinear", "from": [rows, columns], "to": [rows, columns]}
         return {RECORD: json.dumps(resized)} if resized else {}
 
-    def warnings(self, model: Architecture) -> list[str]:
-        found = ["an npz file holds no class names and no preprocessing"]
+    def warnings(self, info: CheckpointInfo) -> list[str]:
+        model, found = info.model, ["an npz file holds no class names and no preprocessing"]
         if isinstance(model, BiTConfig):
             if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
                 found.append("its readers add 1e-10 to the variance in weight standardization")

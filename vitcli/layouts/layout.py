@@ -88,7 +88,7 @@ class Layout(ABC):
         """What the layout cannot express about a model; empty if it can be written."""
         return [f"the layout {self.name} is not written"]
 
-    def warnings(self, model: Architecture) -> list[str]:
+    def warnings(self, info: CheckpointInfo) -> list[str]:
         """What programs that read the layout compute differently."""
         return []
 

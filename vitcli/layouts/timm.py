@@ -441,11 +441,13 @@ def _depths(model: ModelConfig) -> tuple[int, ...] | None:
     return model.stem.depths if model.stem else None
 
 
-def otherwise_in_timm(model: Architecture) -> list[str]:
+def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
     """What timm computes differently of a model that it can load."""
+    model, found = info.model, []
+    if not info.preprocess.antialias:
+        found.append("timm resizes images with antialiasing, which this model does without")
     if isinstance(model, BiTConfig):
-        return []
-    found = []
+        return found
     if model.norm_eps < 1e-6:
         found.append(
             f"timm uses LayerNorm epsilon 1e-6, not {model.norm_eps}: its logits differ where a "
@@ -603,8 +605,9 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     }
     if info.classes:
         config["label_names"] = unique_names(info.classes)
-    if info.score == "sigmoid":
-        config["problem_type"] = "multi_label_classification"  # so that transformers scores alike
+    if info.score != "softmax":  # so that transformers scores alike
+        kinds = {"sigmoid": "multi_label_classification", "none": "regression"}
+        config["problem_type"] = kinds[info.score]
     config["pretrained_cfg"] = {
         "tag": "vit",
         "custom_load": False,
@@ -680,10 +683,10 @@ class Timm(Layout):
     def refusals(self, model: Architecture) -> list[str]:
         return []  # our own description stands beside timm's
 
-    def warnings(self, model: Architecture) -> list[str]:
-        reasons = not_in_timm(model)
+    def warnings(self, info: CheckpointInfo) -> list[str]:
+        model, reasons = info.model, not_in_timm(info.model)
         if not reasons:
-            return otherwise_in_timm(model)
+            return otherwise_in_timm(info)
         name = _name_with_timms_epsilons(model)
         gelu = " and the exact GELU" if isinstance(model, ModelConfig) else ""
         instead = f" (--arch {name} uses timm's epsilons{gelu})" if name else ""

@@ -236,6 +236,22 @@ class Transformers(Layout):
         }
         return found + [what for what, impossible in checks.items() if impossible]
 
+    def warnings(self, info: CheckpointInfo) -> list[str]:
+        preprocess, found = info.preprocess, []
+        height, width = preprocess.size
+        if preprocess.crop_mode == "border":
+            found.append("transformers has no crop mode 'border': it squashes images")
+        if preprocess.crop_mode == "center" and height != width:
+            found.append(
+                f"transformers pads images with black where they do not fill {height} x {width} "
+                "pixels"
+            )
+        if not preprocess.antialias:
+            found.append(
+                "transformers resizes images with antialiasing, which this model does without"
+            )
+        return found
+
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         assert isinstance(model, ModelConfig)
         table = _vit_table(model.layer_scale, swiglu=model.swiglu)
@@ -555,5 +571,6 @@ def _model_config(info: CheckpointInfo) -> dict[str, Any]:
         config["id2label"] = {str(i): name for i, name in enumerate(names)}
         config["label2id"] = {name: i for i, name in enumerate(names)}
         kinds = {score: kind for kind, score in _SCORES.items()}
-        config["problem_type"] = kinds[info.score]
+        if (info.score, model.num_classes) != ("softmax", 1):  # which transformers refuses
+            config["problem_type"] = kinds[info.score]
     return config
