@@ -60,6 +60,7 @@ def test_unwritable_places_are_an_output_error(tmp_path: Path, place: str) -> No
     with pytest.raises(OutputError) as caught:
         write_text(tmp_path / place, "text")
     assert caught.value.where == str(tmp_path / place)
+    assert (caught.value.hint is not None) == (place == "missing/x")  # create the directory
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -57,8 +57,7 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
     except BrokenPipeError:
         raise  # of the reader of another output
     except (OSError, UnicodeEncodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"cannot be written: {reason}", where=path) from error
+        raise cannot_write(path, error) from error
 
 
 @contextlib.contextmanager
@@ -91,7 +90,17 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
         where = str(error.where).replace(str(temporary), str(path))
         raise OutputError(error.what, where=where, hint=error.hint) from error
     except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror or error}", where=path) from error
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: str | Path, error: Exception) -> OutputError:
+    """What it means that the system refused an output."""
+    directory = os.path.dirname(path)
+    if isinstance(error, FileNotFoundError) and directory and not os.path.exists(directory):
+        what = f"cannot be written: there is no directory {directory}"
+        return OutputError(what, where=path, hint="create the directory first")
+    reason = getattr(error, "strerror", None) or error
+    return OutputError(f"cannot be written: {reason}", where=path)
 
 
 @contextlib.contextmanager

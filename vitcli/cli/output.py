@@ -131,10 +131,9 @@ def check_writable(path: str | None) -> None:
         with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
             pass
     except OSError as error:
-        from vitcli.errors import OutputError
+        from vitcli.atomic import cannot_write
 
-        what = f"cannot be written: {error.strerror or error}"
-        raise OutputError(what, where=path) from error
+        raise cannot_write(path, error) from error
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int]) -> None:
