@@ -90,6 +90,13 @@ def test_what_timm_cannot_say_is_said(name: str, said: str) -> None:
     assert "architecture" not in to_config(CheckpointInfo(model, Preprocess()))
 
 
+@pytest.mark.parametrize("size", [16, 224])
+def test_a_stem_that_timm_lacks_is_said_at_every_size(size: int) -> None:
+    """Also where the image is smaller than the stride of timm's nearest."""
+    (said,) = not_in_timm(architecture("R26+B/16", image_size=(size, size)))
+    assert said.startswith("a ResNet stem")
+
+
 @pytest.mark.parametrize(
     "name, changes, said",
     [

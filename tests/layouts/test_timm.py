@@ -110,6 +110,10 @@ def test_what_is_written_is_read_the_same(changes: dict[str, Any]) -> None:
         ({"norm_eps": 1e-3}, "LayerNorm epsilon 0.001"),
         ({"distill_token": True, "num_registers": 1}, "a distillation token with these options"),
         ({"distill_token": True, "posemb_tokens": "patches"}, "a distillation token with these"),
+        (
+            {"distill_token": True, "fc_norm": True, "final_norm": False},
+            "a distillation token with these",
+        ),
         ({"swiglu": True, "norm_eps": 1e-5}, "a gated MLP"),
     ],
 )

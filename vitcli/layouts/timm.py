@@ -414,9 +414,11 @@ def not_in_timm(model: Architecture) -> list[str]:
         return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {sizes}"]
     model = _with_timms_norm(model)
     name, departures = best_architecture(model)
-    nearest_model = _to_model(architectures()[name] | departures)
-    if model.stem and (model.stem.depths, model.stem.width_factor) != (_depths(nearest_model), 1.0):
-        return [*reasons, f"a ResNet stem {sizes}"]
+    args = architectures()[name] | departures
+    stem = args["stem"]
+    if model.stem and (not stem or model.stem.depths != stem.depths or model.stem.width_factor != 1):
+        return [*reasons, f"a ResNet stem {sizes}"]  # of which the stride may not fit the image
+    nearest_model = _to_model(args)
     # timm keeps a sine-cosine table as a learned one.
     same: Args = {
         "posemb": "learn" if model.posemb == "sincos2d" else model.posemb,
@@ -430,7 +432,7 @@ def not_in_timm(model: Architecture) -> list[str]:
         if same.get(entry.name, value) != getattr(nearest_model, entry.name, entry.default):
             reasons.append(layout.phrase(entry.name, value))
     plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
-    if model.distill_token and not plain:
+    if model.distill_token and (not plain or model.fc_norm):
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
