@@ -35,7 +35,10 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     depth = table.depth_of(match.rows, match.tensors)
     if max(depth, match.info.model.depth if match.info else 0) > len(match.tensors):
         raise CheckpointError("describes more blocks than it has tensors", where=store.path)
-    info = match.info or _describe(store, layout.name, match, depth, grid)
+    if match.info is not None:
+        info = _at_recorded_size(match.info, store)
+    else:
+        info = _describe(store, layout.name, match, depth, grid)
     model, heads = info.model, getattr(info.model, "num_heads", 1)
     wanted = model.tensor_shapes()
     expected: dict[str, Shape] = {}
@@ -81,6 +84,22 @@ def _sincos2d(grid: Size, width: int) -> Any:
     from vitcli.posemb import sincos2d
 
     return sincos2d(grid, width)
+
+
+def _at_recorded_size(info: CheckpointInfo, store: Store) -> CheckpointInfo:
+    """The description beside a file whose position embeddings were resized after it was written."""
+    resized, model = recorded(store), info.model
+    if resized is None or isinstance(model, BiTConfig) or list(model.grid) == resized["to"]:
+        return info
+    from vitcli.checkpoints.adapt import at_size
+
+    (rows, columns), (height, width) = resized["to"], model.patch_size
+    try:
+        return at_size(info, (rows * height, columns * width), resized["method"])
+    except ConfigError as error:
+        raise CheckpointError(
+            f"the resize that it records is not valid: {error.what}", where=store.path
+        ) from error
 
 
 def _describe(
