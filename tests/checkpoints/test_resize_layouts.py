@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from safetensors.numpy import save_file
 from scipy.ndimage import zoom
 
 from checkpoints.golden_cases import GOLDEN, sharded
@@ -135,6 +137,29 @@ def test_a_single_file_of_another_layout_says_its_grid_itself(tmp_path: Path) ->
     info, _ = read.read_info(file)  # 16 tokens, which no config.json says are no square
     assert info.model.grid == (2, 8)
     assert tensor_file.read_header(file).metadata["format"] == "pt"
+
+
+def test_a_file_beside_the_configuration_of_its_old_size(tmp_path: Path) -> None:
+    """Its names have a prefix, so that it gets no description of its own."""
+    folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
+    tensors = tensors_in(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file({f"module.{name}": t for name, t in tensors.items()}, folder / "x.safetensors")
+    for grid in ((3, 5), (4, 4), (6, 6)):
+        file = resize(folder / "x.safetensors", grid=grid, in_place=True)
+        info, _ = read.read_info(file)
+        assert info.model.grid == grid and info.model.num_classes == 10
+        assert info.preprocess.size == info.model.image_size
+
+
+def test_a_tensor_of_an_unknown_type_is_named(tmp_path: Path) -> None:
+    """Also where it is not part of the model."""
+    folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
+    file = folder / "model.safetensors"
+    odd = {"mask_token": torch.zeros(4, dtype=torch.float8_e4m3fn)}
+    safetensors.torch.save_file(safetensors.torch.load_file(file) | odd, file)
+    with pytest.raises(CheckpointError, match="mask_token"):
+        resize(folder, grid=(2, 2))
 
 
 NPZ = {

@@ -125,6 +125,13 @@ def read_header(path: str | Path) -> Store:
         raise _damaged(path, error) from error
 
 
+def check_types(tensors: Mapping[str, LazyTensor], where: Path) -> None:
+    """Raises CheckpointError for a tensor of a type that is neither computed with nor written."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES.values():
+            raise CheckpointError(f"'{name}' has the unknown type {tensor.dtype}", where=where)
+
+
 def _read_tensor(path: str | Path, name: str) -> np.ndarray:
     import ml_dtypes  # noqa: F401 - from then on the library can make bfloat16 arrays
     from safetensors import SafetensorError, safe_open
@@ -191,6 +198,7 @@ def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, 
         OutputError: the target cannot be written.
     """
     header = read_header(source)
+    check_types(header.tensors, source)  # also of what is not part of the model
     write(target, {**header.tensors, **changed}, {**header.metadata, **metadata})
 
 

@@ -416,7 +416,9 @@ def not_in_timm(model: Architecture) -> list[str]:
     name, departures = best_architecture(model)
     args = architectures()[name] | departures
     stem = args["stem"]
-    if model.stem and (not stem or model.stem.depths != stem.depths or model.stem.width_factor != 1):
+    if model.stem and (
+        not stem or model.stem.depths != stem.depths or model.stem.width_factor != 1
+    ):
         return [*reasons, f"a ResNet stem {sizes}"]  # of which the stride may not fit the image
     nearest_model = _to_model(args)
     # timm keeps a sine-cosine table as a learned one.
