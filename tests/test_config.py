@@ -132,6 +132,7 @@ def test_a_resolution_between_patches_names_its_neighbours():
         {"norm_eps": float("nan")},
         {"posemb": "sincos2d"},
         {"swiglu": True, "mlp_dim": 7},
+        {"distill_token": True, "pre_logits": 8, "num_classes": 3},
         {"stem": ResNetConfig((1, 1)), "patch_size": (12, 8)},
     ],
 )

@@ -114,6 +114,8 @@ class ModelConfig(Layered):
             raise ConfigError(f"pool '{self.pool}' needs a class token; use pool 'gap' or 'map'")
         if self.pool == "token+gap" and (self.pre_logits or self.fc_norm or self.distill_token):
             raise ConfigError("pool 'token+gap' supports only a linear head")
+        if self.distill_token and self.pre_logits and self.num_classes:
+            raise ConfigError("a distillation token supports only linear heads, without pre_logits")
         if self.posemb in ("learn2d", "sincos2d"):
             if self.posemb_tokens != "patches" and self.num_prefix_tokens:
                 raise ConfigError(f"posemb '{self.posemb}' needs posemb_tokens='patches'")
