@@ -5,10 +5,15 @@ Standard library only.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, option
+
+if TYPE_CHECKING:
+    from vitcli.train_config import TrainConfig
 
 Objective = Literal["classify", "masked-patch", "mae"]
 
@@ -75,3 +80,26 @@ CLASSIFY_ONLY = (
     *("keep_head", "freeze", "layer_decay"),
 )
 """Fields that require classes."""
+
+
+def check_objective(run: TrainConfig) -> None:
+    """Raises ConfigError for options of a run that do not go with its objective."""
+    if run.objective == "classify":
+        if run.masking != MaskingConfig():
+            raise ConfigError(
+                "--mask-ratio, --target and --decoder-* require --objective masked-patch or mae"
+            )
+        return
+    defaults = {field.name: field.default for field in dataclasses.fields(run)}
+    wrong = [name for name in CLASSIFY_ONLY if getattr(run, name) != defaults[name]]
+    wrong += [name for name in ("mixup", "cutmix") if getattr(run.augment, name)]
+    if wrong:
+        name = "lr with several values" if wrong[0] == "sweep" else wrong[0].replace("_", "-")
+        raise ConfigError(
+            f"--{name} cannot be used with --objective {run.objective}",
+            hint=f"leave out --{name.split()[0]}, or use --objective classify",
+        )
+    if run.objective == "mae" and run.masking.target != "mean-3bit":
+        raise ConfigError(f"--target {run.masking.target} requires --objective masked-patch")
+    if run.objective != "mae" and (run.masking.decoder_width or run.masking.decoder_depth):
+        raise ConfigError("--decoder-width and --decoder-depth require --objective mae")

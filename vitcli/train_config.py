@@ -6,7 +6,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from vitcli.config import (
 )
 from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, from_text, key_value, option, parse_device, parse_size
-from vitcli.objective_config import CLASSIFY_ONLY, OBJECTIVE, MaskingConfig, Objective
+from vitcli.objective_config import OBJECTIVE, MaskingConfig, Objective, check_objective
 
 # Headings of `--help`.
 RECIPE = "Recipe"
@@ -396,12 +395,7 @@ class TrainConfig:
                 "balanced class weights and balanced sampling cannot be combined",
                 hint="leave out --class-weights or --balanced-sampling",
             )
-        if self.objective != "classify":
-            self._check_unlabelled()
-        elif self.masking != MaskingConfig():
-            raise ConfigError(
-                "--mask-ratio, --target and --decoder-* require --objective masked-patch or mae"
-            )
+        check_objective(self)
         if self.batch_size and self.batch_size < (self.accumulate or 1):
             raise ConfigError(
                 f"--grad-accum {self.accumulate} is more than a batch of {self.batch_size}"
@@ -410,19 +404,3 @@ class TrainConfig:
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})
         if self.task == "pretrain" and self.model is None:
             self.new_architecture()
-
-    def _check_unlabelled(self) -> None:
-        """Raises ConfigError for what does not go with an objective that has no classes."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        wrong = [name for name in CLASSIFY_ONLY if getattr(self, name) != defaults[name]]
-        wrong += [name for name in ("mixup", "cutmix") if getattr(self.augment, name)]
-        if wrong:
-            name = "lr with several values" if wrong[0] == "sweep" else wrong[0].replace("_", "-")
-            raise ConfigError(
-                f"--{name} cannot be used with --objective {self.objective}",
-                hint=f"leave out --{name.split()[0]}, or use --objective classify",
-            )
-        if self.objective == "mae" and self.masking.target != "mean-3bit":
-            raise ConfigError(f"--target {self.masking.target} requires --objective masked-patch")
-        if self.objective != "mae" and (self.masking.decoder_width or self.masking.decoder_depth):
-            raise ConfigError("--decoder-width and --decoder-depth require --objective mae")

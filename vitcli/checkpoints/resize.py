@@ -1,7 +1,7 @@
 """Position embeddings of a checkpoint on disk, resized; all other tensors stay, bit for bit.
 
-One tensor is in memory at a time, and torch is needed for pickles only. The layout stays; a pickle,
-which is read but never written, becomes safetensors in our layout.
+One tensor is in memory at a time, and torch is needed for pickles only. The layout stays; a file
+that is read but never written, such as a pickle, becomes safetensors in our layout.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ class Resize:
     def in_place(self) -> bool:
         """Whether the output replaces the input."""
         return os.path.realpath(self.file) == os.path.realpath(self.source)
+
+    @property
+    def keeps_kind(self) -> bool:
+        """Whether the output is of the input's kind; if that is only read, it is safetensors."""
+        return CONTAINERS[self.checkpoint.kind].rewrite is not None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -143,14 +148,14 @@ def plan_resize(
         info, new = at_size(info, size, method), old.at(size)
         resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
         _check_square(opened, new)
-    elif opened.kind == "pickle":
+    elif CONTAINERS[opened.kind].rewrite is None:
         raise CheckpointError(
             f"the grid is already {new.grid[0]} x {new.grid[1]}",
             where=opened.file,
-            hint="convert the pickle to safetensors with `vit convert`",
+            hint="convert it to safetensors with `vit convert`",
         )
     target, is_directory = _output(path, opened, new, output, in_place)
-    name = "model.safetensors" if opened.kind == "pickle" else opened.file.name
+    name = opened.file.name if CONTAINERS[opened.kind].rewrite else "model.safetensors"
     file = target / name if is_directory else target
     if output is not None and os.path.realpath(file) == os.path.realpath(opened.file):
         raise OutputError(
@@ -205,9 +210,9 @@ def _output(
     suffix = CONTAINERS[kind].suffix
     if in_place and output is not None:
         raise ConfigError("--in-place and --output cannot be combined")
-    if in_place and kind == "pickle":
+    if in_place and CONTAINERS[kind].rewrite is None:
         raise OutputError(
-            "vit cannot write pickles", where=file, hint="pass -o OUT instead of --in-place"
+            f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
         )
     if output is not None:
         target = Path(output)
@@ -260,7 +265,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
         if job.directory and job.resized:
             _resize_configs(job, job.directory, place)
         opened, described = job.checkpoint, (place / "config.json").is_file() or job.in_place
-        if opened.kind == "pickle" or (opened.layout == "vit" and not described):
+        if not job.keeps_kind or (opened.layout == "vit" and not described):
             write_config(place / "config.json", job.info)
 
 

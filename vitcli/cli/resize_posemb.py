@@ -103,8 +103,8 @@ def resize_posemb(args: ResizePosemb) -> None:
         output.note(f"{loss}; accuracy drops until the model is fine-tuned at this size")
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
         output.note("the position embeddings of the decoder were not resized")
-    if job.checkpoint.kind == "pickle":
-        output.note("vit does not write pickles: the output is safetensors in vit's layout")
+    if not job.keeps_kind:
+        output.note("vit cannot write a pickle: the output is safetensors in vit's layout")
 
 
 def _draw(job: Resize, path: str) -> None:
