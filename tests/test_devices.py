@@ -2,11 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from vitcli.devices import check_count, choose_precision, ran_out_of_memory
-from vitcli.errors import ConfigError
+from vitcli import distributed
+from vitcli.devices import check_count, choose_device, choose_precision, ran_out_of_memory
+from vitcli.distributed import joined
+from vitcli.errors import ConfigError, RankError
+
+
+@pytest.fixture
+def two_gpus(monkeypatch) -> None:
+    """As on a machine with two CUDA devices."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def launched(monkeypatch, local_rank: int) -> None:
+    """As one of the ranks that torchrun started."""
+    for name, value in (("RANK", 2), ("WORLD_SIZE", 4), ("LOCAL_RANK", local_rank)):
+        monkeypatch.setenv(name, str(value))
+
+
+def test_a_cuda_device_has_an_index(two_gpus, monkeypatch):
+    for name, device in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert choose_device(name) == torch.device(device)
+    launched(monkeypatch, local_rank=1)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda:1")
+    launched(monkeypatch, local_rank=2)
+    with pytest.raises(ConfigError):
+        choose_device("cuda")
+
+
+def test_one_rank_on_mps_sums_by_itself_and_several_are_refused(monkeypatch):
+    with joined(torch.device("mps")) as ranks:
+        tensor = torch.ones(2, device="meta")  # as MPS, without a backend
+        assert ranks.sum(tensor) is tensor
+        assert ranks.largest(3) == [3]
+        several = dataclasses.replace(ranks, count=2)
+    monkeypatch.setattr(distributed, "_join", lambda *_: several)
+    monkeypatch.setattr(distributed, "_last_word", lambda ranks, error: error)
+    with pytest.raises(ConfigError), joined(torch.device("mps")):
+        pass
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_cuda_without_nccl_takes_gloo(monkeypatch, nccl):
+    backends = list[str]()
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+
+    def start(backend: str, **rest: object) -> None:
+        backends.append(backend)
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(dist, "init_process_group", start)
+    with pytest.raises(RankError), joined(torch.device("cuda:0")):
+        pass
+    assert backends == ["cpu:gloo,cuda:nccl" if nccl else "gloo"]
 
 
 def test_auto_precision_is_of_the_gpu_that_was_asked_for(monkeypatch):
@@ -25,9 +81,7 @@ def test_the_words_of_every_device_for_want_of_memory():
     assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_more_devices_than_there_are(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_more_devices_than_there_are(two_gpus):
     check_count(2, "auto")
     check_count(4, "cpu")
     for name, there in (("auto", 2), ("cuda:1", 1)):

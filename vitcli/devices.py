@@ -14,19 +14,17 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 def choose_device(name: str) -> torch.device:
     """auto: CUDA, else Apple's MPS, else the CPU; or cpu, cuda, cuda:N, mps. Of several ranks on a
-    machine each takes the CUDA device of its own number.
+    machine each takes the CUDA device of its own number, and a single one the first.
 
     Raises:
         ConfigError: the device is unknown, or not on this machine.
     """
-    if name in ("auto", "cuda") and torch.cuda.is_available() and machine.is_launched():
-        name = f"cuda:{machine.local_rank()}"
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, _, index = name.partition(":")
     mps = int(torch.backends.mps.is_available())
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        name = f"cuda:{machine.local_rank()}"  # torch.cuda.set_device requires an index
+    kind, _, index = name.partition(":")
     found = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": mps}
     if kind not in found or not (index or "0").isdecimal():
         raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
@@ -44,7 +42,7 @@ def check_count(count: int, name: str) -> None:
     device = choose_device(name)
     if device.type == "cpu":
         return
-    there = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
+    there = torch.cuda.device_count() if device.type == "cuda" and ":" not in name else 1
     if count > there:
         raise ConfigError(
             f"--devices {count}, but this machine has {there} {device.type} "

@@ -2,7 +2,7 @@
 
 torchrun, or `--devices N` with the same launcher, starts them; a single process is rank 0 of 1 and
 takes the same path. Rank 0 prints and writes. Ranks agree on decisions through a CPU group (gloo),
-beside the devices' NCCL group.
+beside the devices' group (NCCL; gloo where torch has no NCCL, as on Windows).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from vitcli.errors import LeftError, RankError, VitError
+from vitcli.errors import ConfigError, LeftError, RankError, VitError
 from vitcli.machine import STOP_SIGNALS, cpu_cores, is_launched
 from vitcli.train_config import TrainConfig
 
@@ -65,7 +65,8 @@ class Ranks:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """All-reduces a tensor on this rank's device (sum), in place."""
-        dist.all_reduce(tensor)
+        if self.count > 1:  # MPS has no backend, not even for one rank
+            dist.all_reduce(tensor)
         return tensor
 
     def gather(self, value: T) -> list[T]:
@@ -124,6 +125,7 @@ def joined(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> I
         timeout: seconds after which an unresponsive rank ends the others.
 
     Raises:
+        ConfigError: several ranks on MPS, which has no backend for them.
         RankError: a rank has died or hangs; the rank that says so is the first of the others.
         LeftError: on the others.
     """
@@ -133,6 +135,8 @@ def joined(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> I
         return
     _joined = _join(device, timedelta(seconds=timeout))
     try:
+        if device.type == "mps" and _joined.count > 1:
+            raise ConfigError("several ranks cannot use mps", hint="use --device cpu, or one rank")
         yield _joined
     except BaseException as error:
         if _joined.count > 1 and (word := _last_word(_joined, error)) is not error:
@@ -159,7 +163,8 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     """Raises RankError: no address, a port in use, a rank that never comes."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    nccl = device.type == "cuda" and dist.is_nccl_available()
+    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
         alone = HashStore(), 0, 1
         store, rank, count = next(rendezvous("env://")) if is_launched() else alone

@@ -58,6 +58,8 @@ def prepare(
     dtype = choose_precision(config.precision, device)
     if dtype is torch.float16 and config.shard:
         raise ConfigError("--shard does not work with --precision fp16", hint="use bf16 or fp32")
+    if device.type == "mps" and config.shard:
+        raise ConfigError("--shard does not work on mps", hint="leave out --shard")
     ranks.check_same(repr(config), "configuration")
     if config.task == "finetune" and config.model is None and not resume:
         chosen = initial.choose_model(offline, on_event) if ranks.is_first else None
