@@ -174,6 +174,9 @@ def test_a_bit_resnet_is_pre_activation():
         lambda: TrainConfig(DataConfig("x"), "y", lr=float("nan")),
         lambda: TrainConfig(DataConfig("x"), "y", clip_norm=0.0),
         lambda: TrainConfig(DataConfig("x"), "y", weight_decay=-1.0),
+        lambda: TrainConfig(DataConfig("x"), "y", head_bias=float("nan")),
+        lambda: TrainConfig(DataConfig("x"), "y", sweep=(0.1, float("inf"))),
+        lambda: TrainConfig(DataConfig("x"), "y", decay_by="schedule", optimizer="sgd"),
     ],
 )
 def test_values_that_nothing_can_have_are_refused(make):

@@ -100,14 +100,17 @@ def check_fields(config: Any) -> None:
 
 
 def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
-    """Raises ValueError where a value is none of a Literal's choices or outside the limits."""
+    """Raises ValueError where a value is none of a Literal's choices, not finite or outside the
+    limits."""
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(hint)))}")
     limits = field.metadata.get("limits", {})
-    for number in value if isinstance(value, tuple) and limits else (value,):
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"must be a finite number, not {number}")
         if isinstance(number, int | float) and limits and not _within(number, **limits):
             words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
-            wanted = " and ".join(f"{words[key]} {limits[key]:g}" for key in words if key in limits)
+            wanted = " and ".join(f"{words[key]} {limits[key]}" for key in words if key in limits)
             raise ValueError(f"must be {wanted}, not {number}")
 
 

@@ -7,7 +7,6 @@ Standard library only.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -280,6 +279,7 @@ class TrainConfig:
         "Random seed for initial weights, data order, augmentation and dropout.",
         RUN,
         min=0,
+        max=2**32 - 1,
     )
     eval_every: int | None = option(
         None, "--eval-every N", "Steps between evaluations.  [default: auto]", min=1
@@ -386,10 +386,16 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for rate in self.sweep:
-            if not 0 < rate < math.inf:
+            if rate <= 0:
                 raise ConfigError(f"lr: must be above 0, not {rate:g}")
             if self.sweep.count(rate) > 1:
                 raise ConfigError(f"lr: {rate:g} is given more than once")
+        if self.decay_by == "schedule" and self.optimizer not in ("adamw", "muon"):
+            raise ConfigError(
+                f"--decay-by schedule requires decoupled weight decay, which {self.optimizer} does "
+                "not have",
+                hint="use --optimizer adamw or muon, or --decay-by lr",
+            )
         if self.class_weights == "balanced" and self.balanced_sampling:
             raise ConfigError(
                 "balanced class weights and balanced sampling cannot be combined",

@@ -213,6 +213,8 @@ def test_options_that_do_not_suit_the_data_or_the_model(images, parent, tmp_path
         (("--freeze", "-1"), "--freeze"),
         (("--steps", "3", "--epochs", "1"), "--epochs"),
         (("--ema", "1"), "--ema"),
+        (("--weight-decay", "inf"), "finite"),
+        (("--seed", "99999999999999999999"), "4294967295"),
         (("--lr", "0.1,"), "--lr"),
         (("--lr", "0.1,nan"), "--lr"),
         (("--lr", "0.01,1e-2"), "more than once"),
