@@ -63,6 +63,16 @@ def test_the_split_is_recorded_and_reused(make_directory: MakeDirectory) -> None
         open_split(config, "val", {**record, "val": ["gone.jpg"]})
 
 
+def test_a_recorded_split_stays_where_images_repeat(make_directory: MakeDirectory) -> None:
+    root = make_directory({"a": 4})
+    rows = "".join(f"a/{i % 4:03}.jpg,{'xy'[i % 2]}\n" for i in range(20))
+    (root / "data.csv").write_text("path,label\n" + rows)
+    config = DataConfig(str(root / "data.csv"), val_fraction=0.2)
+    first = open_data(config)
+    again = open_data(config, record=first.record)
+    assert again.record == first.record and list(again.train.names) == list(first.train.names)
+
+
 def test_a_test_split_selects_nothing(make_directory: MakeDirectory) -> None:
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)

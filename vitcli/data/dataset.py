@@ -315,6 +315,9 @@ def _hold_out(
 ) -> tuple[Ints, str]:
     """(sorted indices of the images held out for validation, a line that says which)."""
     if record is not None and record.get("kind") == "held out":
+        held = stratified(train, record["fraction"], record["seed"])
+        if [train.names[i] for i in held] == record["val"]:  # also if several have the same name
+            return held, _held_words(train, held, record["fraction"])
         wanted = set(record["val"])
         held = np.array([i for i, name in enumerate(train.names) if name in wanted], np.int64)
         if len(held) < len(wanted):
@@ -334,12 +337,12 @@ def _hold_out(
         )
     if not len(held):
         return held, "validation: none, because no class has two images"
+    return held, _held_words(train, held, config.val_fraction)
+
+
+def _held_words(train: Source, held: Ints, fraction: float) -> str:
     each = " of each class" if len(train.classes) > 1 else ""
-    note = (
-        f"validation: {len(held):,} of {len(train):,} images held out, "
-        f"{config.val_fraction:.0%}{each}"
-    )
-    return held, note
+    return f"validation: {len(held):,} of {len(train):,} images held out, {fraction:.0%}{each}"
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:
