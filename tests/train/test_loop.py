@@ -11,9 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +43,7 @@ from vitcli.train import inputs, loop, report, setup, state
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
+from vitcli.train.state import Saver
 from vitcli.train.stop import STOPPING
 
 
@@ -380,6 +384,20 @@ def test_patches_are_enlarged_for_larger_images(tiny_run):
 def test_a_loss_that_is_not_finite_stops_the_run(tiny_run, monkeypatch):
     with pytest.raises(DivergedError):
         train(tiny_run(optimizer="adamw", lr=1e37, clip_norm=None, warmup=0))
+
+
+def test_ranks_that_diverge_wait_for_the_state_that_is_being_written(tiny_run):
+    """The next run of a sweep would use the same group of ranks."""
+    ranks, writing = SimpleNamespace(count=2, is_first=False), Future[None]()
+    run: Any = SimpleNamespace(ranks=ranks, directory=RunDirectory(tiny_run().output))
+    saver = Saver(run)
+    for error, waits in ((RuntimeError, False), (DivergedError, True)):
+        saver._writing, end = writing, threading.Timer(0.1, writing.set_result, [None])
+        if waits:
+            end.start()
+        with pytest.raises(error), saver:
+            raise error("")
+        assert writing.done() == waits
 
 
 def test_a_stop_keeps_no_diverged_state(tiny_run, monkeypatch):

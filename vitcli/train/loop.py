@@ -147,7 +147,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
     log = scalar_log(directory.tensorboard, progress.step, config.tensorboard and ranks.is_first)
     with (
         contextlib.closing(batches),
-        contextlib.closing(saver),
+        saver,
         log as record,
         stop_requested(on_event) as stop,
     ):

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.errors import CheckpointError, OutputError, RunError
+from vitcli.errors import CheckpointError, DivergedError, OutputError, RunError
 from vitcli.train.directory import RunDirectory
 from vitcli.train.run import Progress, Run
 
@@ -90,9 +90,14 @@ class Saver:
         if self._writing is not None and self._writing.done():
             self.finish()
 
-    def close(self) -> None:
-        """`finish` where a run ends early, unless it would wait for ranks that are gone."""
-        if self.run.ranks.count == 1 or (self._writing is not None and self._writing.done()):
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """`finish` where a run ends early, unless it would wait for ranks that are gone. A loss
+        diverges on all of them, and a sweep goes on."""
+        together = self.run.ranks.count == 1 or kind is DivergedError
+        if together or (self._writing is not None and self._writing.done()):
             with contextlib.suppress(OutputError):
                 self.finish()
 
