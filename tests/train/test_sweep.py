@@ -190,6 +190,31 @@ def test_a_sweep_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
         run_sweep(dataclasses.replace(config, output=str(broken)), resume=True)
 
 
+def test_a_sweep_whose_data_grows_holds_out_the_same_images(tiny_sweep, colours, tmp_path):
+    data = shutil.copytree(colours, tmp_path / "data")
+    config = tiny_sweep(
+        data=DataConfig(str(data), val_fraction=0.2), sweep=RATES[1:], probe_every=8
+    )
+
+    def kill(event) -> None:
+        if event.kind == "trial_result":
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_sweep(config, on_event=kill)
+    for i in range(5):  # sorted before the others: another split, were it drawn anew
+        shutil.copy(data / "red" / f"{i:02}.png", data / "red" / f"+{i}.png")
+    run_sweep(config, resume=True)  # the last run has no split to probe on
+    folders = Path(config.output, "sweep").glob("lr-*")
+    splits = [json.loads((folder / "split.json").read_text())["val"] for folder in folders]
+    assert len(splits) == 2 and splits[0] == splits[1]
+
+
+def test_a_sweep_without_retraining_tells_how_many_steps_were_taken(tiny_sweep):
+    still = {"optimizer": "sgd", "sweep": (1e-30, 2e-30), "ema": None, "eval_every": 1}
+    assert run_sweep(tiny_sweep(**still, patience=1, retrain=False)).step == 2
+
+
 def test_a_rate_that_diverges_is_told_and_not_chosen(tiny_sweep):
     rates = {"sweep": (1e37, 3e-3), "retrain": False}
     config, events = tiny_sweep(**rates, clip_norm=None, warmup=0), []

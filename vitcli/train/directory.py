@@ -66,10 +66,14 @@ class RunDirectory:
     @property
     def name(self) -> str:
         """The run's name; the runs of a sweep have the sweep's."""
+        sweep = self._sweep_above()
+        return self.path.absolute().name if sweep is None else sweep.path.name
+
+    def _sweep_above(self) -> RunDirectory | None:
+        """The directory of the sweep that the run belongs to, if any."""
         path = self.path.absolute()
-        if path.parent.name == "sweep" and (path.parents[1] / self.sweep.name).exists():
-            return path.parents[1].name
-        return path.name
+        above = RunDirectory(path.parents[1]) if path.parent.name == "sweep" else None
+        return above if above is not None and above.sweep.exists() else None
 
     def is_finished(self) -> bool:
         """Whether a run, or a sweep and its last run, is complete."""
@@ -206,6 +210,11 @@ class RunDirectory:
     def read_split(self) -> dict[str, Any] | None:
         """split.json, or None if there is none."""
         return json.loads(self.split.read_text(encoding="utf-8")) if self.split.exists() else None
+
+    def sweep_split(self) -> dict[str, Any] | None:
+        """The split.json of the sweep that the run belongs to, or None if there is none."""
+        sweep = self._sweep_above()
+        return None if sweep is None else sweep.read_split()
 
     def write_json(self, path: Path, content: Any) -> None:
         """Writes JSON, whole or not at all; in ASCII, as a file's name may not be valid text."""

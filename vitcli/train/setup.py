@@ -65,7 +65,8 @@ def prepare(
         chosen = initial.choose_model(offline, on_event) if ranks.is_first else None
         config = dataclasses.replace(config, model=ranks.from_first(chosen))
     with ranks.first_alone():
-        splits = _open_data(config, directory.read_split() if resume else None, on_event)
+        record = directory.read_split() if resume else directory.sweep_split()
+        splits = _open_data(config, record, on_event)
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
     held_out = splits.val.fingerprint() if splits.val else None
     ranks.check_same((splits.train.fingerprint(), held_out), "dataset")

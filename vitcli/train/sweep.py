@@ -4,6 +4,7 @@ The paper's protocol (section B.1.1): choose the rate on held-out training image
 it on all of them. A test split chooses nothing.
 
 RUN/sweep.json        the configuration without gaps, and the metrics of the finished runs
+RUN/split.json        which images all of its runs hold out, if the data does not say
 RUN/sweep/lr-0.01/    a run per rate; its weights are deleted once its metrics are recorded
 RUN/sweep/retrain/    the last run, on all images, until it is finished
 RUN/sweep.png         accuracy against learning rate
@@ -91,10 +92,11 @@ def run_sweep(
                 if first:
                     directory.check_free(force, config.data.path)
                 options = (tell, False, offline, allow_pickle)
-                config = _plan(setup.prepare(config, directory, ranks, *options), tell)
-                trials = []
+                prepared = setup.prepare(config, directory, ranks, *options)
+                config, trials = _plan(prepared, tell), []
                 if first:
                     directory.start()
+                    directory.write_json(directory.split, prepared.splits.record)
             sweep = _Sweep(config, directory, ranks, trials, tell, offline, allow_pickle)
             if not resume:
                 sweep.write()
@@ -195,7 +197,8 @@ class _Sweep:
                 "the last weights were stored"
             )
             data = dataclasses.replace(config.data, merge_val=True)
-            outcome = self.train(place, best.lr, note=note, data=data, patience=None)
+            without_val = {"data": data, "patience": None, "probe_every": None}
+            outcome = self.train(place, best.lr, note=note, **without_val)
             if outcome.stopped_by is not None:
                 return dataclasses.replace(outcome, directory=self.directory)
         provenance = self.ranks.from_first(_provenance(place) if self.ranks.is_first else {})
@@ -203,7 +206,9 @@ class _Sweep:
             _move_up(place, self.directory)
         stored = (provenance["steps"], "ema" in provenance, provenance["metrics"])
         skipped = len(self.directory.lines(self.directory.skipped))
-        return Outcome(config, self.directory, config.steps or 0, None, *stored, skipped)
+        logged = self.directory.lines(self.directory.metrics)
+        taken = max((line["step"] for line in logged), default=0)
+        return Outcome(config, self.directory, taken, None, *stored, skipped)
 
     def write(self) -> None:
         """sweep.json: `--config RUN/sweep.json` sweeps again."""
