@@ -24,7 +24,7 @@ from vitcli.data.directory import open_unlabelled
 from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, ImageError
 from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
-from vitcli.inference import Inference, Slot, report_unreadable, run_source
+from vitcli.inference import Inference, Slot, none_readable, report_unreadable, run_source
 from vitcli.metrics import Evaluation, Tally
 from vitcli.prediction import Predictor
 from vitcli.words import counted
@@ -45,6 +45,9 @@ def evaluate_source(
     Args:
         on_progress: called with the number of images of each batch.
         on_unreadable: called with each image that cannot be read, which is not counted.
+
+    Raises:
+        DataError: none can be read.
     """
     tally = Tally(len(source.classes), inference.info.score)
     preprocess = inference.info.preprocess
@@ -52,6 +55,8 @@ def evaluate_source(
     for slots, _ in _count(batches, source, tally):
         report_unreadable(slots, on_unreadable)
         on_progress(len(slots))
+    if not tally.count:
+        raise none_readable(source)
     return tally.result()
 
 

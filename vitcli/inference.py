@@ -22,6 +22,7 @@ from vitcli.data.decoder import PAUSE, Decoder
 from vitcli.data.inputs import ImageInput
 from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.machine import cpu_cores, free_memory, is_launched
+from vitcli.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -229,6 +230,9 @@ def features_of(
     Args:
         on_progress: called with the number of images of each batch.
         on_unreadable: called with each image that cannot be read.
+
+    Raises:
+        DataError: none can be read.
     """
     import numpy as np
     import torch
@@ -241,7 +245,18 @@ def features_of(
         readable += [slot.error is None for slot in slots]
         rows += [features] * bool(len(features))
         on_progress(len(slots))
+    if not any(readable):
+        raise none_readable(source)
     return torch.cat(rows), np.flatnonzero(readable)
+
+
+def none_readable(source: Source) -> DataError:
+    """The error where no image of a split can be read."""
+    return DataError(
+        f"none of {counted(len(source), 'image')} can be read",
+        where=source.root,
+        hint=f"repair or replace them; the first is {source.where(0)}",
+    )
 
 
 def report_unreadable(slots: list[Slot], on_unreadable: Callable[[ImageError], None]) -> None:

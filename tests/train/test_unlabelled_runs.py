@@ -32,14 +32,15 @@ def loose(colours, tmp_path_factory) -> Path:
     return root
 
 
-def test_validation_images_none_of_which_can_be_read(tiny_run, colours, tmp_path):
+@pytest.mark.parametrize("objective", ["classify", "mae"])
+def test_validation_images_none_of_which_can_be_read(tiny_run, colours, tmp_path, objective):
     shutil.copytree(colours, tmp_path / "data" / "train")
     for directory in colours.iterdir():
         broken = tmp_path / "data" / "val" / directory.name / "1.png"
         broken.parent.mkdir(parents=True)
         broken.write_bytes(b"no image")
-    with pytest.raises(DataError, match="none of the validation images"):
-        train(tiny_run(data=DataConfig(str(tmp_path / "data")), objective="mae", steps=2))
+    with pytest.raises(DataError, match="none of 3 images"):
+        train(tiny_run(data=DataConfig(str(tmp_path / "data")), objective=objective, steps=2))
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])

@@ -27,7 +27,7 @@ from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, DataError, ImageError
 from vitcli.evaluate import evaluate_source
-from vitcli.inference import Slot, features_of, report_unreadable
+from vitcli.inference import Slot, features_of, none_readable, report_unreadable
 from vitcli.metrics import Tally
 from vitcli.train.events import Advance, Caution, Note, OnEvent
 from vitcli.train.masking import Masking
@@ -196,9 +196,7 @@ class Images:
                     self.skip(error)
             unreadable.clear()
         if not tally.count:
-            raise DataError(
-                "none of the validation images can be read", where=run.directory.skipped
-            )
+            raise none_readable(val)
         return tally.result().loss
 
     def validation_images(
@@ -278,6 +276,7 @@ class Features:
 
         Raises:
             CheckpointError: a feature is not finite.
+            DataError: no image can be read.
             ImageError: no training image of a class can be read.
         """
         run, errors = self.run, list[ImageError]()
