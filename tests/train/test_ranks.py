@@ -263,6 +263,12 @@ def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
     assert text.count("error:") == 1 and "none" in text
     text = vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=1)
     assert text.count("error:") == 1 and "2 images cannot be split over 3 ranks" in text
+    data = shutil.copytree(colours, tmp_path / "data")
+    for name in ("blue", "red"):  # each is of another rank's share
+        (data / name / "00.png").write_bytes(b"no image")
+    recipe = (*recipe, "--strict", *RECIPE)
+    text = vit("pretrain", "--data", str(data), *recipe, status=1)
+    assert text.count("error:") == 1 and text.count("warning:") == 2
     assert not (tmp_path / "run").exists()
 
 

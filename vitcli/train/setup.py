@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -18,7 +20,7 @@ from vitcli.data.source import Ints, Source
 from vitcli.data.stream import Stream, Streaming
 from vitcli.devices import choose_device, choose_precision
 from vitcli.distributed import Ranks
-from vitcli.errors import ConfigError, DataError, RunError
+from vitcli.errors import ConfigError, DataError, ImageError, RunError
 from vitcli.inference import LONG_SEQUENCE, check_memory
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
@@ -37,6 +39,9 @@ from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
 from vitcli.train.tensorboard import require_tensorboard
 from vitcli.train_config import TrainConfig
+
+CHECKED = 1024
+"""Images that a rank checks at once with --strict."""
 
 
 def prepare(
@@ -67,9 +72,14 @@ def prepare(
     with ranks.first_alone():
         record = directory.read_split() if resume else directory.sweep_split()
         splits = _open_data(config, record, on_event)
-        info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
     held_out = splits.val.fingerprint() if splits.val else None
     ranks.check_same((splits.train.fingerprint(), held_out), "dataset")
+    if config.strict and not resume:
+        for source in (splits.train, splits.val, splits.test):
+            if source is not None:
+                _require_readable(indexed(source), ranks, on_event)
+    with ranks.first_alone():
+        info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
     if ranks.rank:  # dropout draws other numbers on each
         torch.manual_seed(config.seed + (ranks.rank << 32))
     if isinstance(splits.train, Stream):
@@ -174,16 +184,19 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
         )
     if config.probe_every:
         shots_of(splits.images, splits.val)
-    if config.strict and record is None:
-        for source in (splits.train, splits.val, splits.test):
-            if source is not None:
-                _require_readable(indexed(source), on_event)
     return splits
 
 
-def _require_readable(source: Source, on_event: OnEvent) -> None:
-    """Raises DataError if an image cannot be read; a warning names each."""
-    errors = unreadable_images(source, counting("checking images", len(source), on_event))
+def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
+    """Raises DataError, on all ranks, if an image cannot be read; a warning names each. The ranks
+    share the images, and none waits long for the others."""
+    advance, errors = counting("checking images", len(source), on_event), list[ImageError]()
+    for start in range(0, len(source), CHECKED * ranks.count):
+        images = np.arange(start, min(start + CHECKED * ranks.count, len(source)))
+        share = ranks.share(len(images))
+        mine = unreadable_images(source.select(images[share.start : share.stop]))
+        errors += itertools.chain.from_iterable(ranks.gather(mine))
+        advance(len(images))
     for error in errors:
         on_event(Caution(f"{error.where}: {error.what}"))
     if errors:
