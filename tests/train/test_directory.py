@@ -76,8 +76,9 @@ def test_an_unfinished_run_asks_what_to_do(tiny_run):
 
 def test_the_directory_of_the_data_is_refused(tiny_run, colours):
     before = sorted(colours.iterdir())
-    with pytest.raises(RunError, match="directory of the data"):
-        train(tiny_run(output=str(colours)))
+    for output in (colours, colours / "run"):
+        with pytest.raises(RunError, match="directory of the data"):
+            train(tiny_run(output=str(output)))
     assert sorted(colours.iterdir()) == before
 
 

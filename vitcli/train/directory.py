@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,11 +119,11 @@ class RunDirectory:
             raise OutputError(f"cannot be written: {error.strerror}", where=self.path) from error
 
     def check_free(self, force: bool, data: str) -> None:
-        """Raises RunError if this is the directory of the data, or holds a run and `force` is not
-        set."""
-        if self.path.resolve() == Path(data).resolve():
+        """Raises RunError if this is in the directory of the data, where its figures would be
+        images of another class, or holds a run and `force` is not set."""
+        if self.path.resolve().is_relative_to(Path(os.path.expanduser(data)).resolve()):
             raise RunError(
-                "this is the directory of the dataset",
+                f"this is in the directory of the dataset, {data}",
                 where=self.path,
                 hint="choose another --output",
             )
