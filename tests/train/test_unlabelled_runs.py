@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from train.runs import interrupt_at, metrics, of_kind
+from train.runs import interrupt_at, metrics, of_kind, same_weights
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
 from vitcli.distributed import joined
@@ -68,6 +69,17 @@ def test_a_run_without_labels(tiny_run, loose, objective, drawn):
     assert "reconstruction.png" in card and "vit predict" not in card
     picture = Image.open(directory / "reconstruction.png")
     assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
+
+
+@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
+def test_sharding_changes_nothing(tiny_run, tmp_path, objective):
+    fields = {"objective": objective, "ema": 0.5, "steps": 4, "eval_every": 2}
+    whole = tiny_run(**fields)
+    sharded = dataclasses.replace(whole, shard=True, output=str(tmp_path / "sharded"))
+    train(whole)
+    train(sharded)
+    assert metrics(whole.output, "evaluation") == metrics(sharded.output, "evaluation")
+    assert same_weights(whole.output, sharded.output)
 
 
 def test_what_was_learnt_is_fine_tuned_and_trained_further(tiny_run, tmp_path):

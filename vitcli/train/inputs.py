@@ -32,6 +32,7 @@ from vitcli.metrics import Tally
 from vitcli.train.events import Advance, Caution, Note, OnEvent
 from vitcli.train.masking import Masking
 from vitcli.train.objectives import Objective
+from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
 from vitcli.words import counted
 
@@ -186,7 +187,7 @@ class Images:
         for _ in range(0, len(val), EVALUATED_MASKED * ranks.count):
             batch = next(batches, None)
             images, indices = batch or spare
-            with torch.inference_mode(), run.autocast():
+            with evaluating(objective), run.autocast():
                 losses, _ = objective(images, objective.for_validation(images, indices))
             own = losses.cpu() if batch else losses[:0].cpu()
             for part, errors in ranks.gather((own, unreadable)):

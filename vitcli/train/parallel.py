@@ -72,6 +72,23 @@ def synchronising(module: nn.Module, wanted: bool) -> Any:
         yield
 
 
+@contextlib.contextmanager
+def evaluating(objective: nn.Module, beside_forward: bool = False) -> Any:
+    """Without gradients (the inference mode is not for FSDP2, which reuses its tensors). What FSDP2
+    gathers outside the blocks is sharded again at the end, as updates of an average expect it.
+
+    Args:
+        beside_forward: whether other methods are called; `forward` has been called before.
+    """
+    sharded = objective if isinstance(objective, FSDPModule) else None
+    with torch.no_grad():
+        if sharded is not None and beside_forward:
+            sharded.unshard()
+        yield
+        if sharded is not None:
+            sharded.reshard()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor of one that may be sharded; a collective call if it is."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from vitcli import plots
 from vitcli.atomic import write_text
 from vitcli.checkpoints.save import rewrite_info
@@ -17,6 +15,7 @@ from vitcli.reconstruction_plots import reconstructions
 from vitcli.train.events import OnEvent
 from vitcli.train.inputs import Images, Inputs, counting, skipping
 from vitcli.train.masking import Masking
+from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
 
 DRAWN = 8
@@ -61,7 +60,7 @@ def draw(run: Run, inputs: Inputs) -> None:
     chosen = sorted({i * len(val) // DRAWN for i in range(DRAWN)})
     objective.eval()
     for images, indices in inputs.validation_images(chosen):
-        with torch.inference_mode(), run.autocast():
+        with evaluating(objective, beside_forward=True), run.autocast():
             y = objective.for_validation(images, indices)
             pictures = (images, *objective.picture(images, y))
         original, hidden, filled = (
