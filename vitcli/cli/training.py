@@ -119,6 +119,8 @@ def build_config(
         fields["class_weights"] = read_class_weights(fields["class_weights"])
     start: Any = kind
     if config is not None:
+        from vitcli.train.plan import rule_of
+
         start = read_train_config(config, kind)
         if preset is not None:
             raise UsageError("--config and --preset cannot be combined")
@@ -128,10 +130,15 @@ def build_config(
             raise UsageError("--config requires --output DIR for the new run")
         for name in {"overrides", "preprocess"} & fields.keys():
             fields[name] = getattr(start, name) | fields[name]
-        if "epochs" in given:
-            fields["steps"] = None  # the written one was computed from other epochs
+        # What was written may have been computed from values that are now given anew.
+        if "epochs" in given or (start.epochs and {"batch_size", "data"} & given.keys()):
+            fields.setdefault("steps", None)
+        if "steps" in given:
+            fields["epochs"] = None
         if "batch_size" in given:
-            fields.setdefault("accumulate", None)  # the written one was computed for another
+            fields.setdefault("accumulate", None)
+        planned = rule_of(start) if start.steps else {}
+        fields = {k: None for k, v in planned.items() if getattr(start, k) == v} | fields
     else:
         data = given.get("data", {})
         if "path" not in data:

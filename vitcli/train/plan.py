@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import torch
 
@@ -50,20 +51,27 @@ def fill_gaps(
         steps = max(1, round(config.epochs * train_size / batch))
     if steps is None:
         steps = _auto_steps(pretrain, train_size, batch, device.type == "cpu")
-    warmup = min(steps // 10, 10_000) if pretrain else min(steps // 5, 500)
     workers = 1 if device.type == "cpu" else min(cpu_cores(), 16)
+    config = dataclasses.replace(config, batch_size=batch, steps=steps)
+    gaps = {k: v for k, v in rule_of(config).items() if getattr(config, k) is None}
     return dataclasses.replace(
         config,
-        batch_size=batch,
-        steps=steps,
-        warmup=warmup if config.warmup is None else config.warmup,
         accumulate=config.accumulate or _micro_batches(batch, model, device, ranks),
-        lr=config.lr or default_rate(config, batch),
-        eval_every=config.eval_every or max(10, -(-steps // 20)),
-        log_every=config.log_every or max(1, min(50, steps // 100)),
         resolution=model.image_size,
         workers=workers if config.workers is None else config.workers,
+        **gaps,
     )
+
+
+def rule_of(config: TrainConfig) -> dict[str, Any]:
+    """The fields that the auto rule derives from the steps, the batch size and other options."""
+    steps, batch, pretrain = config.steps or 0, config.batch_size or 1, config.task == "pretrain"
+    return {
+        "warmup": min(steps // 10, 10_000) if pretrain else min(steps // 5, 500),
+        "lr": default_rate(config, batch),
+        "eval_every": max(10, -(-steps // 20)),
+        "log_every": max(1, min(50, steps // 100)),
+    }
 
 
 def default_rate(config: TrainConfig, batch: int) -> float:
