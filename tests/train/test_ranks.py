@@ -266,7 +266,7 @@ def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
     data = shutil.copytree(colours, tmp_path / "data")
     for name in ("blue", "red"):  # each is of another rank's share
         (data / name / "00.png").write_bytes(b"no image")
-    recipe = (*recipe, "--strict", *RECIPE)
+    recipe = (*recipe, "--strict", *RECIPE, "--val-fraction=0")
     text = vit("pretrain", "--data", str(data), *recipe, status=1)
     assert text.count("error:") == 1 and text.count("warning:") == 2
     assert not (tmp_path / "run").exists()
