@@ -123,7 +123,7 @@ class RunDirectory:
         images of another class, or holds a run and `force` is not set."""
         if self.path.resolve().is_relative_to(Path(os.path.expanduser(data)).resolve()):
             raise RunError(
-                f"this is in the directory of the dataset, {data}",
+                "this is the directory of the dataset, or inside it",
                 where=self.path,
                 hint="choose another --output",
             )
