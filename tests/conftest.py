@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Iterator
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +21,8 @@ from safetensors.numpy import load_file
 # Before torch is imported; commands that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hub_server import LoopbackHub, loopback_hub
+from hub_server import LoopbackHub
+from vitcli import retry
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
@@ -77,11 +83,45 @@ def timm_logits() -> np.ndarray:
     return np.load(GOLDEN / "io.npz")["logits"]
 
 
+def start_vit(*words: object, **environment: str) -> subprocess.Popen[str]:
+    """`vit` in a process of its own; Ctrl-C ends it even if the tests run in the background."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "vitcli", *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Until it has happened, or the process that it is to happen in has ended."""
+    end = time.monotonic() + 600
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in ten minutes"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before retries, in seconds, which take no time. To what retries, no other time
+    passes."""
+    found: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(found), sleep=found.append)
+    monkeypatch.setattr(retry, "time", clock)
+    return found
+
+
+@pytest.fixture
+def hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> Iterator[LoopbackHub]:
     """An empty Hub on loopback. This process and those it starts are logged in there as "me", with
     an empty cache."""
-    with loopback_hub() as running:
+    with LoopbackHub() as running:
         use_hub(monkeypatch, running.environment, tmp_path / "home")
         yield running
 
@@ -90,8 +130,6 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     """Points the client to a Hub, and to a folder of its own for its cache and token. It read its
     environment when it was imported: what it remembers is changed with it."""
     from huggingface_hub import constants
-
-    from vitcli import retry
 
     for name in (
         "HF_HUB_OFFLINE",
@@ -113,5 +151,3 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     }
     for name, value in remembered.items():
         monkeypatch.setattr(constants, name, value)
-    monkeypatch.setattr(retry, "PAUSE", 0.01)
-    monkeypatch.setattr(retry, "TIMEOUT", 1.0)

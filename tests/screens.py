@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "hub")]
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 ERRORS = """
 # Command lines
@@ -176,11 +176,11 @@ def screens() -> Iterator[str]:
     """Each command with what it prints and its exit code."""
     from typer.testing import CliRunner
 
-    from hub_server import loopback_hub
+    from hub_server import LoopbackHub
     from vitcli.cli.main import COMMANDS, app
 
     models = Path("tiny/model.safetensors").read_bytes()
-    with loopback_hub() as hub:
+    with LoopbackHub() as hub:
         hub.add("me/tiny", {"model.safetensors": models})
         hub.add("me/pickle", {"pytorch_model.bin": b"pickle"})
         hub.add("me/nothing", {"README.md": b"# Nothing"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from conftest import start_vit
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig
@@ -105,17 +104,17 @@ def test_killed_in_the_middle(vit, tmp_path):
     source, original = tmp_path / "x.safetensors", tmp_path / "original"
     write(source, {n: np.zeros(s, np.float32) for n, s in config.tensor_shapes().items()}, {})
     os.link(source, original)
-    command = [sys.executable, "-m", "vitcli", "resize-posemb", str(source), "--in-place"]
+    words = ("resize-posemb", source, "--in-place", "-q", "--grid")
     start = time.monotonic()
-    subprocess.run([*command, "--grid", "16", "-q"], check=True)
+    start_vit(*words, 16).communicate()
     took, expected = time.monotonic() - start, source.read_bytes()
     for moment in range(12):
         shutil.copy(original, source)
-        process = subprocess.Popen([*command, "--grid", "16", "-q"], stdout=subprocess.DEVNULL)
+        process = start_vit(*words, 16)
         time.sleep(took * (0.3 + 0.06 * moment))
         process.kill()
-        process.wait()
+        process.communicate()
         assert source.read_bytes() in (original.read_bytes(), expected)
         assert read_info(source)[0].model.grid in ((14, 14), (16, 16))
-    subprocess.run([*command, "--grid", "8", "-q"], check=True)
+    assert vit(*words, 8).exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"x.safetensors", "original"}

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from cli.training_runs import SHORT, vit
+from conftest import start_vit, wait_for
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def finetune(images, parent, folder, *words: object):
-    return vit(
-        "finetune",
-        "--data",
-        images,
-        "--model",
-        parent,
-        *SHORT,
-        "--device",
-        "cpu",
-        "-o",
-        folder,
-        *words,
-    )
+    given = ("--data", images, "--model", parent, *SHORT, "--device", "cpu", "-o", folder)
+    return vit("finetune", *given, *words)
 
 
 def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tmp_path):
@@ -115,26 +102,21 @@ def test_json_of_a_sweep(images, parent, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_stopped_in_its_third_rate_goes_on(images, parent, tmp_path, number):
     """Through the command line: the same weights, and nothing done twice."""
-    words = [sys.executable, "-m", "vitcli", "finetune", "--data", str(images), "--steps", "60"]
-    words += ["--model", str(parent), "--batch-size", "8", "--lr", "0.001,0.003,0.01,0.03"]
-    words += ["--device", "cpu", "--workers", "0", "--eval-every", "30"]
+    words = ["finetune", "--data", images, "--model", parent, "--steps", "60", "--batch-size", "8"]
+    words += ["--lr", "0.001,0.003,0.01,0.03", "--device", "cpu", "--workers", "0"]
+    words += ["--eval-every", "30"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run([*words, "-o", str(whole)], check=True, capture_output=True)
-    process = subprocess.Popen(
-        [*words, "-o", str(broken)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    assert vit(*words, "-o", whole).exit_code == 0
+    process = start_vit(*words, "-o", broken)
     third = broken / "sweep" / "lr-0.01" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not third.exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.005)
+    wait_for(third.exists, process)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number, said
         assert f"continue with: vit finetune --resume {broken}" in said
     done = (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns
-    resume = [sys.executable, "-m", "vitcli", "finetune", "--resume", str(broken)]
-    table = subprocess.run(resume, check=True, capture_output=True, text=True).stdout
+    table = vit("finetune", "--resume", broken).stdout
     assert (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns == done
     assert len(table.splitlines()) == 6 and table.count("best\n") == 1
     first, second = (load_file(folder / "model.safetensors") for folder in (whole, broken))

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-MakeDirectory = Callable[[dict[str, int]], Path]
-
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path, monkeypatch):
     """Keeps the user's cache directory out of the tests."""
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "vit-cache"))
 
@@ -28,7 +26,7 @@ def jpeg(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
 
 
 @pytest.fixture
-def make_directory(tmp_path: Path) -> MakeDirectory:
+def make_directory(tmp_path):
     """Makes class directories: {"train/cat": 3} are three images."""
 
     def make(counts: dict[str, int]) -> Path:

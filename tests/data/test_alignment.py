@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ def aligned(*names: str, **rules: Any) -> Alignment:
     return align(data, present, MODEL, MatchRules(**rules), (), "pets")
 
 
-def test_the_models_classes_are_kept() -> None:
+def test_the_models_classes_are_kept():
     # "Tabby" is a first name; a full name wins over it; "absent" has no images.
     found = aligned("dog", "n03126707", "Tabby", "tiger_cat", "maillot", "absent")
     assert found.classes == MODEL
@@ -37,7 +36,7 @@ def test_the_models_classes_are_kept() -> None:
     assert found.of_model.tolist() == found.first.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_one_class_of_the_data_may_stand_for_several() -> None:
+def test_one_class_of_the_data_may_stand_for_several():
     found = aligned("dog", "cat", mapping={"cat": ["n02123045", "tiger cat"]})
     assert [label.name for label in found.classes[:4]] == ["cat", "crane", "crane", "dog"]
     assert found.of_data.tolist() == [3, 0]
@@ -45,19 +44,19 @@ def test_one_class_of_the_data_may_stand_for_several() -> None:
     assert found.first.tolist() == [0, 2, 3, 4, 5, 6]
 
 
-def test_two_classes_of_the_data_may_be_one() -> None:
+def test_two_classes_of_the_data_may_be_one():
     found = aligned("puppy", "hound", mapping={"puppy": ["dog"], "hound": ["dog"]})
     assert found.of_data.tolist() == [4, 4] and found.classes == MODEL
 
 
-def test_answers_among_the_datas_classes() -> None:
+def test_answers_among_the_datas_classes():
     found = aligned("dog", "n02012849", among="data")
     assert found.classes == (MODEL[2], MODEL[4])
     assert found.of_data.tolist() == [1, 0]
     assert found.of_model.tolist() == [-1, -1, 0, -1, 1, -1, -1]
 
 
-def test_unknown_classes_are_left_out_on_request() -> None:
+def test_unknown_classes_are_left_out_on_request():
     assert aligned("zebra", "dog", skip_unknown=True).of_data.tolist() == [-1, 4]
     assert aligned("zebra", "dog", mapping={"zebra": []}).of_data.tolist() == [-1, 4]
 
@@ -76,16 +75,14 @@ def test_unknown_classes_are_left_out_on_request() -> None:
         (("cat", "tabby"), {"mapping": {"cat": ["tabby", "tiger cat"]}}, "'tabby, tabby cat'", ""),
     ],
 )
-def test_classes_that_cannot_be_matched(
-    names: tuple[str, ...], rules: dict[str, Any], named: str, advice: str
-) -> None:
+def test_classes_that_cannot_be_matched(names, rules, named, advice):
     with pytest.raises(DataError) as caught:
         aligned(*names, **rules)
     assert caught.value.where == "pets"
     assert named in caught.value.what and advice in str(caught.value.hint)
 
 
-def test_a_model_of_imagenet_21k_answers_among_1k() -> None:
+def test_a_model_of_imagenet_21k_answers_among_1k():
     """By synset; the model does not have one of them, the teddy, whose images are left out."""
     imagenet, imagenet_21k = registry.labels("imagenet-1k"), registry.labels("imagenet-21k")
     synsets = [ClassLabel(label.id, label.id) for label in sorted(imagenet)]
@@ -107,7 +104,7 @@ def test_a_model_of_imagenet_21k_answers_among_1k() -> None:
         assert len(align(data, range(len(data)), model, rules, imagenet, "val").classes) == count
 
 
-def test_a_mapping_is_read(tmp_path: Path) -> None:
+def test_a_mapping_is_read(tmp_path):
     file = tmp_path / "mapping.tsv"
     file.write_text("cat\tn02123045\ncat\ttiger cat \n\nold zebra\t-\n", "utf-8")
     assert read_mapping(file) == {"cat": ["n02123045", "tiger cat"], "old zebra": []}
@@ -118,7 +115,7 @@ def test_a_mapping_is_read(tmp_path: Path) -> None:
     ["cat tabby\n", "cat\ttabby\n\tdog\n", "cat\ttabby\ncat\ttabby\n", "cat\ttabby\ncat\t-\n"]
     + ["\n", "\udcff", None],
 )
-def test_bad_mappings(tmp_path: Path, text: str | None) -> None:
+def test_bad_mappings(tmp_path, text):
     file = tmp_path / "mapping.tsv"
     if text is not None:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from data.conftest import MakeDirectory
 from vitcli.config import DataConfig
 from vitcli.data.dataset import open_data, open_split
 from vitcli.errors import DataError
@@ -18,7 +17,7 @@ def write_csv(root: Path, text: str, name: str = "data.csv") -> Path:
     return path
 
 
-def test_csv(make_directory: MakeDirectory) -> None:
+def test_csv(make_directory):
     root = make_directory({"a": 4})
     labels = ["dog", "cat", "cat", "dog"]
     rows = "".join(f"a/{i:03}.jpg,{label}\n" for i, label in enumerate(labels))
@@ -31,18 +30,17 @@ def test_csv(make_directory: MakeDirectory) -> None:
 
 
 @pytest.mark.parametrize(("name", "sign"), [("x.tsv", "\t"), ("x.csv", ";"), ("x.csv", ",")])
-def test_splits_and_other_columns(make_directory: MakeDirectory, name: str, sign: str) -> None:
+def test_splits_and_other_columns(make_directory, name, sign):
     root = make_directory({"a": 4})
     lines = ["who,filename,class,split", "x,a/000.jpg,n01440764,train", "x,a/001.jpg,cat,train"]
     lines += [f"x,{root}/a/002.jpg,cat,val", "x,a/003.jpg,cat,test"]
     splits = open_data(DataConfig(str(write_csv(root, "\n".join(lines).replace(",", sign), name))))
-    assert splits.val is not None and splits.test is not None
     assert [label.id for label in splits.classes] == ["cat", "n01440764"]
     assert [len(s) for s in (splits.train, splits.val, splits.test)] == [2, 1, 1]
     assert splits.val.read(0) == (root / "a/002.jpg").read_bytes()
 
 
-def test_indices(make_directory: MakeDirectory, tmp_path: Path) -> None:
+def test_indices(make_directory, tmp_path):
     root = make_directory({"a": 3})
     path = write_csv(root, "path,label\na/000.jpg,2\na/001.jpg,0\na/002.jpg,2\n")
     source, _, warnings = open_split(DataConfig(str(path)))
@@ -73,7 +71,7 @@ def test_indices(make_directory: MakeDirectory, tmp_path: Path) -> None:
         f"path,label\na/000.jpg,{'x' * 200_000}\n",
     ],
 )
-def test_bad_csv(make_directory: MakeDirectory, text: str) -> None:
+def test_bad_csv(make_directory, text):
     path = make_directory({"a": 1}) / "data.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError) as caught:
@@ -82,9 +80,7 @@ def test_bad_csv(make_directory: MakeDirectory, text: str) -> None:
 
 
 @pytest.mark.parametrize("listing", ["cat\n", "", "cat\n\ndog\n", "cat\tone\ncat\tother\n", None])
-def test_bad_lists_of_classes(
-    make_directory: MakeDirectory, tmp_path: Path, listing: str | None
-) -> None:
+def test_bad_lists_of_classes(make_directory, tmp_path, listing):
     path = write_csv(make_directory({"a": 2}), "path,label\na/000.jpg,0\na/001.jpg,1\n")
     names = tmp_path / "names.txt"
     if listing is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.conftest import MakeDirectory, jpeg
+from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.dataset import open_data, open_split, stratified
 from vitcli.data.source import FileReader, Names, Source
@@ -24,7 +24,7 @@ def labelled(counts: list[int]) -> Source:
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.99])
-def test_every_class_gives_its_share(fraction: float) -> None:
+def test_every_class_gives_its_share(fraction):
     counts = [1, 2, 3, 10, 105, 1000]
     source = labelled(counts)
     held = stratified(source, fraction, seed=3)
@@ -38,11 +38,10 @@ def test_every_class_gives_its_share(fraction: float) -> None:
     assert not np.array_equal(held, stratified(source, fraction, seed=4))
 
 
-def test_the_split_is_recorded_and_reused(make_directory: MakeDirectory) -> None:
+def test_the_split_is_recorded_and_reused(make_directory):
     root = make_directory({"cat": 20, "dog": 30})
     config = DataConfig(str(root), val_fraction=0.2)
     first = open_data(config)
-    assert first.val is not None
     record = json.loads(json.dumps(first.record))
     same = open_data(config, record=record)
     assert same.warnings == first.warnings == () and same.record == record
@@ -50,20 +49,18 @@ def test_the_split_is_recorded_and_reused(make_directory: MakeDirectory) -> None
     for number in range(5):  # sorted before the others: another split, were it drawn anew
         (root / "cat" / f"+{number}.jpg").write_bytes(jpeg(900 + number))
     again = open_data(config, record=record)
-    assert again.val is not None
     assert set(again.val.names) == set(first.val.names)
     assert len(again.train) == len(first.train) + 5 and len(again.warnings) == 1
     source, words, _ = open_split(config, "auto", record=record)
     assert set(source.names) == set(first.val.names) and "held out" in words
     (root / first.val.names[0]).unlink()
     fewer = open_data(config, record=record)
-    assert fewer.val is not None
     assert len(fewer.val) == len(first.val) - 1 and len(fewer.warnings) == 2
     with pytest.raises(DataError, match="held out"):
         open_split(config, "val", {**record, "val": ["gone.jpg"]})
 
 
-def test_a_recorded_split_stays_where_images_repeat(make_directory: MakeDirectory) -> None:
+def test_a_recorded_split_stays_where_images_repeat(make_directory):
     root = make_directory({"a": 4})
     rows = "".join(f"a/{i % 4:03}.jpg,{'xy'[i % 2]}\n" for i in range(20))
     (root / "data.csv").write_text("path,label\n" + rows)
@@ -73,7 +70,7 @@ def test_a_recorded_split_stays_where_images_repeat(make_directory: MakeDirector
     assert again.record == first.record and list(again.train.names) == list(first.train.names)
 
 
-def test_a_test_split_selects_nothing(make_directory: MakeDirectory) -> None:
+def test_a_test_split_selects_nothing(make_directory):
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)
     whole, parted = open_data(config, select=False), open_data(config)
@@ -85,21 +82,20 @@ def test_a_test_split_selects_nothing(make_directory: MakeDirectory) -> None:
         open_split(config, "val")
 
 
-def test_small_classes(make_directory: MakeDirectory) -> None:
+def test_small_classes(make_directory):
     root = make_directory({"cat": 10, "dog": 1})
     splits = open_data(DataConfig(str(root)))
-    assert splits.val is not None
     assert [list(s.counts()) for s in (splits.train, splits.val)] == [[9, 1], [1, 0]]
     assert "only one image of 'dog'" in splits.warnings[0]
     nothing = open_data(DataConfig(str(root), val_fraction=0))
     assert (nothing.val, len(nothing.train), nothing.record["kind"]) == (None, 11, "none")
 
 
-def test_no_class_has_two_images(make_directory: MakeDirectory) -> None:
+def test_no_class_has_two_images(make_directory):
     assert open_data(DataConfig(str(make_directory({"cat": 1, "dog": 1})))).val is None
 
 
-def test_classes_without_training_images(make_directory: MakeDirectory) -> None:
+def test_classes_without_training_images(make_directory):
     root = make_directory({"train/cat": 3, "train/dog": 3, "val/bird": 1})
     with pytest.raises(DataError, match="'bird'"):
         open_data(DataConfig(str(root)))
@@ -107,9 +103,7 @@ def test_classes_without_training_images(make_directory: MakeDirectory) -> None:
     assert len(open_split(DataConfig(str(root)))[0]) == 1  # evaluating on it is no mistake
 
 
-def test_validation_images_are_merged_and_test_images_are_not(
-    make_directory: MakeDirectory,
-) -> None:
+def test_validation_images_are_merged_and_test_images_are_not(make_directory):
     root = make_directory(
         {f"{split}/{name}": 3 for split in ("train", "val", "test") for name in "ab"}
     )
@@ -131,7 +125,7 @@ def test_validation_images_are_merged_and_test_images_are_not(
 # Sources
 
 
-def test_names_are_packed_strings() -> None:
+def test_names_are_packed_strings():
     strings = ["a", "", "äöü/猫.jpg", "bad\udcff.jpg", "z" * 300]
     names = Names.pack(strings)
     assert list(names) == strings and names[-1] == strings[-1]
@@ -144,14 +138,14 @@ def test_names_are_packed_strings() -> None:
     assert sum(array.nbytes for array in many.arrays()) / len(many) < 40
 
 
-def test_a_source_can_be_pickled(make_directory: MakeDirectory) -> None:
+def test_a_source_can_be_pickled(make_directory):
     source = open_data(DataConfig(str(make_directory({"cat": 5, "dog": 5})))).train
     copy = pickle.loads(pickle.dumps(source))
     assert [copy.read(i) for i in range(len(copy))] == [source.read(i) for i in range(len(source))]
     assert copy.fingerprint() == source.fingerprint()
 
 
-def test_a_fingerprint_depends_on_names_labels_and_classes() -> None:
+def test_a_fingerprint_depends_on_names_labels_and_classes():
     source = labelled([3, 4])
     assert source.fingerprint() == labelled([3, 4]).fingerprint()
     others = [labelled([4, 3]), labelled([3, 5]), source.select(np.array([1, 0, 2, 3, 4, 5, 6]))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.conftest import DAMAGES, MakeDirectory, jpeg
+from data.conftest import DAMAGES, jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import listing
 from vitcli.data.cache import cache_directory
@@ -18,7 +18,7 @@ from vitcli.data.files import HAS_HEIF, walk
 from vitcli.errors import DataError, ImageError
 
 
-def test_class_directories(make_directory: MakeDirectory) -> None:
+def test_class_directories(make_directory):
     root = make_directory({"dog": 10, "cat": 20})
     (root / "dog" / "notes.txt").write_text("not an image")
     (root / "dog" / ".hidden.jpg").write_text("not an image")
@@ -34,9 +34,7 @@ def test_class_directories(make_directory: MakeDirectory) -> None:
             assert source.where(i) == str(root / name)
 
 
-def test_images_below_a_class_directory_belong_to_it(
-    make_directory: MakeDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_below_a_class_directory_belong_to_it(make_directory, monkeypatch):
     root = make_directory({"cat/indoors": 2, "cat/outdoors": 3, "dog": 4})
     monkeypatch.chdir(root)
     for path in (str(root), "."):
@@ -46,12 +44,11 @@ def test_images_below_a_class_directory_belong_to_it(
 
 
 @pytest.mark.parametrize("word", ["val", "valid", "validation", "Val"])
-def test_splits(make_directory: MakeDirectory, word: str) -> None:
+def test_splits(make_directory, word):
     root = make_directory(
         {"train/cat": 5, "train/dog": 6, f"{word}/dog": 2, f"{word}/cat": 1, "test/dog": 3}
     )
     splits = open_data(DataConfig(str(root)))
-    assert splits.val is not None and splits.test is not None
     counts = [list(s.counts()) for s in (splits.train, splits.val, splits.test)]
     assert counts == [[5, 6], [1, 2], [0, 3]]
     assert splits.record["kind"] == "given"
@@ -60,29 +57,25 @@ def test_splits(make_directory: MakeDirectory, word: str) -> None:
         assert (len(source), words) == (3, name)
 
 
-def test_an_unlabelled_test_directory_is_ignored(make_directory: MakeDirectory) -> None:
+def test_an_unlabelled_test_directory_is_ignored(make_directory):
     splits = open_data(DataConfig(str(make_directory({"train/cat": 5, "train/dog": 5, "test": 3}))))
     assert splits.test is None and len(splits.warnings) == 1
 
 
 @pytest.mark.parametrize("names", [("exam", "test"), ("bus", "car", "train")])
-def test_a_class_may_be_called_like_a_split(
-    make_directory: MakeDirectory, names: tuple[str, ...]
-) -> None:
+def test_a_class_may_be_called_like_a_split(make_directory, names):
     opened = open_data(DataConfig(str(make_directory(dict.fromkeys(names, 4)))))
     assert tuple(label.id for label in opened.classes) == names
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
-def test_an_archive_beside_the_class_directories_is_not_the_data(
-    make_directory: MakeDirectory, prefix: str
-) -> None:
+def test_an_archive_beside_the_class_directories_is_not_the_data(make_directory, prefix):
     root = make_directory({f"{prefix}cat": 4, f"{prefix}dog": 4})
     (root / "images.tar.gz").write_bytes(b"what these came out of")
     assert len(open_split(DataConfig(str(root)))[0]) == 8
 
 
-def test_class_directories_may_lie_in_a_container(make_directory: MakeDirectory) -> None:
+def test_class_directories_may_lie_in_a_container(make_directory):
     root = make_directory({"images/cat": 4, "images/dog": 5})
     (root / "annotations").mkdir()
     (root / "annotations" / "list.txt").write_text("not an image")
@@ -91,25 +84,22 @@ def test_class_directories_may_lie_in_a_container(make_directory: MakeDirectory)
     assert str(root / "images") in splits.warnings[0]
 
 
-def test_class_directories_one_level_too_deep(make_directory: MakeDirectory) -> None:
+def test_class_directories_one_level_too_deep(make_directory):
     root = make_directory({"beds/a": 2, "beds/b": 3})
     with pytest.raises(DataError) as caught:
         open_data(DataConfig(str(root)))
     assert f"{root}/beds" in str(caught.value.hint)
 
 
-def test_synsets_keep_their_id(make_directory: MakeDirectory) -> None:
+def test_synsets_keep_their_id(make_directory):
     train = {"train/n00000002_tabby_cat": 3, "train/n00000001": 3}
     root = make_directory(train | {"val/n00000002": 2, "val/n00000001": 1})
     splits = open_data(DataConfig(str(root)))
-    assert splits.val is not None
     assert [label.id for label in splits.classes] == ["n00000001", "n00000002"]
     assert list(splits.val.counts()) == [1, 2]
 
 
-def test_a_list_of_classes_gives_order_and_names(
-    make_directory: MakeDirectory, tmp_path: Path
-) -> None:
+def test_a_list_of_classes_gives_order_and_names(make_directory, tmp_path):
     root = make_directory({"cat": 3, "dog": 4})
     listing = tmp_path / "list.txt"
     listing.write_text("dog\tThe dog\nhorse\ncat\n")
@@ -124,9 +114,7 @@ def test_a_list_of_classes_gives_order_and_names(
         open_data(DataConfig(str(root)))
 
 
-def test_links_are_followed_but_never_back_up(
-    make_directory: MakeDirectory, tmp_path: Path
-) -> None:
+def test_links_are_followed_but_never_back_up(make_directory, tmp_path):
     root = make_directory({"cat": 3, "dog": 2})
     other = tmp_path / "elsewhere"
     other.mkdir()
@@ -143,7 +131,7 @@ def test_links_are_followed_but_never_back_up(
 # What is left out, and bad input
 
 
-def test_images_of_unsupported_kinds_are_counted(make_directory: MakeDirectory) -> None:
+def test_images_of_unsupported_kinds_are_counted(make_directory):
     root = make_directory({"cat": 2, "dog": 2})
     for name in ("cat/1.psd", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
         (root / name).write_bytes(b"x")
@@ -154,9 +142,7 @@ def test_images_of_unsupported_kinds_are_counted(make_directory: MakeDirectory) 
     assert (".heic (1)" in warning and "pip install" in warning) is not HAS_HEIF
 
 
-def test_empty_class_directories_and_loose_images_are_ignored(
-    make_directory: MakeDirectory,
-) -> None:
+def test_empty_class_directories_and_loose_images_are_ignored(make_directory):
     root = make_directory({"cat": 3, "dog": 3, "empty": 0})
     (root / "loose.jpg").write_bytes(jpeg(0))
     splits = open_data(DataConfig(str(root)))
@@ -170,7 +156,7 @@ def test_empty_class_directories_and_loose_images_are_ignored(
     + [{"train/cat": 3, "val/cat": 3, "valid/cat": 1}, {"n00000007_a": 1, "n00000007_b": 1}],
     ids=["empty", "no-images", "no-classes", "one-class", "no-training", "two-names", "one-id"],
 )
-def test_unusable_directories(make_directory: MakeDirectory, counts: dict[str, int]) -> None:
+def test_unusable_directories(make_directory, counts):
     root = make_directory({name: n for name, n in counts.items() if name != "."})
     for i in range(counts.get(".", 0)):
         (root / f"{i}.jpg").write_bytes(jpeg(i))
@@ -181,14 +167,14 @@ def test_unusable_directories(make_directory: MakeDirectory, counts: dict[str, i
 
 
 @pytest.mark.parametrize("name", ["absent", "x" * 300, "nul\0", "data.xyz"])
-def test_unusable_paths(tmp_path: Path, name: str) -> None:
+def test_unusable_paths(tmp_path, name):
     (tmp_path / "data.xyz").write_bytes(bytes(10))
     with pytest.raises(DataError) as caught:
         open_data(DataConfig(str(tmp_path / name)))
     assert caught.value.hint is not None
 
 
-def test_an_image_that_went_away(make_directory: MakeDirectory) -> None:
+def test_an_image_that_went_away(make_directory):
     root = make_directory({"cat": 2, "dog": 2})
     source, _, _ = open_split(DataConfig(str(root)))
     (root / source.names[0]).unlink()
@@ -202,7 +188,7 @@ def test_an_image_that_went_away(make_directory: MakeDirectory) -> None:
 
 
 @pytest.fixture
-def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def many(tmp_path, monkeypatch):
     """Two class directories of links, and one with other files; unchanged for a while."""
     monkeypatch.setattr(listing, "KEPT_FROM", 100)
     root, target = tmp_path / "many", tmp_path / "one.JPG"
@@ -223,9 +209,7 @@ def settle(root: Path) -> None:
         os.utime(directory, (1e9, 1e9 + directory.stat().st_ino % 1000))
 
 
-def test_a_listing_is_kept_until_a_directory_changes(
-    many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_is_kept_until_a_directory_changes(many, monkeypatch):
     first = open_dataset(DataConfig(str(many)))
     assert first.train is not None and len(first.train) == 2100
     assert "x.psd" not in first.warnings[0] and ".psd (1)" in first.warnings[0]
@@ -247,7 +231,7 @@ def test_a_listing_is_kept_until_a_directory_changes(
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES])
-def test_a_damaged_listing_is_made_again(many: Path, damage: str) -> None:
+def test_a_damaged_listing_is_made_again(many, damage):
     whole = open_split(DataConfig(str(many)))[0].fingerprint()
     for kept in cache_directory("listings").iterdir():
         kept.write_bytes(DAMAGES[damage](kept.read_bytes()))
@@ -258,7 +242,7 @@ def sorted_walk(directory: Path) -> list[str]:
     return sorted(walk(str(directory), Counter()))
 
 
-def test_directories_below_class_directories_are_listed_every_time(many: Path) -> None:
+def test_directories_below_class_directories_are_listed_every_time(many):
     (many / "a" / "more").mkdir()
     (many / "a" / "more" / "1.jpg").write_bytes(jpeg(1))
     settle(many)
@@ -267,7 +251,7 @@ def test_directories_below_class_directories_are_listed_every_time(many: Path) -
     assert len(open_split(DataConfig(str(many)))[0]) == 2102
 
 
-def test_an_index_takes_less_than_60_bytes_an_image(many: Path) -> None:
+def test_an_index_takes_less_than_60_bytes_an_image(many):
     open_split(DataConfig(str(many)))  # what is imported once
     for kept in cache_directory("listings").iterdir():
         kept.unlink()
@@ -278,7 +262,7 @@ def test_an_index_takes_less_than_60_bytes_an_image(many: Path) -> None:
     assert held < 60 * len(source)
 
 
-def test_what_only_looks_like_an_image_is_reported_when_it_is_read(tmp_path: Path) -> None:
+def test_what_only_looks_like_an_image_is_reported_when_it_is_read(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.jpg").write_bytes(jpeg(1))

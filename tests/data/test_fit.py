@@ -38,7 +38,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", NAMES)
-def test_pixels_are_those_of_timm_transformers_and_tensorflow(name: str, case: str) -> None:
+def test_pixels_are_those_of_timm_transformers_and_tensorflow(name, case):
     golden = np.load(BIG_VISION_GOLDEN if case in BIG_VISION else GOLDEN)
     preprocess, levels = CASES[case]
     for part, ours in parts(pixels(name, preprocess)).items():
@@ -47,7 +47,7 @@ def test_pixels_are_those_of_timm_transformers_and_tensorflow(name: str, case: s
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (37, 41), (300, 200)])
-def test_without_antialiasing_as_torch_interpolates(size: tuple[int, int]) -> None:
+def test_without_antialiasing_as_torch_interpolates(size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     preprocess = Preprocess(
         (32, 48), interpolation="bilinear", antialias=False, crop_mode="squash", crop_pct=0.5
@@ -64,7 +64,7 @@ def test_without_antialiasing_as_torch_interpolates(size: tuple[int, int]) -> No
     [BIG_VISION["resize(36)|central_crop(32)"][1], Preprocess((224, 224), crop_pct=0.9)],
     ids=["single pixels are sampled", "no reduced scale is large enough"],
 )
-def test_a_jpeg_is_decoded_whole_where_that_matters(preprocess: Preprocess) -> None:
+def test_a_jpeg_is_decoded_whole_where_that_matters(preprocess):
     with Image.open(IMAGES / "cat.jpg") as image:
         opened = np.asarray(Fit(preprocess)(image))
     assert np.array_equal(opened, np.asarray(Fit(preprocess)((IMAGES / "cat.jpg").read_bytes())))
@@ -72,25 +72,25 @@ def test_a_jpeg_is_decoded_whole_where_that_matters(preprocess: Preprocess) -> N
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3), (1, 2000), (37, 41)])
-def test_any_shape_fits(mode: str, size: tuple[int, int]) -> None:
+def test_any_shape_fits(mode, size):
     preprocess = Preprocess((32, 48), crop_mode=mode, crop_pct=0.875)  # type: ignore[arg-type]
     image = Image.new("RGB", size, (10, 20, 30))
     assert Fit(preprocess)(image).size == (48, 32)
 
 
-def test_a_line_of_pixels_takes_no_memory() -> None:
+def test_a_line_of_pixels_takes_no_memory():
     fit = Fit(BIG_VISION["resize(256)|central_crop(224)"][1])
     assert fit(Image.new("RGB", (2_000_000, 1), "white")).getextrema() == ((255, 255),) * 3
 
 
-def test_the_border_is_the_mean_colour() -> None:
+def test_the_border_is_the_mean_colour():
     preprocess = Preprocess((20, 20), crop_mode="border", mean=(0.2, 0.4, 0.6))
     got = np.asarray(Fit(preprocess)(Image.new("RGB", (40, 20), "white")))
     assert (got[0] == (51, 102, 153)).all()
     assert (got[10] == 255).all()
 
 
-def test_normalised() -> None:
+def test_normalised():
     preprocess = Preprocess((8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
     image = Image.new("RGB", (9, 9), (51, 102, 255))
     got = to_float(EvalTransform(preprocess)(image), preprocess)

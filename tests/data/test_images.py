@@ -60,7 +60,7 @@ DAMAGED_EXIF = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\0\x01"
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_exif_orientation_is_applied(orientation: int, format: str) -> None:
+def test_exif_orientation_is_applied(orientation, format):
     upright = corners()
     # What a camera stores: the inverse of what the viewer is told to do.
     tagged = upright.copy()
@@ -72,7 +72,7 @@ def test_exif_orientation_is_applied(orientation: int, format: str) -> None:
     assert np.abs(pixels(got) - pixels(upright))[::7, ::5].max() <= 24  # JPEG's loss
 
 
-def test_exif_behind_the_pixels_of_a_png_is_applied() -> None:
+def test_exif_behind_the_pixels_of_a_png_is_applied():
     data = encode(corners(), "PNG", exif=exif(6))
     start = data.index(b"eXIf") - 4
     length = struct.unpack(">I", data[start : start + 4])[0] + 12
@@ -86,7 +86,7 @@ def test_exif_behind_the_pixels_of_a_png_is_applied() -> None:
 # Modes
 
 
-def test_grey_bits_palettes_and_animations() -> None:
+def test_grey_bits_palettes_and_animations():
     grey, bits = photograph().convert("L"), photograph().convert("1")
     assert np.array_equal(pixels(encode(grey, "PNG")), pixels(grey.convert("RGB")))
     assert decode(encode(grey, "JPEG")).mode == "RGB"
@@ -98,7 +98,7 @@ def test_grey_bits_palettes_and_animations() -> None:
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
-def test_alpha_is_put_on_white(format: str) -> None:
+def test_alpha_is_put_on_white(format):
     alpha = Image.new("L", (48, 32), 255)
     alpha.paste(0, (0, 0, 24, 16))
     alpha.paste(128, (24, 0, 48, 16))
@@ -110,7 +110,7 @@ def test_alpha_is_put_on_white(format: str) -> None:
     assert np.abs(got[4, 30] - half).max() <= 1
 
 
-def test_other_transparency_is_put_on_white() -> None:
+def test_other_transparency_is_put_on_white():
     palette = corners().quantize(8)
     got = pixels(encode(palette, "PNG", transparency=palette.getpixel((0, 0))))
     assert (got[0, 0] == 255).all() and tuple(got[0, 30]) == GREEN
@@ -123,7 +123,7 @@ def test_other_transparency_is_put_on_white() -> None:
     assert silhouette.min() == 0 and (silhouette[0, 0] == 255).all()
 
 
-def test_deep_pixels_keep_their_brightness() -> None:
+def test_deep_pixels_keep_their_brightness():
     ramp = np.linspace(0, 65535, 64 * 8).astype(np.uint16).reshape(8, 64)
     for format in ("PNG", "TIFF"):
         got = pixels(encode(Image.fromarray(ramp), format))[..., 0]
@@ -135,7 +135,7 @@ def test_deep_pixels_keep_their_brightness() -> None:
     assert np.array_equal(got, np.floor(floats[0] * 255 + 0.5))
 
 
-def test_cmyk_with_and_without_adobes_inversion() -> None:
+def test_cmyk_with_and_without_adobes_inversion():
     cmyk = corners().convert("CMYK")
     adobe = encode(cmyk, "JPEG", quality=95)
     # The same values stored upright: inverted once more before Pillow inverts them.
@@ -149,7 +149,7 @@ def test_cmyk_with_and_without_adobes_inversion() -> None:
     assert np.array_equal(pixels(encode(cmyk, "TIFF")), pixels(corners()))
 
 
-def test_heic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heic(monkeypatch):
     heif = pytest.importorskip("pillow_heif", reason="the extra heif is not installed")
     heif.register_heif_opener()
     image = decode(encode(photograph(), "HEIF", exif=exif(6)))
@@ -158,7 +158,7 @@ def test_heic(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.abs(pixels(image) - upright).mean() < 12  # a lossy format
 
 
-def test_heic_without_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heic_without_its_extra_is_named(monkeypatch):
     monkeypatch.setattr("vitcli.data.images.HAS_HEIF", False)
     with pytest.raises(ImageError) as caught:
         decode(b"\0\0\0\x18ftypheic" + bytes(100))
@@ -170,7 +170,7 @@ def test_heic_without_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reduced_scale_changes_nothing_visible(name: str) -> None:
+def test_reduced_scale_changes_nothing_visible(name):
     target = (32, 32)
     full, reduced = decode(IMAGES / name), decode(IMAGES / name, target)
     assert min(reduced.size) >= 4 * 32 and reduced.size[0] < full.size[0]
@@ -182,7 +182,7 @@ def test_reduced_scale_changes_nothing_visible(name: str) -> None:
     assert 10 * np.log10(255**2 / ((one - other) ** 2).mean()) > 38
 
 
-def test_reduced_scale_follows_the_orientation_and_spares_a_callers_image() -> None:
+def test_reduced_scale_follows_the_orientation_and_spares_a_callers_image():
     data = encode(photograph().resize((1600, 400)), "JPEG", exif=exif(6))
     assert decode(data, (200, 50)).size == (200, 800)  # upright 400 x 1600, half of it
     with Image.open(IMAGES / "cat.jpg") as image:
@@ -223,7 +223,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", [*BAD, "missing", "directory"])
-def test_bad_input_is_one_clear_line(name: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_clear_line(name, tmp_path):
     file = tmp_path / "x.jpg"
     if name == "directory":
         file.mkdir()
@@ -236,7 +236,7 @@ def test_bad_input_is_one_clear_line(name: str, tmp_path: Path) -> None:
     assert "\n" not in caught.value.what and caught.value.where == str(file)
 
 
-def test_large_and_odd_images_are_read_without_warnings(tmp_path: Path) -> None:
+def test_large_and_odd_images_are_read_without_warnings(tmp_path):
     (tmp_path / "large.png").write_bytes(encode(Image.new("1", (12_000, 8_000)), "PNG"))
     (tmp_path / "odd.jpg").write_bytes(encode(corners(), "JPEG", exif=DAMAGED_EXIF))
     code = (
@@ -255,7 +255,7 @@ def test_large_and_odd_images_are_read_without_warnings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [JPEG, PNG], ids=["jpeg", "png"])
-def test_damage_raises_nothing_but_image_errors(start: bytes) -> None:
+def test_damage_raises_nothing_but_image_errors(start):
     rng = np.random.default_rng(0)
     for _ in range(150):
         data = bytearray(start[:4000])

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from data.conftest import MakeDirectory
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
 from vitcli.data.dataset import open_split, unreadable_images
 from vitcli.data.loader import Batch, train_batches
 from vitcli.data.order import batch_orders, sample_rng
-from vitcli.data.source import Source
 from vitcli.data.transforms import EvalTransform, TrainTransform
 from vitcli.errors import DataError, ImageError
 
@@ -31,7 +29,7 @@ EVAL = EvalTransform(Preprocess((8, 8)))
 
 
 @pytest.fixture
-def source(make_directory: MakeDirectory) -> Source:
+def source(make_directory):
     return open_split(DataConfig(str(make_directory({"cat": 5, "dog": 6}))))[0]
 
 
@@ -39,20 +37,7 @@ def fail(error: ImageError) -> None:
     raise error
 
 
-def load(
-    source: Source,
-    transform: TrainTransform | EvalTransform,
-    batch_size: int,
-    seed: int,
-    start_step: int,
-    steps: int,
-    workers: int,
-    on_unreadable: Callable[[ImageError], None] = fail,
-    part: range | None = None,
-    lead: int = 0,
-) -> Generator[Batch]:
-    order = (batch_size, seed, start_step, steps, workers)
-    return train_batches(source, transform, *order, on_unreadable, part=part, lead=lead)
+load = functools.partial(train_batches, on_unreadable=fail)
 
 
 def assert_equal(one: list[Batch], other: list[Batch]) -> None:
@@ -60,7 +45,7 @@ def assert_equal(one: list[Batch], other: list[Batch]) -> None:
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_a_batch_is_a_function_of_seed_and_step(source: Source) -> None:
+def test_a_batch_is_a_function_of_seed_and_step(source):
     batches = list(load(source, TRAIN, 4, seed=7, start_step=0, steps=6, workers=0))
     assert len(batches) == 6
     stream = np.concatenate([indices.numpy() for _, _, indices in batches])
@@ -75,7 +60,7 @@ def test_a_batch_is_a_function_of_seed_and_step(source: Source) -> None:
             assert torch.equal(images[place], expected)
 
 
-def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory: MakeDirectory) -> None:
+def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory):
     source, *_ = open_split(DataConfig(str(make_directory({"bee": 2, "cat": 9, "dog": 12}))))
     batches = list(batch_orders(source, 23, seed=3, start_step=0, steps=8, balanced=True))
     for indices, _ in batches:  # an epoch each
@@ -91,19 +76,19 @@ def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory: MakeD
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_and_resuming_do_not_change_a_batch(source: Source, workers: int) -> None:
+def test_workers_and_resuming_do_not_change_a_batch(source, workers):
     alone = list(load(source, TRAIN, 7, 3, 0, 5, workers=0))
     assert_equal(alone, list(load(source, TRAIN, 7, 3, 0, 5, workers)))
     assert_equal(alone[2:], list(load(source, TRAIN, 7, 3, 2, 5, workers)))
 
 
-def test_images_may_be_those_of_evaluation(source: Source) -> None:
+def test_images_may_be_those_of_evaluation(source):
     for images, labels, indices in load(source, EVAL, 4, 0, 0, 3, workers=1):
         assert labels.tolist() == source.labels[indices].tolist()
         assert torch.equal(images, torch.stack([EVAL(source.read(i)) for i in indices.tolist()]))
 
 
-def test_a_batch_may_be_larger_than_the_data(source: Source) -> None:
+def test_a_batch_may_be_larger_than_the_data(source):
     (images, _, indices), *_ = load(source, TRAIN, 30, 0, 0, 1, workers=2)
     assert len(images) == 30
     assert max(Counter(indices.tolist()).values()) == 3
@@ -113,9 +98,7 @@ def test_a_batch_may_be_larger_than_the_data(source: Source) -> None:
 
 @pytest.mark.parametrize("part", [range(5), range(5, 10), range(3, 4)])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_part_of_a_batch_comes_with_the_images_before_it(
-    source: Source, part: range, workers: int
-) -> None:
+def test_a_part_of_a_batch_comes_with_the_images_before_it(source, part, workers):
     whole = list(load(source, TRAIN, 10, 0, 0, 3, workers=0))
     places = [(place - 1) % 10 for place in (*part, part.stop)]
     for batch, got in zip(
@@ -126,13 +109,13 @@ def test_a_part_of_a_batch_comes_with_the_images_before_it(
 
 
 @pytest.mark.parametrize("size", [4, 11])
-def test_batches_do_not_stay_in_shared_memory(source: Source, size: int) -> None:
+def test_batches_do_not_stay_in_shared_memory(source, size):
     """Containers have 64 MB of it, which may be less than a batch."""
     batches = load(source, TRAIN, size, 0, 0, 3, workers=2)
     assert not any(images.is_shared() for images, _, _ in batches)
 
 
-def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source: Source) -> None:
+def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     list(load(source, TRAIN, 4, 0, 0, 3, workers=2))
@@ -144,7 +127,7 @@ def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source: Sour
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_is_named(source: Source, workers: int) -> None:
+def test_an_unreadable_image_is_named(source, workers):
     bad = Path(source.where(3))
     bad.write_text("a text file named .jpg")
     before = set(multiprocessing.active_children())
@@ -154,7 +137,7 @@ def test_an_unreadable_image_is_named(source: Source, workers: int) -> None:
     assert caught.tb and set(multiprocessing.active_children()) == before
 
 
-def test_an_unreadable_training_image_is_replaced_by_the_next_of_its_class(source: Source) -> None:
+def test_an_unreadable_training_image_is_replaced_by_the_next_of_its_class(source):
     whole = list(load(source, TRAIN, 4, 7, 0, 9, workers=0))
     bad = [source.where(i) for i in (3, 4, 10)]
     for name in bad:
@@ -183,14 +166,14 @@ def test_an_unreadable_training_image_is_replaced_by_the_next_of_its_class(sourc
         )
 
 
-def test_a_class_without_a_readable_image_is_an_error(source: Source) -> None:
+def test_a_class_without_a_readable_image_is_an_error(source):
     for i in range(5):
         Path(source.where(i)).write_bytes(b"")
     with pytest.raises(ImageError):
         list(load(source, TRAIN, 4, 7, 0, 9, 0, on_unreadable=lambda error: None))
 
 
-def test_all_images_can_be_checked_first(source: Source) -> None:
+def test_all_images_can_be_checked_first(source):
     jpeg = Path(source.where(2)).read_bytes()
     Path(source.where(2)).write_bytes(jpeg[: len(jpeg) // 2])
     Path(source.where(8)).unlink()
@@ -204,7 +187,7 @@ def test_all_images_can_be_checked_first(source: Source) -> None:
 # Worker processes
 
 
-def test_no_images(source: Source) -> None:
+def test_no_images(source):
     nothing = source.select(np.empty(0, np.int64))
     with pytest.raises(DataError):
         next(load(nothing, TRAIN, 4, 0, 0, 1, workers=2))
@@ -217,7 +200,7 @@ class Dies:
         return b""
 
 
-def test_a_killed_worker_is_a_data_error(source: Source) -> None:
+def test_a_killed_worker_is_a_data_error(source):
     broken = dataclasses.replace(source, reader=Dies())
     with pytest.raises(DataError) as caught:
         list(load(broken, TRAIN, 4, 0, 0, 1, 2))
@@ -237,7 +220,7 @@ class Reports:
         raise ImageError(repr(state))
 
 
-def test_workers_leave_signals_to_the_main_process(source: Source) -> None:
+def test_workers_leave_signals_to_the_main_process(source):
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         reports = dataclasses.replace(source, reader=Reports())
@@ -247,7 +230,7 @@ def test_workers_leave_signals_to_the_main_process(source: Source) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_abandoned_workers_end(source: Source) -> None:
+def test_abandoned_workers_end(source):
     batches = load(source, TRAIN, 2, 0, 0, 10_000, workers=2)
     next(batches)
     children = set(multiprocessing.active_children())
@@ -259,9 +242,7 @@ def test_abandoned_workers_end(source: Source) -> None:
 @pytest.mark.parametrize(
     ("end", "status"), [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", -9)]
 )
-def test_a_process_that_leaves_batches_over_ends_with_its_workers(
-    make_directory: MakeDirectory, end: str, status: int
-) -> None:
+def test_a_process_that_leaves_batches_over_ends_with_its_workers(make_directory, end, status):
     root = make_directory({"cat": 5, "dog": 6})
     code = (
         "import os\n"
@@ -281,6 +262,6 @@ def test_a_process_that_leaves_batches_over_ends_with_its_workers(
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert (done.returncode, done.stdout, done.stderr) == (status, "4\n", "")

@@ -15,7 +15,7 @@ from vitcli.data.randaugment import OPS, randaugment
 
 
 @pytest.fixture(scope="module")
-def cat() -> Image.Image:
+def cat():
     with Image.open(IMAGES / "cat.jpg") as image:
         return image.resize((90, 60))
 
@@ -24,7 +24,7 @@ def apply(name: str, image: Image.Image, magnitude: float, seed: int = 0) -> np.
     return np.asarray(OPS[name](image, magnitude / 10, sample_rng(seed, 0, 0))).astype(int)
 
 
-def test_levels_are_those_of_the_authors_code(cat: Image.Image) -> None:
+def test_levels_are_those_of_the_authors_code(cat):
     pixels = np.asarray(cat).astype(int)
     for magnitude, bits in ((2, 0), (3, 1), (10, 4), (15, 6), (25, 8)):
         kept = pixels & (256 - 2 ** (8 - bits))
@@ -43,7 +43,7 @@ def test_levels_are_those_of_the_authors_code(cat: Image.Image) -> None:
         assert np.abs(apply("contrast", cat, magnitude) - expected).max() <= factor + 1
 
 
-def test_geometry_is_relative_and_filled_with_grey() -> None:
+def test_geometry_is_relative_and_filled_with_grey():
     white = Image.new("RGB", (90, 60), "white")
     # 30% of the image: magnitude 6.72 of 10 is 30 / 44.64.
     for name, filled in (("translate_x", 27 * 60), ("translate_y", 18 * 90)):
@@ -58,13 +58,13 @@ def test_geometry_is_relative_and_filled_with_grey() -> None:
     assert min(sizes) >= 19**2  # a corner cuts it to a quarter
 
 
-def test_signs_are_drawn_evenly() -> None:
+def test_signs_are_drawn_evenly():
     white = Image.new("RGB", (50, 50), "white")
     left = sum((apply("translate_x", white, 5, i)[:, 0] == 128).all() for i in range(200))
     assert 75 < left < 125
 
 
-def test_each_layer_draws_one_operation_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_layer_draws_one_operation_evenly(monkeypatch):
     drawn: list[str] = []
     for name in OPS:
         monkeypatch.setitem(
@@ -78,7 +78,7 @@ def test_each_layer_draws_one_operation_evenly(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_every_operation_takes_any_magnitude_and_size(name: str) -> None:
+def test_every_operation_takes_any_magnitude_and_size(name):
     for size in ((1, 1), (2, 7), (40, 30)):
         for magnitude in (0, 5, 10, 15, 30):
             image = Image.new("RGB", size, (1, 200, 90))

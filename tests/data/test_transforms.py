@@ -17,7 +17,7 @@ from vitcli.data.transforms import TrainTransform, draw_mixing, erase, inception
 CAT = (IMAGES / "cat.jpg").read_bytes()
 
 
-def test_boxes_have_the_requested_areas_and_ratios() -> None:
+def test_boxes_have_the_requested_areas_and_ratios():
     augment = AugmentConfig(crop_area=(0.1, 0.6), crop_ratio=(0.5, 2.0))
     boxes = [inception_box((480, 500), augment, sample_rng(0, 0, i)) for i in range(4000)]
     left, top, right, bottom = np.array(boxes).T
@@ -39,14 +39,14 @@ def test_boxes_have_the_requested_areas_and_ratios() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3)])
-def test_any_shape_can_be_cropped(size: tuple[int, int]) -> None:
+def test_any_shape_can_be_cropped(size):
     transform = TrainTransform((8, 12), "bicubic", AugmentConfig(randaugment=(2, 15), erasing=1.0))
     for i in range(20):
         image = Image.new("RGB", (size[1], size[0]), (9, 9, 9))
         assert transform(image, sample_rng(0, 0, i)).shape == (3, 8, 12)
 
 
-def test_without_a_crop_images_are_resized_and_half_of_them_mirrored() -> None:
+def test_without_a_crop_images_are_resized_and_half_of_them_mirrored():
     plain = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1), flip=False))
     mirrored = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1)))
     image = decode(CAT)
@@ -62,7 +62,7 @@ def test_without_a_crop_images_are_resized_and_half_of_them_mirrored() -> None:
     assert 75 < count < 125
 
 
-def test_an_image_is_a_function_of_seed_epoch_and_index() -> None:
+def test_an_image_is_a_function_of_seed_epoch_and_index():
     augment = AugmentConfig(randaugment=(2, 10), erasing=0.5)
     transform = TrainTransform((24, 24), "bilinear", augment)
     first = transform(CAT, sample_rng(1, 2, 3))
@@ -71,7 +71,7 @@ def test_an_image_is_a_function_of_seed_epoch_and_index() -> None:
         assert not torch.equal(first, transform(CAT, sample_rng(*other)))
 
 
-def test_a_jpeg_decoded_at_reduced_scale_looks_the_same() -> None:
+def test_a_jpeg_decoded_at_reduced_scale_looks_the_same():
     transform = TrainTransform((32, 32), "bicubic", AugmentConfig(crop_area=(0.6, 1.0)))
     for i in range(10):
         with Image.open(IMAGES / "rocket.jpg") as image:
@@ -82,7 +82,7 @@ def test_a_jpeg_decoded_at_reduced_scale_looks_the_same() -> None:
         assert not torch.equal(full, reduced)
 
 
-def test_random_erasing_fills_a_rectangle_with_noise() -> None:
+def test_random_erasing_fills_a_rectangle_with_noise():
     areas = []
     for i in range(200):
         pixels = torch.full((3, 40, 60), 7, dtype=torch.uint8)
@@ -110,7 +110,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.eye(6)
 
 
-def test_mixup_blends_each_image_and_label_with_the_one_before() -> None:
+def test_mixup_blends_each_image_and_label_with_the_one_before():
     images, targets = batch()
     mixed, labels = mix(images, targets, AugmentConfig(mixup=0.2), batch_rng(0, 0))
     share = labels[0, 0].item()
@@ -123,7 +123,7 @@ def test_mixup_blends_each_image_and_label_with_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("augment", [AugmentConfig(mixup=0.2), AugmentConfig(cutmix=1.0)])
-def test_the_parts_of_a_batch_are_mixed_as_the_whole(augment: AugmentConfig) -> None:
+def test_the_parts_of_a_batch_are_mixed_as_the_whole(augment):
     images, targets = batch()
     whole = mix(images, targets, augment, batch_rng(0, 0))
     for places in ([5, 0, 1, 2], [2, 3, 4, 5]):
@@ -132,7 +132,7 @@ def test_the_parts_of_a_batch_are_mixed_as_the_whole(augment: AugmentConfig) -> 
             assert torch.equal(mixed, expected[places[1:]])
 
 
-def test_cutmix_pastes_a_box_whose_area_is_the_share() -> None:
+def test_cutmix_pastes_a_box_whose_area_is_the_share():
     shares = []
     for step in range(100):
         images, targets = batch()
@@ -146,7 +146,7 @@ def test_cutmix_pastes_a_box_whose_area_is_the_share() -> None:
     assert min(shares) < 0.35 and max(shares) > 0.9
 
 
-def test_mixing_follows_its_distributions() -> None:
+def test_mixing_follows_its_distributions():
     drawn = [draw_mixing((16, 16), AugmentConfig(mixup=0.8), batch_rng(5, i)) for i in range(2000)]
     shares = [mixing.share for mixing in drawn if mixing is not None]
     folded = stats.beta(0.8, 0.8)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 
-from hub_server import Fault, LoopbackHub
+from conftest import start_vit, wait_for
+from hub_server import LoopbackHub
+from loopback import Fault
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
@@ -272,13 +269,13 @@ def test_a_repo_whose_answer_is_lost_was_created(run, tmp_path, hub):
 @pytest.mark.parametrize("is_made", [True, False])
 def test_ctrl_c_says_what_happened(run, tmp_path, hub, is_made):
     before = hub.add(REPO, {"config.json": b"old"})
-    stall = Fault("stall" if is_made else "slow", "/commit/" if is_made else "PUT /lfs/", times=1)
+    stall = Fault("stall" if is_made else "slow", "/commit/" if is_made else "PUT /lfs/")
     hub.faults.append(stall)
-    with running("push", str(run), REPO) as process:
-        wait_for(lambda: stall.struck == 1)
+    with start_vit("push", run, REPO) as process:
+        wait_for(lambda: stall.struck, process)
         process.send_signal(signal.SIGINT)
         hub.closing.set()  # the server goes on
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=600)
     assert process.returncode != 0
     assert (hub.head(REPO) != before) == is_made
     assert ("the commit was made" if is_made else "nothing in") in said
@@ -290,41 +287,22 @@ def test_a_killed_push_leaves_nothing(run, tmp_path, hub):
     info, file = read_info(run)
     changed = {name: tensor + 1 for name, tensor in load_file(file).items()}
     save_checkpoint(run, changed, info)
-    hub.faults.append(slow := Fault("slow", "PUT /lfs/", seconds=0.2))
+    hub.faults.append(slow := Fault("slow", "PUT /lfs/"))
     place = tmp_path / "tmp"
     place.mkdir()
-    with running("push", str(run), REPO, TMPDIR=str(place)) as process:
-        wait_for(lambda: slow.struck == 1)
+    with start_vit("push", run, REPO, TMPDIR=str(place)) as process:
+        wait_for(lambda: slow.struck, process)
         process.kill()
         process.communicate()
     assert hub.head(REPO) == before
     assert list(place.iterdir())
     hub.faults.clear()
-    with running("push", str(run), REPO, TMPDIR=str(place)) as process:
+    with start_vit("push", run, REPO, TMPDIR=str(place)) as process:
         process.communicate()
     assert process.returncode == 0 and not list(place.iterdir())
     (tmp_path / "back.safetensors").write_bytes(hub.files(REPO)["model.safetensors"])
     back = load_file(tmp_path / "back.safetensors")
     assert all((back[name] == changed[name]).all() for name in changed)
-
-
-def running(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`vit` in a process of its own; Ctrl-C ends it even if the tests run in the background."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "vitcli", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    begin = time.monotonic()
-    while not happened():
-        assert time.monotonic() - begin < 60
-        time.sleep(0.01)
 
 
 def test_a_change_between_look_and_commit_is_noticed(run, tmp_path, hub):

@@ -1,6 +1,6 @@
 """A Hugging Face Hub on loopback, in memory: real HTTP for the real client, with ordered faults.
 
-    python tests/hub/hub_server.py --port 8080
+    python tests/hub_server.py --port 8080
 
 serves until Ctrl-C and prints what to export. It speaks what `vit`, timm and transformers need:
 repos, uploads (regular and LFS), commits, branches, pull requests, private and gated repos,
@@ -14,79 +14,18 @@ import base64
 import contextlib
 import hashlib
 import json
-import os
-import socket
-import struct
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, quote
 
-MAIN, PIECE = "main", 16 << 10
+from loopback import ON_UPLOAD, PIECE, Handler, Refusal, Server
+
+MAIN = "main"
 NOW = "2026-01-01T00:00:00.000Z"
-
-Kind = Literal["status", "truncate", "reset", "stall", "slow", "flip", "length", "hangup", "body"]
-ON_ARRIVAL, ON_UPLOAD = ("status", "body"), ("hangup", "slow")
-ON_ANSWER = ("truncate", "reset", "stall", "slow", "flip", "length")
-
-
-@dataclass
-class Fault:
-    """What happens to the nth request whose "METHOD /path" holds `where`, and to those after it.
-
-    status      the answer is `status`, with the Hub's X-Error-Code `code`, and nothing is done
-    body        the answer is `body`, whatever Range was asked for
-    truncate    the answer ends after `at` bytes
-    reset       the connection is reset after `at` bytes of the answer; 0: before the first word
-    stall       nothing comes for `seconds` after `at` bytes; 0: before the first word
-    slow        every piece of 16 KiB takes `seconds`, going or coming
-    flip        a bit of the byte `at` is flipped
-    length      the answer is `at` bytes long, and says so
-    hangup      the connection is reset after `at` bytes of what is uploaded
-
-    Answers that have no byte `at` are not counted.
-    """
-
-    kind: Kind
-    where: str = ""
-    at: int = 0
-    nth: int = 1
-    times: int = 1
-    """So many requests in a row, from the nth on."""
-    seconds: float = 30.0
-    status: int = 500
-    code: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    done: bool = False
-    """A status is the answer to what was done all the same."""
-    seen: int = 0
-    """Requests that it could have happened to."""
-    struck: int = 0
-    """Requests that it happened to."""
-
-    def strikes(self, request: str, length: int) -> bool:
-        """Whether this request is one of them; `length` bytes are to be sent."""
-        needs_a_byte = self.at > 0 or self.kind in ("truncate", "slow", "flip", "length", "hangup")
-        if self.where not in request or (needs_a_byte and self.at >= length):
-            return False
-        self.seen += 1
-        strikes = self.nth <= self.seen < self.nth + self.times
-        self.struck += strikes
-        return strikes
-
-
-class Refusal(Exception):
-    """An answer of no: an HTTP status, the Hub's X-Error-Code, and what to say."""
-
-    def __init__(self, status: int, message: str, code: str = "", **fields: Any) -> None:
-        super().__init__(message)
-        self.status, self.code, self.fields, self.headers = status, code, fields, {}
 
 
 @dataclass(frozen=True)
@@ -156,27 +95,23 @@ class Repo:
         return found
 
 
-@dataclass
-class LoopbackHub:
-    """A running Hub: what it has, what goes wrong, and what it was asked."""
+class LoopbackHub(Server):
+    """A running Hub: what it has, what goes wrong, and what it was asked. Requests to its second
+    origin begin with /lfs/."""
 
-    repos: dict[str, Repo] = field(default_factory=dict)
-    uploads: dict[str, bytes] = field(default_factory=dict)
-    """Large files by their sha256."""
-    tokens: dict[str, str] = field(default_factory=lambda: {"hf_me": "me", "hf_other": "other"})
-    """Who a token belongs to. A user writes to and sees the private repos of their own name."""
-    may_read: set[str] = field(default_factory=lambda: {"me"})
-    """Users whom gated repos are open to."""
-    faults: list[Fault] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-    """Every request so far, "METHOD /path?query"; those to the second origin begin with /lfs/."""
-    ranges: list[str] = field(default_factory=list)
-    """The Range header of each."""
-    url: str = ""
-    storage_url: str = ""
-    """The second origin, of the large files."""
-    closing: threading.Event = field(default_factory=threading.Event)
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(HubHandler, port)
+        self.storage_url = f"http://localhost:{self.server_port}"
+        """The second origin, of the large files."""
+        self.repos: dict[str, Repo] = {}
+        """By name; datasets begin with "datasets/"."""
+        self.uploads: dict[str, bytes] = {}
+        """Large files by their sha256."""
+        self.tokens = {"hf_me": "me", "hf_other": "other"}
+        """Who a token belongs to. A user writes to and sees the private repos of their own name."""
+        self.may_read = {"me"}
+        """Users whom gated repos are open to."""
+        self.lock = threading.RLock()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -223,149 +158,42 @@ class LoopbackHub:
         return {name: file.data for name, file in found.items()}
 
 
-@contextmanager
-def loopback_hub(port: int = 0) -> Iterator[LoopbackHub]:
-    """Serves until the block ends; port 0 is any free one."""
-    hub = LoopbackHub()
-    handler = type("BoundHandler", (Handler,), {"hub": hub})
-    servers = [ThreadingHTTPServer(("127.0.0.1", number), handler) for number in (port, 0)]
-    hub.url, hub.storage_url = (  # by two names: huggingface_hub 1 tells origins by the host alone
-        f"http://{host}:{server.server_port}"
-        for host, server in zip(("127.0.0.1", "localhost"), servers, strict=True)
-    )
-    for server in servers:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield hub
-    finally:
-        hub.closing.set()
-        for server in servers:
-            server.shutdown()
-            server.server_close()
-
-
-class Handler(BaseHTTPRequestHandler):
+class HubHandler(Handler):
     """What each page answers: a method `on_...` answers a request or raises Refusal."""
 
-    protocol_version = "HTTP/1.1"
-    hub: LoopbackHub
+    server: LoopbackHub
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def handle_request(self) -> None:
-        self.name = f"{self.command} {self.path}"
-        path, self.query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-        self.parts = [unquote(part) for part in path.strip("/").split("/")]
-        if "agent-harnesses" not in path:  # asked once a day, by huggingface_hub 2
-            self.hub.asked.append(self.name)
-            self.hub.ranges.append(self.headers.get("Range", ""))
-        self.unread = int(self.headers.get("Content-Length") or 0)
-        self.refuse: Refusal | None = None
-        try:
-            if (fault := self.fault(ON_ARRIVAL)) is not None:
-                if fault.kind == "body":
-                    del self.headers["Range"]
-                    return self.answer(200, fault.body, fault.headers)
-                refusal = Refusal(fault.status, "ordered by a test", fault.code)
-                refusal.headers = dict(fault.headers)
-                if not fault.done:
-                    raise refusal
-                self.refuse = refusal
-            with self.hub.lock if self.command == "POST" else contextlib.nullcontext():
-                self.route()
-        except Refusal as no:
-            self.refuse = None
-            codes = {"X-Error-Code": no.code, "X-Error-Message": str(no)}
-            headers = {key: value for key, value in codes.items() if value} | no.headers
-            self.answer_json({"error": str(no), **no.fields}, no.status, headers)
-        except ConnectionError:  # the client has gone, or a fault made it go
-            self.close_connection, self.unread = True, 0
-        finally:
-            while self.unread and (piece := self.rfile.read(min(self.unread, 1 << 20))):
-                self.unread -= len(piece)  # it would be taken for the next request
-
-    do_GET = do_HEAD = do_POST = do_PUT = handle_request
-
-    def fault(self, kinds: tuple[str, ...], length: int = 0) -> Fault | None:
-        """The fault of one of these kinds that was ordered for this request."""
-        faults = (fault for fault in self.hub.faults if fault.kind in kinds)
-        return next((fault for fault in faults if fault.strikes(self.name, length)), None)
-
-    def answer_json(
-        self, value: object, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
-        self.answer(status, json.dumps(value).encode(), headers)
-
-    def answer(
-        self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Sends an answer, by the Range that was asked for, and altered by a fault."""
-        if self.refuse is not None:
-            raise self.refuse
-        headers, size, asked = dict(headers or {}), len(body), self.headers.get("Range", "")
-        if status == 200 and asked.startswith("bytes="):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            begin, end = int(first), min(int(last) + 1, size) if last else size
-            headers["Content-Range"], status = f"bytes {begin}-{end - 1}/{size}", 206
-            body = body[begin:end]
-            if begin >= size:
-                headers["Content-Range"], status = f"bytes */{size}", 416
-        fault = self.fault(ON_ANSWER, 0 if self.command == "HEAD" else len(body))
-        if fault is not None and fault.kind == "length":
-            body = body[: fault.at]
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        if fault is not None and fault.kind in ("reset", "stall") and fault.at == 0:
-            return self.interrupt(fault)  # before a word was said
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if fault is not None and fault.kind == "flip":
-            body = body[: fault.at] + bytes([body[fault.at] ^ 1]) + body[fault.at + 1 :]
-        cut = fault if fault is not None and fault.kind in ("truncate", "reset", "stall") else None
-        for at in range(0, cut.at if cut else len(body), PIECE):
-            if fault is not None and fault.kind == "slow":
-                self.hub.closing.wait(fault.seconds)
-            self.wfile.write(body[at : min(at + PIECE, cut.at if cut else len(body))])
-        if cut is not None:
-            self.interrupt(cut)
-
-    def interrupt(self, fault: Fault) -> None:
-        """Ends the connection in the middle, at once or after a while, politely or not."""
-        self.close_connection = True
-        if fault.kind == "stall":
-            self.hub.closing.wait(fault.seconds)
-        if fault.kind in ("reset", "hangup"):
-            linger = struct.pack("ii", 1, 0)  # so that the other side hears "reset by peer"
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            os.close(self.connection.detach())  # close() would wait for rfile and wfile
-            raise ConnectionResetError
-
-    def read_body(self) -> bytes:
-        length, self.unread = self.unread, 0
-        return self.rfile.read(length)
+    def remember(self) -> None:
+        if "agent-harnesses" not in self.path:  # asked once a day, by huggingface_hub 2
+            super().remember()
 
     def read_json(self) -> Any:
         return json.loads(self.read_body() or b"{}")
 
     def route(self) -> None:
+        with self.server.lock if self.command == "POST" else contextlib.nullcontext():
+            self.find_page()
+
+    def find_page(self) -> None:
         """Finds who answers. Names of repos have two parts, owner and name."""
-        parts = self.parts
-        if self.headers.get("Host") == self.hub.storage_url.partition("//")[2]:
+        parts, kind = self.parts, ""
+        if self.headers.get("Host") == self.server.storage_url.partition("//")[2]:
             return self.on_storage(parts[1])
-        repo = "/".join(parts[:2])
+        if parts[0] == "datasets":
+            parts, kind = parts[1:], "datasets/"
+        repo = kind + "/".join(parts[:2])
         if parts[2:3] == ["resolve"]:
             return self.on_resolve(repo, parts[3], "/".join(parts[4:]))
         if parts[2:4] == ["info", "lfs"]:
             return self.on_lfs(repo.removesuffix(".git"), parts[4:])
-        if parts[:2] == ["api", "models"] and len(parts) >= 4:
-            what = parts[4] if len(parts) > 4 else "revision"
-            if what in ("revision", "tree", "commits", "branch", "preupload", "commit"):
-                revision = parts[5] if len(parts) > 5 else MAIN
-                return getattr(self, f"on_{what}")("/".join(parts[2:4]), revision)
+        if parts[:2] in (["api", "models"], ["api", "datasets"]) and len(parts) >= 4:
+            repo = "/".join(parts[2:4] if parts[1] == "models" else parts[1:4])
+            what = parts[4].replace("-", "_") if len(parts) > 4 else "revision"
+            if what in (
+                *("revision", "tree", "paths_info", "commits"),
+                *("branch", "preupload", "commit"),
+            ):
+                return getattr(self, f"on_{what}")(repo, parts[5] if len(parts) > 5 else MAIN)
         if self.path in ("/api/whoami-v2", "/api/validate-yaml", "/api/repos/create"):
             return getattr(self, "on_" + parts[-1].replace("-", "_"))()
         raise Refusal(404, f"no such page: {self.path}")
@@ -374,18 +202,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def user(self) -> str | None:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if token and token not in self.hub.tokens:
+        if token and token not in self.server.tokens:
             raise Refusal(401, "Invalid credentials in Authorization header")
-        return self.hub.tokens.get(token)
+        return self.server.tokens.get(token)
 
     def seen(self, name: str, content: bool = False) -> Repo:
         """A repo, if the user may see it (and read its files)."""
-        user, owner, repo = self.user(), name.partition("/")[0], self.hub.repos.get(name)
+        user, owner, repo = self.user(), name.partition("/")[0], self.server.repos.get(name)
         if repo is None or (repo.private and user != owner):
             # The same where nobody is logged in, so that names of private repos stay unknown.
             status = 401 if user is None else 404
             raise Refusal(status, "Repository not found", "RepoNotFound")
-        if content and repo.gated and user not in {owner, *self.hub.may_read}:
+        if content and repo.gated and user not in {owner, *self.server.may_read}:
             status = 401 if user is None else 403
             raise Refusal(status, f"Access to model {name} is restricted.", "GatedRepo")
         return repo
@@ -412,15 +240,17 @@ class Handler(BaseHTTPRequestHandler):
         wanted = self.read_json()
         name = f"{wanted.get('organization') or self.user()}/{wanted['name']}"
         self.check_writer(name)
-        url = f"{self.hub.url}/{name}"
-        if name in self.hub.repos:
+        url = f"{self.server.url}/{name}"
+        if name in self.server.repos:
             raise Refusal(409, "You already created this model repo", url=url)
-        self.hub.create(name, wanted.get("visibility") == "private" or bool(wanted.get("private")))
+        self.server.create(
+            name, wanted.get("visibility") == "private" or bool(wanted.get("private"))
+        )
         self.answer_json({"url": url, "name": name, "id": name})
 
     def on_revision(self, name: str, revision: str) -> None:
         repo = self.seen(name)
-        commit = repo.find(revision)
+        commit, name = repo.find(revision), name.removeprefix("datasets/")
         files = sorted(repo.commits[commit].files.items())
         blobs = "blobs" in self.query
         siblings = [{"rfilename": n, **(f.described() if blobs else {})} for n, f in files]
@@ -430,11 +260,25 @@ class Handler(BaseHTTPRequestHandler):
         self.answer_json({**about, "siblings": siblings})
 
     def on_tree(self, name: str, revision: str) -> None:
+        """Files in all directories; these themselves, too, unless that is what was asked for."""
+        inside = "".join(f"{part}/" for part in self.parts[6:])
+        rows = [row for row in self.rows(name, revision) if row["path"].startswith(inside)]
+        if inside and not rows:
+            raise Refusal(404, "no such directory", "EntryNotFound")
+        names = {row["path"].removeprefix(inside).partition("/") for row in rows}
+        if self.query.get("recursive") != ["True"]:
+            directories = sorted({inside + first for first, slash, _ in names if slash})
+            rows += [{"type": "directory", "path": path, "oid": "0"} for path in directories]
+        self.answer_json(rows)
+
+    def on_paths_info(self, name: str, revision: str) -> None:
+        paths = parse_qs(self.read_body().decode()).get("paths", [])
+        self.answer_json([row for row in self.rows(name, revision) if row["path"] in paths])
+
+    def rows(self, name: str, revision: str) -> list[dict[str, Any]]:
         repo = self.seen(name)
         files = sorted(repo.commits[repo.find(revision)].files.items())
-        if self.parts[6:]:
-            raise Refusal(404, "no such directory", "EntryNotFound")
-        self.answer_json([{"type": "file", "path": n, **f.described()} for n, f in files])
+        return [{"type": "file", "path": n, **f.described()} for n, f in files]
 
     def on_commits(self, name: str, revision: str) -> None:
         repo, rows = self.seen(name), []
@@ -469,7 +313,7 @@ class Handler(BaseHTTPRequestHandler):
         if not file.large:
             return self.answer(200, file.data, headers)
         headers |= {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data))}
-        headers["Location"] = f"{self.hub.storage_url}/lfs/{file.sha256}/{quote(path)}"
+        headers["Location"] = f"{self.server.storage_url}/lfs/{file.sha256}/{quote(path)}"
         self.answer(302, b"Found", headers)
 
     def on_storage(self, sha256: str) -> None:
@@ -478,10 +322,10 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(400, "a token was sent to where it does not belong")
         if self.command == "PUT":
             return self.on_put(sha256)
-        if sha256 not in self.hub.uploads:
+        if sha256 not in self.server.uploads:
             raise Refusal(404, "no such object")
         headers = {"ETag": f'"{sha256[:32]}"', "Accept-Ranges": "bytes"}
-        self.answer(200, self.hub.uploads[sha256], headers)
+        self.answer(200, self.server.uploads[sha256], headers)
 
     # Uploads ------------------------------------------------------------------------------------
 
@@ -491,11 +335,11 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.read(fault.at)
             self.interrupt(fault)
         while self.unread and (piece := self.rfile.read(min(self.unread, PIECE))):
-            self.hub.closing.wait(fault.seconds if fault is not None else 0)
+            self.server.closing.wait(fault.seconds if fault is not None else 0)
             data, self.unread = data + piece, self.unread - len(piece)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise Refusal(400, "the content is not what was announced")
-        self.hub.uploads[sha256] = data
+        self.server.uploads[sha256] = data
         self.answer(200)
 
     def on_preupload(self, name: str, revision: str) -> None:
@@ -516,14 +360,14 @@ class Handler(BaseHTTPRequestHandler):
         self.check_writer(name)
         asked = self.read_json()
         if parts == ["verify"]:
-            if len(self.hub.uploads.get(asked["oid"], b"")) != asked["size"]:
+            if len(self.server.uploads.get(asked["oid"], b"")) != asked["size"]:
                 raise Refusal(404, "the object is not there")
             return self.answer_json({})
         objects = [{"oid": wanted["oid"], "size": wanted["size"]} for wanted in asked["objects"]]
         for wanted in objects:
-            if wanted["oid"] not in self.hub.uploads:
-                verify = {"href": f"{self.hub.url}/{name}.git/info/lfs/verify"}
-                upload = {"href": f"{self.hub.storage_url}/lfs/{wanted['oid']}"}
+            if wanted["oid"] not in self.server.uploads:
+                verify = {"href": f"{self.server.url}/{name}.git/info/lfs/verify"}
+                upload = {"href": f"{self.server.storage_url}/lfs/{wanted['oid']}"}
                 wanted["actions"] = {"upload": upload, "verify": verify}
         self.answer_json({"transfer": "basic", "objects": objects})
 
@@ -539,9 +383,9 @@ class Handler(BaseHTTPRequestHandler):
             elif row["key"] == "file":
                 files[value["path"]] = Content(base64.b64decode(value["content"]))
             elif row["key"] == "lfsFile":
-                if value["oid"] not in self.hub.uploads:
+                if value["oid"] not in self.server.uploads:
                     raise Refusal(400, f"the content of {value['path']} was not uploaded")
-                files[value["path"]] = Content(self.hub.uploads[value["oid"]])
+                files[value["path"]] = Content(self.server.uploads[value["oid"]])
             else:
                 files[value["path"]] = None
         parent, wants_request = header.get("parentCommit"), "create_pr" in self.query
@@ -549,8 +393,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
         requests = sum(ref.startswith("refs/pr/") for ref in repo.refs)
         branch = f"refs/pr/{requests + 1}" if wants_request else revision
-        commit = self.hub.commit(repo, files, header["summary"], branch, repo.find(revision))
-        page = f"{self.hub.url}/{name}"
+        commit = self.server.commit(repo, files, header["summary"], branch, repo.find(revision))
+        page = f"{self.server.url}/{name}"
         answer = {"success": True, "commitOid": commit, "commitUrl": f"{page}/commit/{commit}"}
         if wants_request:
             answer["pullRequestUrl"] = f"{page}/discussions/{requests + 1}"
@@ -560,7 +404,7 @@ class Handler(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A Hugging Face Hub on loopback.")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
-    with loopback_hub(parser.parse_args().port) as running:
+    with LoopbackHub(parser.parse_args().port) as running:
         pairs = " ".join(f"{key}={value}" for key, value in running.environment.items())
         print(f"export {pairs}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

@@ -1,0 +1,233 @@
+"""A web server on loopback: real HTTP from memory, with ordered faults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PIECE = 16 << 10
+
+Kind = Literal[
+    *("status", "body", "whole", "truncate", "reset", "stall", "slow", "flip", "length", "hangup")
+]
+ON_ARRIVAL, ON_UPLOAD = ("status", "body", "whole"), ("hangup", "slow")
+ON_ANSWER = ("truncate", "reset", "stall", "slow", "flip", "length")
+
+
+@dataclass
+class Fault:
+    """What happens to the nth request whose "METHOD /path" holds `where`, and to those after it.
+
+    status      the answer is `status`, with the Hub's X-Error-Code `code`, and nothing is done
+    body        the answer is `body`, whatever Range was asked for
+    whole       the answer is the whole file, whatever Range was asked for
+    truncate    the answer ends after `at` bytes
+    reset       the connection is reset after `at` bytes of the answer; 0: before the first word
+    stall       nothing comes for `seconds` after `at` bytes; 0: before the first word
+    slow        every piece of 16 KiB takes `seconds`, going or coming
+    flip        a bit of the byte `at` is flipped
+    length      the answer is `at` bytes long, and says so
+    hangup      the connection is reset after `at` bytes of what is uploaded
+
+    Answers that have no byte `at` are not counted.
+    """
+
+    kind: Kind
+    where: str = ""
+    at: int = 0
+    nth: int = 1
+    times: int = 1
+    """So many requests in a row, from the nth on."""
+    seconds: float = 600.0
+    status: int = 500
+    code: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    done: bool = False
+    """A status is the answer to what was done all the same."""
+    seen: int = 0
+    """Requests that it could have happened to."""
+    struck: int = 0
+    """Requests that it happened to."""
+
+    def strikes(self, request: str, length: int) -> bool:
+        """Whether this request is one of them; `length` bytes are to be sent."""
+        needs_a_byte = self.at > 0 or self.kind in ("truncate", "slow", "flip", "length", "hangup")
+        if self.where not in request or (needs_a_byte and self.at >= length):
+            return False
+        self.seen += 1
+        strikes = self.nth <= self.seen < self.nth + self.times
+        self.struck += strikes
+        return strikes
+
+
+class Refusal(Exception):
+    """An answer of no: an HTTP status, the Hub's X-Error-Code, and what to say."""
+
+    def __init__(self, status: int, message: str, code: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.status, self.code, self.fields, self.headers = status, code, fields, {}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves in a block; port 0 is any free one."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, handler: type[Handler], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.faults: list[Fault] = []
+        """What goes wrong."""
+        self.asked: list[str] = []
+        """Every request so far, "METHOD /path?query"."""
+        self.ranges: list[str] = []
+        """The Range header of each."""
+        self.closing = threading.Event()
+        """Ends what stalls and what is slow."""
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers a request: `route` calls `answer` or raises Refusal."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def route(self) -> None:
+        raise NotImplementedError
+
+    def remember(self) -> None:
+        self.server.asked.append(self.name)
+        self.server.ranges.append(self.headers.get("Range", ""))
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def handle_request(self) -> None:
+        self.name = f"{self.command} {self.path}"
+        path, self.query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        self.parts = [unquote(part) for part in path.strip("/").split("/")]
+        self.remember()
+        self.unread = int(self.headers.get("Content-Length") or 0)
+        self.refuse: Refusal | None = None
+        try:
+            if (fault := self.fault(ON_ARRIVAL)) is not None:
+                if fault.kind != "status":
+                    del self.headers["Range"]
+                if fault.kind == "body":
+                    return self.answer(200, fault.body, fault.headers)
+                if fault.kind == "status":
+                    self.refuse = Refusal(fault.status, "ordered by a test", fault.code)
+                    self.refuse.headers = dict(fault.headers)
+                    if not fault.done:
+                        raise self.refuse
+            self.route()
+        except Refusal as no:
+            self.refuse = None
+            codes = {"X-Error-Code": no.code, "X-Error-Message": str(no)}
+            headers = {key: value for key, value in codes.items() if value} | no.headers
+            self.answer_json({"error": str(no), **no.fields}, no.status, headers)
+        except ConnectionError:  # the client has gone, or a fault made it go
+            self.close_connection, self.unread = True, 0
+        finally:
+            while self.unread and (piece := self.rfile.read(min(self.unread, 1 << 20))):
+                self.unread -= len(piece)  # it would be taken for the next request
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request
+
+    def fault(self, kinds: tuple[str, ...], length: int = 0) -> Fault | None:
+        """The fault of one of these kinds that was ordered for this request."""
+        faults = (fault for fault in self.server.faults if fault.kind in kinds)
+        return next((fault for fault in faults if fault.strikes(self.name, length)), None)
+
+    def answer_json(
+        self, value: object, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.answer(status, json.dumps(value).encode(), headers)
+
+    def answer(
+        self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Sends an answer, by the Range that was asked for, and altered by a fault."""
+        if self.refuse is not None:
+            raise self.refuse
+        headers, size, asked = dict(headers or {}), len(body), self.headers.get("Range", "")
+        if status == 200 and asked.startswith("bytes="):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            begin, end = int(first), min(int(last) + 1, size) if last else size
+            headers["Content-Range"], status = f"bytes {begin}-{end - 1}/{size}", 206
+            body = body[begin:end]
+            if begin >= size:
+                headers["Content-Range"], status = f"bytes */{size}", 416
+        fault = self.fault(ON_ANSWER, 0 if self.command == "HEAD" else len(body))
+        if fault is not None and fault.kind == "length":
+            body = body[: fault.at]
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        if fault is not None and fault.kind in ("reset", "stall") and fault.at == 0:
+            return self.interrupt(fault)  # before a word was said
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault is not None and fault.kind == "flip":
+            body = body[: fault.at] + bytes([body[fault.at] ^ 1]) + body[fault.at + 1 :]
+        cut = fault if fault is not None and fault.kind in ("truncate", "reset", "stall") else None
+        for at in range(0, cut.at if cut else len(body), PIECE):
+            if fault is not None and fault.kind == "slow":
+                self.server.closing.wait(fault.seconds)
+            self.wfile.write(body[at : min(at + PIECE, cut.at if cut else len(body))])
+        if cut is not None:
+            self.interrupt(cut)
+
+    def interrupt(self, fault: Fault) -> None:
+        """Ends the connection in the middle, at once or after a while, politely or not."""
+        self.close_connection = True
+        if fault.kind == "stall":
+            self.server.closing.wait(fault.seconds)
+        if fault.kind in ("reset", "hangup"):
+            linger = struct.pack("ii", 1, 0)  # so that the other side hears "reset by peer"
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            os.close(self.connection.detach())  # close() would wait for rfile and wfile
+            raise ConnectionResetError
+
+    def read_body(self) -> bytes:
+        length, self.unread = self.unread, 0
+        return self.rfile.read(length)
+
+
+class FileServer(Server):
+    """Serves files by their paths."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(FileHandler)
+        self.files = files
+
+
+class FileHandler(Handler):
+    server: FileServer
+
+    def route(self) -> None:
+        content = self.server.files.get("/".join(self.parts))
+        if content is None:
+            raise Refusal(404, "no such file")
+        self.answer(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
