@@ -1,4 +1,5 @@
-"""Writes tests/screens.txt: every help screen, and common errors (`make screens`).
+"""Writes tests/screens.txt (`make screens`): every help screen, common errors, and what is said of
+checkpoints.
 
 The file is the one snapshot of wording; tests/test_screens.py checks that it is up to date. Each
 command really runs, in this process, in a directory of small files, most of them bad.
@@ -32,6 +33,7 @@ vit predict cat.jpg --threshold high
 vit predict cat.jpg --resolution 0
 vit predict cat.jpg --preprocess colour=1
 vit predict cat.jpg --model=
+vit predict cat.jpg ''
 vit predict cat.jpg --json --csv
 vit predict cat.jpg --device gpu
 vit predict cat.jpg --device cuda:7 -q
@@ -45,22 +47,55 @@ vit fewshot --data pets --shots 0
 vit fewshot --data pets --l2 1,2 --save x
 vit fewshot --data pets --pool cls
 vit info B/16 --resolution 224x
+vit info b/16 --resolution 384x192
 vit info B/16 --resolution 225
 vit info B/16 --epochs 3
 vit info B/16 --images 303e6 --epochs 7
 vit inspect --view heads
 vit inspect cat.jpg --model tiny --head 0
+vit inspect cat.jpg --model tiny --layer 2
+vit inspect cat.jpg --model tiny --view posemb
+vit inspect cat.jpg --model tiny --arrays maps.csv
 vit finetune
 vit finetune --data pets --lr 0
+vit finetune --data pets --lr 0.1,
+vit finetune --data pets --lr 0.1,nan
+vit finetune --data pets --lr 0.01,1e-2
+vit finetune --data=
+vit finetune --data pets --freeze some
+vit finetune --data pets --freeze -1
+vit finetune --data pets --steps 3 --epochs 1
+vit finetune --data pets --ema 1
+vit finetune --data pets --weight-decay inf
+vit finetune --data pets --seed 99999999999999999999
+vit finetune --data pets --scale 1,0.5
+vit finetune --data pets --betas 0.9
+vit finetune --data pets --batch-size 2 --grad-accum 3
+vit finetune --data pets --preset vtab --no-retrain
+vit finetune --data pets --class-weights balanced --balanced-sampling
+vit finetune --accumulate x
+vit finetune --crop-area x
+vit finetune --erasing x
 vit finetune --data pets --preset imagnet
 vit finetune --data pets --preprocess crop=center
+vit finetune --data pets --preprocess crop_pct=a
+vit finetune --data pets --preprocess std=0,1,1
 vit finetune --data pets --model tiny --resolution 60
 vit finetune --data pets --model tiny --freeze 9
+vit finetune --data pets --model tiny --patience 2 --val-fraction 0
+vit finetune --data pets --model tiny --lr 0.1,0.2 --val-fraction 0
 vit pretrain --data pets --variant XL/16
 vit pretrain --data pets --set depht=3
+vit pretrain --data pets --set depth=six
+vit pretrain --data pets --set stem=1
+vit pretrain --data pets --variant Ti/16 --resolution 33
 vit pretrain --data pets --model tiny --variant B/16
 vit convert tiny x --preprocess mean=1,2
 vit resize-posemb tiny
+vit bench X/16
+vit bench B/16 --resolution 225
+vit bench B/16 --plot missing/plot.png
+vit bench B/16 --device cuda:9
 # Models
 vit predict cat.jpg --model vit-b16-i12k
 vit predict cat.jpg --model tiny/model.safetensor
@@ -73,19 +108,25 @@ vit convert tiny x --preprocess size=48
 vit convert tiny x --num-classes 3 --classes empty.txt
 vit predict cat.jpg --features cat.txt -q
 vit models vit b17
+vit models cached
+vit models show vit-b16-i21k
 vit models show vit-b16-i12k
+vit models show deit3-h14-i1k
+vit models show r50-vit-b16-i21k-orig
+vit models show bit-r50x1-i21k
 vit models rm vit-b16-i21k
 vit info empty.safetensors
 vit info truncated.safetensors
 vit info notes.txt
 vit info unknown.safetensors
 vit info other
+vit info tiny/config.json
 vit info objects.npz
 vit info code.pth
 vit info wrong
 # Images
 vit predict missing.jpg
-vit predict empty.jpg truncated.jpg notes.txt cat.jpg -q
+vit predict empty.jpg truncated.jpg notes.txt cat.jpg -q --precision fp32
 vit predict 'missing/*.jpg' -q
 vit predict @missing.txt -q
 vit predict https://example.com/cat.jpg --offline -q
@@ -105,21 +146,49 @@ vit evaluate --data damaged.parquet
 vit finetune --data one --model tiny
 vit finetune --data flat --model tiny
 vit finetune --data pets --model tiny --class-weights empty.txt
+vit finetune --data pets --model tiny --class-weights missing.csv
+vit finetune --data pets --model tiny --class-weights weights.csv
 vit fewshot --data pets --model tiny --shots 9
 # Output
 vit predict cat.jpg -o missing/out.txt
 vit predict cat.jpg -o cat.jpg
 vit predict cat.jpg -o cat.parquet
+vit predict @list.txt -o list.txt
+vit predict pets -o pets/cats/0.png
+vit predict cat.jpg --features x.npy -o x.npy
+vit predict cat.jpg -o notes.txt/x.csv
+vit predict cat.jpg --features notes.txt/x.npy -q
+vit inspect cat.jpg --model tiny -o notes.txt -q
 vit convert tiny unknown.safetensors
 vit convert tiny pets
 vit convert tiny tiny2 --to tensorflow
+vit convert default out.npz --to timm
+vit convert default out --to vit-npz
 vit convert tiny tiny2 --num-classes 3 --drop-head
 vit convert registers registers.npz
 vit convert registers x --to transformers
 vit resize-posemb default --grid 5
 vit finetune --data pets --model tiny -o pets
 vit finetune --data pets --model tiny -o notes.txt
+vit finetune --data pets --model tiny -o notes.txt/run
 vit finetune --resume pets
+vit finetune --resume swept
+# Checkpoints
+vit info default
+vit convert tiny named --classes names.txt
+vit info named
+vit info named --json
+vit info bare.safetensors
+vit convert jax.npz jax
+vit convert jax.npz jax
+vit convert dinov2 x --to transformers --dry-run -q
+vit convert tiny x --num-classes 3 --patch-size 32 --dtype bfloat16 --dry-run -q
+vit resize-posemb bare.safetensors --grid 24
+vit resize-posemb bare.safetensors --grid 24
+vit resize-posemb bare.safetensors --grid 24 --force -q
+vit resize-posemb bare.safetensors --resolution 32x96 --dry-run
+vit resize-posemb bare.safetensors --grid 4
+vit resize-posemb bare.safetensors --grid 4 --in-place
 # The Hub
 vit pull vit-b16-i21k --offline
 vit pull me/missing
@@ -143,7 +212,19 @@ def make_material() -> None:
     shutil.copytree(golden / "timm_vit_default", "tiny")
     shutil.copytree(golden / "timm_vit_reg4_dinov2", "registers")
     shutil.copytree(golden / "hf_vitmae_encoder", "headless")
-    for name in ("pets/cats", "pets/dogs", "one/cats", "flat", "nothing", "other", "wrong"):
+    shutil.copytree(golden / "hf_dinov2", "dinov2")
+    shutil.copy(golden / "vit_jax_token" / "checkpoint.npz", "jax.npz")
+    shutil.copy("tiny/model.safetensors", "bare.safetensors")
+    for name in (
+        "pets/cats",
+        "pets/dogs",
+        "one/cats",
+        "flat",
+        "nothing",
+        "other",
+        "wrong",
+        "swept",
+    ):
         Path(name).mkdir(parents=True)
     for place in ("pets/cats", "pets/dogs", "one/cats", "flat"):
         for i in range(4):
@@ -162,6 +243,10 @@ def make_material() -> None:
         "short.csv": b"path,label\ncat.jpg\n",
         "absent.csv": b"path,label\ncat.jpg,cat\nlost.jpg,dog\n",
         "split.csv": b"path,label,split\ncat.jpg,cat,trian\n",
+        "list.txt": b"cat.jpg\n",
+        "names.txt": "n1\tcrane\nn2\tcrane\nGrüne Mamba\na\nb\nc\nd\ne\nf\ng\n".encode(),
+        "weights.csv": b"lions,3\n",
+        "swept/sweep.json": b"{}",
     }
     for name, content in contents.items():
         Path(name).write_bytes(content)
@@ -208,6 +293,7 @@ def main(file: Path) -> None:
             os.chdir(place)
             make_material()
             text = "\n".join(screens())
+            assert not Path("runs").exists(), "a command that fails leaves no run behind"
     for path, name in ((place, "DIRECTORY"), (str(HERE.parent), "REPOSITORY")):
         text = text.replace(path, name)
     file.write_text(re.sub(r" +$", "", text, flags=re.MULTILINE), "utf-8")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner, Result
+from safetensors.numpy import load_file
 
 from cli import training_runs
 from vitcli import plots
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli import output
-from vitcli.cli.main import app
+from vitcli.config import BiTConfig, Preprocess
+from vitcli.models.resnet import BiT
+from vitcli.resnets import bit_resnet
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +32,7 @@ def no_progress_on_a_slow_machine(monkeypatch):
 @pytest.fixture
 def vit():
     """`vit("predict", path, ...)`: exit code, stdout and stderr of the command."""
-
-    def run(*words: object, **settings: Any) -> Result:
-        return CliRunner().invoke(app, [str(word) for word in words], prog_name="vit", **settings)
-
-    return run
+    return training_runs.vit
 
 
 class Terminal(io.StringIO):
@@ -54,17 +55,47 @@ def terminal(monkeypatch):
     return make
 
 
+def write_images(
+    directory: Path,
+    count: int,
+    level: int,
+    seed: int,
+    noise: int = 15,
+    size: tuple[int, int] = (70, 64),
+) -> None:
+    """Noise around a level of grey."""
+    directory.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        pixels = np.clip(rng.normal(level, noise, (*size, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(directory / f"{i}.png")
+
+
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
     """Two classes of eight images."""
     root = tmp_path_factory.mktemp("data") / "pets"
-    rng = np.random.default_rng(0)
-    for name, level in (("cats", 60), ("dogs", 190)):
-        (root / name).mkdir(parents=True)
-        for i in range(8):
-            pixels = np.clip(rng.normal(level, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    for seed, (name, level) in enumerate((("cats", 60), ("dogs", 190))):
+        write_images(root / name, 8, level, seed, noise=20, size=(20, 20))
     return root
+
+
+@pytest.fixture(scope="session")
+def resnet(tmp_path_factory):
+    """A small BiT ResNet for images of 64 px."""
+    model = BiT(BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64)))
+    model.init_weights(0)
+    info = CheckpointInfo(model.config, Preprocess((64, 64)))
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "bit", model.state_dict(), info)
+
+
+@pytest.fixture(scope="session")
+def diverged(tiny_checkpoint, tmp_path_factory):
+    """The tiny model with weights that are not numbers."""
+    weights = load_file(tiny_checkpoint / "model.safetensors")
+    weights["norm.weight"] = np.full_like(weights["norm.weight"], np.nan)
+    folder = tmp_path_factory.mktemp("models") / "diverged"
+    return save_checkpoint(folder, weights, read_info(tiny_checkpoint)[0])
 
 
 @pytest.fixture(scope="session")

@@ -10,26 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
-from vitcli.checkpoints.info import CheckpointInfo
+from cli.conftest import write_images
+from cli.training_runs import vit
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.save import save_checkpoint
-from vitcli.cli.main import app
-from vitcli.config import BiTConfig, Preprocess
-from vitcli.models.resnet import BiT
 from vitcli.prediction import Predictor
-from vitcli.resnets import bit_resnet
 
 CPU = ("--device", "cpu", "--precision", "fp32", "--quiet")
-
-
-def write(directory: Path, level: int, count: int, seed: int, noise: float = 15) -> None:
-    directory.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    for i in range(count):
-        pixels = np.clip(rng.normal(level, noise, (70, 64, 3)), 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(directory / f"{i}.png")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +24,7 @@ def colours(tmp_path_factory):
     """Two classes of ten images that any features tell apart."""
     root = tmp_path_factory.mktemp("fewshot")
     for seed, (name, level) in enumerate((("dark", 40), ("light", 210))):
-        write(root / name, level, 10, seed)
+        write_images(root / name, 10, level, seed)
     return root
 
 
@@ -46,18 +33,14 @@ def greys(tmp_path_factory):
     """Three classes that are hard to tell apart, with a test split."""
     root = tmp_path_factory.mktemp("greys")
     for seed, (name, level) in enumerate((("one", 120), ("two", 126), ("three", 132))):
-        write(root / "train" / name, level, 6, seed, noise=60)
-        write(root / "test" / name, level, 12, 10 + seed, noise=60)
+        write_images(root / "train" / name, 6, level, seed, noise=60)
+        write_images(root / "test" / name, 12, level, 10 + seed, noise=60)
     return root
 
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))
-
-
-def vit(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def fewshot(data: Path, model: Path, *words: object):
@@ -161,12 +144,8 @@ def test_a_saved_model_has_the_size_of_the_images_it_was_measured_with(greys, tm
         np.testing.assert_allclose(one.features, other.features, atol=1e-5)
 
 
-def test_a_head_on_a_resnet(colours, tmp_path):
-    model = BiT(BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64)))
-    model.init_weights(0)
-    info = CheckpointInfo(model.config, Preprocess((64, 64)))
-    bit = save_checkpoint(tmp_path / "bit", model.state_dict(), info)
-    (row,) = rows(fewshot(colours, bit, "--shots", "5", "--save", tmp_path / "few", "--json"))
+def test_a_head_on_a_resnet(colours, resnet, tmp_path):
+    (row,) = rows(fewshot(colours, resnet, "--shots", "5", "--save", tmp_path / "few", "--json"))
     assert evaluated(colours, tmp_path / "few")["top1"] == row["accuracies"][0] == 1.0
 
 
@@ -212,10 +191,7 @@ def test_images_that_cannot_be_read_are_skipped_and_counted(greys, tiny_checkpoi
     assert result.exit_code == 1 and "at most --shots 4" in result.stderr
 
 
-def test_features_that_are_not_finite_are_not_cached(colours, tiny_checkpoint, tmp_path):
-    weights = load_file(tiny_checkpoint / "model.safetensors")
-    weights["norm.weight"] = np.full_like(weights["norm.weight"], np.nan)
-    bad = save_checkpoint(tmp_path / "bad", weights, read_info(tiny_checkpoint)[0])
+def test_features_that_are_not_finite_are_not_cached(colours, diverged):
     for _ in range(2):
-        result = fewshot(colours, bad, "--shots", "1")
+        result = fewshot(colours, diverged, "--shots", "1")
         assert result.exit_code == 1 and "not finite" in result.stderr

@@ -31,55 +31,50 @@ def answer(vit: Vit, model: object, *words: str) -> dict[str, Any]:
     return {**found, "model": None}
 
 
-def weights(**changes: Any) -> bytes:
-    """A ViT-B/16 with random weights, or a smaller one, as a safetensors file."""
-    model = model_config("B/16", num_classes=21843, image_size=(224, 224), **changes)
+def released() -> dict[str, bytes]:
+    """A release of timm, but small and with random weights."""
+    config = {
+        "architecture": "vit_base_patch16_224",
+        "num_classes": 21843,
+        "num_features": 768,
+        "model_args": {"embed_dim": 24, "depth": 1, "num_heads": 1},
+        "pretrained_cfg": {
+            "tag": "augreg_in21k",
+            "input_size": [3, 224, 224],
+            "fixed_input_size": True,
+            "interpolation": "bicubic",
+            "crop_pct": 0.9,
+            "crop_mode": "center",
+            "mean": [0.5] * 3,
+            "std": [0.5] * 3,
+            "num_classes": 21843,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
+    }
+    sizes = {"width": 24, "depth": 1, "num_heads": 1, "mlp_dim": 96}
+    model = model_config("B/16", num_classes=21843, image_size=(224, 224), **sizes)
     draw = np.random.default_rng(0)
     shapes = model.tensor_shapes().items()
-    return save({n: draw.standard_normal(s, np.float32) / 50 for n, s in shapes})
-
-
-def timm_config(**fields: Any) -> bytes:
-    """As timm's release has it; fields of `pretrained_cfg` may be others."""
-    cfg = {
-        "tag": "augreg_in21k",
-        "input_size": [3, 224, 224],
-        "fixed_input_size": True,
-        "interpolation": "bicubic",
-        "crop_pct": 0.9,
-        "crop_mode": "center",
-        "mean": [0.5] * 3,
-        "std": [0.5] * 3,
-        "num_classes": 21843,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-    }
-    config = {"architecture": "vit_base_patch16_224", "num_classes": 21843, "num_features": 768}
-    args = {"model_args": fields.pop("model_args")} if "model_args" in fields else {}
-    return json.dumps({**config, **args, "pretrained_cfg": cfg | fields}).encode()
-
-
-SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 1}
+    weights = {n: draw.standard_normal(s, np.float32) / 50 for n, s in shapes}
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(weights)}
 
 
 @pytest.mark.parametrize("layout", ["timm", "transformers", "npz"])
 def test_a_model_of_imagenet_21k(hub, vit, tmp_path, layout):
     """21,843 classes, sigmoid scores, readable names; by a name of the registry, and by repo in
     the other layouts."""
-    files = {
-        "config.json": timm_config(model_args=SMALL),
-        "model.safetensors": weights(**_our_names(SMALL)),
-    }
-    model = "vit-b16-i21k" if layout == "timm" else "me/model"
-    if layout != "timm":
+    files, model, repo = released(), "vit-b16-i21k", I21K
+    if layout == "timm":
+        hub.add(I21K, files)
+    else:
+        model = repo = "me/model"
         for name, content in files.items():
             (tmp_path / name).write_bytes(content)
         npz = layout == "npz"
         written = tmp_path / ("i21k.npz" if npz else "hf")
         vitcli.convert(tmp_path, written, None if npz else "transformers")
         hub.add(model, {file.name: file for file in ([written] if npz else written.iterdir())})
-    else:
-        hub.add(I21K, files)
     found = answer(vit, model, "--top-k", "3")
     names = {label.id: label.name for label in registry.labels("imagenet-21k")}
     assert len(found["predictions"]) == 3
@@ -88,17 +83,11 @@ def test_a_model_of_imagenet_21k(hub, vit, tmp_path, layout):
     assert sum(best["score"] for best in found["predictions"]) > 1e-3 * 3  # softmax gives 5e-5
 
     hub.asked.clear()
-    repo = I21K if layout == "timm" else model
     assert answer(vit, model, "--top-k", "3") == found
     assert hub.asked == [f"GET /api/models/{repo}/revision/main?blobs=true"]
     hub.asked.clear()
     assert answer(vit, repo, "--top-k", "3", "--offline") == found
     assert hub.asked == []
-
-
-def _our_names(args: dict[str, int]) -> dict[str, int]:
-    names = {"embed_dim": "width", "depth": "depth", "num_heads": "num_heads"}
-    return {**{names[key]: value for key, value in args.items()}, "mlp_dim": 4 * args["embed_dim"]}
 
 
 def test_pickles_need_a_word(hub, vit, tmp_path):

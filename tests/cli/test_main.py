@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from conftest import start_vit, wait_for
 from vitcli.cli import main
 from vitcli.cli.main import COMMANDS
 from vitcli.cli.options import Common
@@ -25,27 +25,6 @@ def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     command = [*VIT, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-
-
-# ---------------------------------------------------------------------------------------------
-# Help and wrong calls
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["predict", "a.jpg", ""], "Invalid value for 'IMAGES': the value is empty"),
-        (["finetune", "--data", ""], "Invalid value for '--data': the value is empty"),
-        (["convert", "default", "o.npz", "--to", "timm"], "o.npz: the layout vit must be written"),
-        (["convert", "default", "out", "--to", "vit-npz"], "must be written to a .npz file"),
-    ],
-)
-def test_wrong_calls_have_the_plain_form(vit, arguments, message):
-    """An empty word is a variable of the shell that is not set, not the directory here."""
-    result = vit(*arguments)
-    assert result.exit_code == 2 and result.stdout == ""
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("Error: ") and message in last
 
 
 # ---------------------------------------------------------------------------------------------
@@ -118,18 +97,11 @@ def test_results_that_cannot_be_printed():
 def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, image_folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"{image_folder / 'a.png'}\n" * 3000)
-    done = subprocess.Popen(
-        [*VIT, "predict", f"@{listed}", "-m", str(tiny_checkpoint), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert done.stdout and done.stderr
-    assert "a.png" in done.stdout.readline()
-    done.stdout.close()
-    assert done.stderr.read() == ""
-    assert done.wait(60) == 141
-    done.stderr.close()
+    with start_vit("predict", f"@{listed}", "-m", tiny_checkpoint, "--json", "-q") as done:
+        assert "a.png" in done.stdout.readline()
+        done.stdout.close()
+        assert done.stderr.read() == ""
+        assert done.wait(600) == 141
 
 
 def test_streams_may_be_closed(tiny_checkpoint):
@@ -145,25 +117,15 @@ def test_streams_may_be_closed(tiny_checkpoint):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_leave_no_half_file(tiny_checkpoint, image_folder, tmp_path, number, code):
     """The first lines of a long list, then a silence: the command waits, and is stopped."""
-    command = [*VIT, "predict", "@-", "-m", str(tiny_checkpoint), "-o", str(tmp_path / "out.txt")]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # Tests that a script runs in the background are born with Ctrl-C ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        assert process.stdin and process.stderr
-        process.stdin.write(f"{image_folder}/a.png\n".encode())
+    words = ("predict", "@-", "-m", tiny_checkpoint, "-o", tmp_path / "out.txt", "-q")
+    with start_vit(*words) as process:
+        process.stdin.write(f"{image_folder}/a.png\n")
         process.stdin.flush()
-        until = time.monotonic() + 60
-        while not any(file.stat().st_size for file in tmp_path.iterdir()):  # the first line
-            assert time.monotonic() < until, "the output was not begun"
-            time.sleep(0.05)
+        # Until the first line is written.
+        wait_for(lambda: any(file.stat().st_size for file in tmp_path.iterdir()), process)
         process.send_signal(number)
-        assert process.wait(30) == code
-        assert process.stderr.read() == b""
+        assert process.wait(600) == code
+        assert process.stderr.read() == ""
     assert not list(tmp_path.iterdir())
 
 

@@ -66,21 +66,11 @@ def test_words_choose(vit, root, words, expected):
     assert sorted(row["name"] for row in rows) == expected
 
 
-def test_nothing_is_cached(vit, root):
-    result = vit("models", "cached")
-    assert result.exit_code == 1 and result.stdout == ""
-    assert "no downloaded models" in result.stderr and "vit pull NAME" in result.stderr
-
-
 def test_one_model_is_described(vit, root):
     snapshot = keep(root, REPO, FILES)
     result = vit("models", "show", "vit-b16-i21k")
     lines = {line[:20].strip(): line[20:] for line in result.stdout.splitlines()}
-    assert lines["architecture"] == "B/16: 12 blocks, width 768, 12 heads, MLP 3072"
-    assert lines["parameters"] == "102,595,923" and lines["license"] == "apache-2.0"
     assert lines["repo"] == REPO and lines["status"] == f"cached: {snapshot}"
-    assert lines["classes"].startswith("21,843 (sigmoid): organism, being; benthos;")
-    assert lines["source"].endswith("aug_medium1-wd_0.1-do_0.0-sd_0.0.npz")
     assert vit("models", "show", REPO).stdout == result.stdout
     told = json.loads(vit("models", "show", "vit-b16-i21k", "--json").stdout)
     assert set(told) == FIELDS | {
@@ -88,13 +78,6 @@ def test_one_model_is_described(vit, root):
         *("preprocess", "score", "transformers", "source", "note"),
     }
     assert told["preprocess"]["crop_pct"] == 0.9 and told["score"] == "sigmoid"
-
-
-@pytest.mark.parametrize("name", ["deit3-h14-i1k", "r50-vit-b16-i21k-orig", "bit-r50x1-i21k"])
-def test_other_kinds_can_be_described(vit, name):
-    result = vit("models", "show", name)
-    assert result.exit_code == 0, result.stderr
-    assert f"not downloaded: `vit pull {name}` downloads" in result.stdout
 
 
 def test_an_entry_may_lack_its_cost(vit, monkeypatch):
@@ -199,13 +182,10 @@ def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
     assert vit("info", entry.name, "--offline").exit_code == 1
 
 
-def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, tmp_path, tiny_checkpoint):
-    keep(
-        tmp_path / "home" / "hub", "other/bert", FILES
-    )  # by another tool: perhaps no model of ours
+def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, root, tiny_checkpoint):
+    keep(root, "other/bert", FILES)  # by another tool: perhaps no model of ours
     hub.add("me/model", {file.name: file for file in tiny_checkpoint.iterdir()})
-    name = f"{hub.url}/me/model".replace(hub.url, "https://huggingface.co")  # as it is pasted
-    assert vit("pull", name).exit_code == 0
+    assert vit("pull", "https://huggingface.co/me/model").exit_code == 0  # as it is pasted
     (row,) = (json.loads(line) for line in vit("models", "cached", "--json").stdout.splitlines())
     assert set(row) == FIELDS and row["name"] == "me/model" and row["classes"] == 10
     assert "me/model" in vit("models", "show", "me/model").stdout

@@ -38,16 +38,6 @@ def test_a_new_option_is_one_line(images, parent, tmp_path, monkeypatch):
     assert vit("finetune", "--resume", tmp_path / "a", "--glue", "0").exit_code == 2
 
 
-def test_former_names_of_options_are_read():
-    text = vit("finetune", "--help").stdout
-    for former, name in (
-        ("--accumulate", "--grad-accum"), ("--crop-area", "--scale"), ("--erasing", "--reprob"),
-    ):  # fmt: skip
-        assert name in text and former not in text
-        result = vit("finetune", former, "x")
-        assert result.exit_code == 2 and f"Invalid value for '{name}'" in result.stderr
-
-
 def test_fields_of_the_architecture_are_added_to_those_of_a_configuration(tmp_path):
     given = {"data": {"path": "x"}, "output": str(tmp_path / "a"), "overrides": {"pool": "gap"}}
     first = build_config("pretrain", given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from typer.testing import CliRunner, Result
 
 from vitcli.cli.main import app
@@ -12,5 +14,5 @@ TINY += [word for size in SIZES for word in ("--set", size)]
 SHORT = ["--steps", "4", "--batch-size", "8", "--workers", "0"]
 
 
-def vit(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+def vit(*words: object, **settings: Any) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], prog_name="vit", **settings)
