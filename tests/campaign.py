@@ -4,7 +4,7 @@
     python tests/campaign.py --replay TARGET:NUMBER [--seed 0]
 
 A mutant is read in a process that is watched from outside. It must be read, or refused with a
-VitError, within 5 seconds and 1 GB; a killed command must not keep the next one from its result.
+VitError, within a minute and 1 GB; a killed command must not keep the next one from its result.
 Prints counts by target and outcome, and how to replay what failed; exits with 1 if anything did.
 """
 
@@ -50,7 +50,7 @@ from vitcli.errors import VitError
 
 TESTS = Path(__file__).resolve().parent
 GOLDEN, PHOTO = TESTS / "golden", TESTS / "images" / "cat.jpg"
-SECONDS, MEGABYTES = 5.0, 1000
+SECONDS, MEGABYTES = 60.0, 1000
 FAILURES = ("foreign", "hung", "crashed", "memory", "half-written")
 WORDS = [b"\0", b"\xff", b'"', b"[", b"-1", b"null", b"1e999", b"NaN", b'"\\ud800"', b"../../x"]
 WORDS += [b"9" * 30, b"9" * 5000, b"[" * 2000, b"x" * 300, "é".encode(), b"\x80\x02", b"0"]

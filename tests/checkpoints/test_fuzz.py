@@ -20,7 +20,9 @@ OPS = [op for op in vars(table).values() if isinstance(op, Op)]
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.binary(max_size=400))
 def test_any_bytes_are_refused_in_words(tmp_path: Path, data: bytes) -> None:
@@ -33,6 +35,7 @@ def test_any_bytes_are_refused_in_words(tmp_path: Path, data: bytes) -> None:
         open_checkpoint(tmp_path / "x.npz")
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     op=st.sampled_from(OPS),
     sizes=st.lists(st.integers(1, 5), min_size=4, max_size=4),

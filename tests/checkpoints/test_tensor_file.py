@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
@@ -155,7 +155,7 @@ def test_truncation_anywhere_is_found_in_the_header(tmp_path: Path) -> None:
             read_header(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_mutation_is_refused_or_read_as_the_library_reads_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
