@@ -1,4 +1,4 @@
-"""The real timm, transformers and scikit-learn, for the tests that compare with them."""
+"""The real timm and transformers, for the tests that compare with them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,3 @@ def timm() -> ModuleType:
 def transformers() -> ModuleType:
     _require("timm")  # its wrapper loads timm's layout
     return _require("transformers")
-
-
-@pytest.fixture(scope="session")
-def sklearn() -> ModuleType:
-    """With its modules `metrics` and `calibration`."""
-    pytest.importorskip("sklearn.metrics")
-    pytest.importorskip("sklearn.calibration")
-    return pytest.importorskip("sklearn")

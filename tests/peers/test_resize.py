@@ -88,24 +88,3 @@ def test_transformers_reads_what_is_not_square(transformers: ModuleType, tmp_pat
     images = processor(noise, return_tensors="pt")["pixel_values"]
     assert tuple(images.shape) == (1, 3, 24, 40)
     assert_same(load(job.output), theirs, images)
-
-
-def test_timm_reads_an_npz_that_was_resized(timm: ModuleType, tmp_path: Path) -> None:
-    """timm resizes an npz itself while it loads it, by the method asked for here."""
-    source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
-    job = plan_resize(source, grid=(6, 6), output=tmp_path / "x.npz")
-    resize_posemb(job)
-    new = job.models[1]
-    theirs = timm.create_model(
-        "vit_base_patch16_224",
-        img_size=new.image_size,
-        patch_size=new.patch_size,
-        embed_dim=new.width,
-        depth=new.depth,
-        num_heads=new.num_heads,
-        mlp_ratio=new.mlp_dim / new.width,
-        num_classes=new.num_classes,
-        act_layer="gelu_tanh",
-    ).eval()
-    theirs.load_pretrained(str(job.output))
-    assert_same(load(job.output), theirs, random_images(0, new.image_size))

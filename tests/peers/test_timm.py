@@ -41,9 +41,19 @@ def test_we_read_what_timm_writes(timm: ModuleType, tmp_path: Path, seed: int) -
     assert ours.preprocess.size == transform["input_size"][1:]
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_timm_reads_what_we_write(timm: ModuleType, tmp_path: Path, seed: int) -> None:
-    config = random_config(seed)
+SMALL = {"width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64, "num_classes": 6}
+RESNETS: tuple[Architecture, ...] = (
+    architecture("R+Ti/16", **SMALL, image_size=(64, 96)),
+    architecture("R26+S/32", **SMALL, image_size=(64, 96)),
+    architecture("R50+B/16", **SMALL, image_size=(64, 64)),
+    architecture("R50x1", image_size=(50, 66), num_classes=6),
+)
+
+
+@pytest.mark.parametrize(("seed", "config"), enumerate([*map(random_config, range(24)), *RESNETS]))
+def test_timm_reads_what_we_write(
+    timm: ModuleType, tmp_path: Path, seed: int, config: Architecture
+) -> None:
     preprocess = random_preprocess(seed, config.image_size)
     ours = vitcli.load(saved(tmp_path, config, seed, preprocess))
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
@@ -55,28 +65,6 @@ def test_timm_reads_what_we_write(timm: ModuleType, tmp_path: Path, seed: int) -
     assert resolved["interpolation"] == preprocess.interpolation
     assert resolved["crop_pct"] == preprocess.crop_pct
     assert resolved["crop_mode"] == preprocess.crop_mode
-
-
-# ---------------------------------------------------------------------------------------------
-# Hybrids and BiT ResNets
-
-SMALL = {"width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64, "num_classes": 6}
-MODELS: dict[str, Architecture] = {
-    "R+Ti/16": architecture("R+Ti/16", **SMALL, image_size=(64, 96)),
-    "R26+S/32": architecture("R26+S/32", **SMALL, image_size=(64, 96)),
-    "R50+B/16": architecture("R50+B/16", **SMALL, image_size=(64, 64)),
-    "R50x1": architecture("R50x1", image_size=(50, 66), num_classes=6),
-}
-
-
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_timm_reads_our_resnets(timm: ModuleType, tmp_path: Path, config: Architecture) -> None:
-    preprocess = random_preprocess(0, config.image_size)
-    ours = vitcli.load(saved(tmp_path, config, preprocess=preprocess))
-    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert_same(ours, theirs, random_images(0, config.image_size))
-    resolved = timm.data.resolve_data_config({}, model=theirs)
-    assert tuple(resolved["input_size"]) == (3, *config.image_size)
 
 
 def test_we_read_timms_resnet(timm: ModuleType, tmp_path: Path) -> None:

@@ -90,12 +90,9 @@ def collages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_linear_probe_ends_where_logistic_regression_does(
-    sklearn: ModuleType, collages: Path, tmp_path: Path
-) -> None:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import log_loss
-
+def test_a_linear_probe_ends_where_logistic_regression_does(collages: Path, tmp_path: Path) -> None:
+    LogisticRegression = pytest.importorskip("sklearn.linear_model").LogisticRegression
+    log_loss = pytest.importorskip("sklearn.metrics").log_loss
     run = TrainConfig(
         DataConfig(str(collages), val_fraction=0.0),
         str(tmp_path / "probe"),

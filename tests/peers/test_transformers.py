@@ -62,21 +62,6 @@ def test_its_image_processor_gives_our_pixels(
     assert (found - torch.as_tensor(expected)).abs().max() <= level * 1.001
 
 
-def test_its_pipeline_gives_our_answer(transformers: ModuleType, tmp_path: Path) -> None:
-    written(tmp_path, 0)
-    classify = transformers.pipeline("image-classification", model=str(tmp_path))
-    with Image.open(CAT) as image:
-        image.load()  # or we would decode it at a smaller scale, as its model is for 32 pixels
-    theirs = classify(image, top_k=3)
-    (ours,) = vitcli.predict(tmp_path, [image], top_k=3, device="cpu", precision="fp32")
-    assert [p.score for p in ours.predictions] == pytest.approx(
-        [answer["score"] for answer in theirs], abs=1e-4
-    )
-    assert [p.label.partition(" ")[0] for p in ours.predictions] == [
-        answer["label"].partition(" ")[0] for answer in theirs
-    ]
-
-
 @pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters"])
 @pytest.mark.parametrize("crop", [56, 112])
 def test_its_pipeline_with_images_of_another_size(

@@ -32,14 +32,6 @@ def test_balanced_is_inverse_to_the_number_of_images():
     assert absent[[0, 2]] == pytest.approx([4 / (2 * 3), 4 / 2])
 
 
-@pytest.mark.peers
-def test_balanced_is_scikit_learns():
-    compute = pytest.importorskip("sklearn.utils.class_weight").compute_class_weight
-    labels = np.random.default_rng(0).choice(3, 100, p=[0.7, 0.2, 0.1])
-    expected = compute("balanced", classes=np.arange(3), y=labels)
-    assert class_weights("balanced", source(labels.tolist())) == pytest.approx(expected)
-
-
 def test_a_file_names_classes_by_id_or_by_unique_name(tmp_path):
     (tmp_path / "w.csv").write_text("n2, 3\nDog,0.5\n\n")
     wanted = read_class_weights(tmp_path / "w.csv")
