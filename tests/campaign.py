@@ -38,6 +38,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save
 from typer.testing import CliRunner
 
+from layouts.released_names import open_clip
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.cli.main import app
@@ -58,12 +59,26 @@ VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -1e300, float("inf")
 VALUES += ["", "x", "\0", "\ud800", "a" * 5000, [], {}, [[[]]], [1, "x"], {"a": {"b": [None]}}]
 VALUES += [[3, -7, 10**9], [0, 0], {"x": 1}, [[1, 2]] * 3, json.loads("[" * 60 + "]" * 60)]
 VALUES += [2, 3, 48, 2**63 - 1, 2**100, 1e-300, "gelu", [1, 2, 3], ["a"], {"0": "a"}]
+PROCESSOR = {
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+    "size": {"shortest_edge": 40},
+    "crop_size": {"height": 32, "width": 32},
+    "do_center_crop": True,
+}
+OPEN_CLIP = {
+    "model_cfg": {"quick_gelu": True, "vision_cfg": {"width": 48, "image_size": 32}},
+    "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"},
+}
 Target = tuple[dict[str, bytes], Callable[[Path], Any]]
 """The files of a directory, the one to be damaged first, and what reads that one."""
 
 
 def read_checkpoint(path: Path) -> None:
-    path = path.parent if path.name == "config.json" else path
+    path = path.parent if path.name.endswith("config.json") else path
     for tensor in open_checkpoint(path).tensors.values():
         tensor.read()
 
@@ -88,17 +103,27 @@ def read_dataset(path: Path) -> None:
             source.read(row)  # type: ignore[union-attr]
 
 
-def targets() -> dict[str, Target]:
+def checkpoints() -> dict[str, Target]:
+    """Golden cases and a CLIP under OpenAI's names; of each the weights and the configurations."""
     found: dict[str, Target] = {}
     for case in sorted(GOLDEN.iterdir()):
-        configs = {path.name: path.read_bytes() for path in case.glob("*.json")}
+        configs = {path.name: path.read_bytes() for path in case.glob("config.json")}
+        if case.name.startswith("hf_"):
+            configs["preprocessor_config.json"] = json.dumps(PROCESSOR).encode()
         for path in [*case.glob("model.*"), *case.glob("checkpoint.npz")]:
             data, name = path.read_bytes(), path.name.removesuffix(".gz")
             files = {name: gzip.decompress(data) if path.suffix == ".gz" else data} | configs
             found[case.name] = files, read_checkpoint
-            if "config.json" in files:
-                first = {"config.json": files["config.json"]}
-                found[f"{case.name} config"] = first | files, read_checkpoint
+            for config in configs:
+                found[f"{case.name} {config}"] = {config: files[config]} | files, read_checkpoint
+    clip = open_clip(load_file(GOLDEN / "timm_clip_prenorm" / "model.safetensors"))
+    config = {"open_clip_config.json": json.dumps(OPEN_CLIP).encode()}
+    found["open_clip_config.json"] = config | {"model.safetensors": save(clip)}, read_checkpoint
+    return found
+
+
+def targets() -> dict[str, Target]:
+    found = checkpoints()
     arrays = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
     state = {"model": {name: torch.from_numpy(array) for name, array in arrays.items()}}
     bomb = {"x": torch.zeros(1).expand(10**6, 10**5)}
