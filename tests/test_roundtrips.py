@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from layouts.released_names import Arrays
+from golden_table import GOLDEN, unzipped
+from layouts.released_names import NAMES, Arrays
 from roundtrip_table import compare, sources
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.read import open_checkpoint
@@ -48,6 +49,18 @@ def test_exact_or_refused(name: str) -> None:
     assert all(cell.exact or cell.note for cell in cells.values())
     if name in EXACT:
         assert [target for target, cell in cells.items() if cell.exact] == EXACT[name].split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tensors_under_other_names_are_the_same(name: str, tmp_path: Path) -> None:
+    case, _ = NAMES[name]
+    (file,) = (GOLDEN / case).glob("model.safetensors*")
+    (tmp_path / "timm").mkdir()
+    expected = load_file(unzipped(file, tmp_path / "timm"))
+    found = open_checkpoint(sources()[name](tmp_path)).tensors
+    assert "norm.weight" in found
+    for key, tensor in found.items():
+        assert np.array_equal(tensor.read(), expected[key]), key
 
 
 SAME_NAMES = (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vitcli
-from checkpoints.golden_cases import PACKED, Case
+from checkpoints.golden_cases import GOLDEN
 from layouts.test_shapes import RESNETS, random_model
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load_weights
@@ -20,7 +20,7 @@ from vitcli.errors import CheckpointError
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import architecture_from_args, from_config, not_in_timm, to_config
 
-HYBRID, RESNET = PACKED["timm_hybrid_r50_s16"], PACKED["timm_bit_resnetv2"]
+HYBRID, RESNET = GOLDEN / "timm_hybrid_r50_s16", GOLDEN / "timm_bit_resnetv2"
 
 
 def test_a_bit_resnet_at_another_resolution_is_the_same(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_bit_resnet_is_written_as_timm_writes_it() -> None:
     config = to_config(CheckpointInfo(model, Preprocess(size=(64, 64))))
     assert config["architecture"] == "resnetv2_50x1_bit" and config["model_args"] == {}
     assert config["num_features"] == 2048 and config["global_pool"] == "avg"
-    said = json.loads((RESNET.folder / "config.json").read_text())["pretrained_cfg"]
+    said = json.loads((RESNET / "config.json").read_text())["pretrained_cfg"]
     for key in ("first_conv", "classifier", "fixed_input_size"):
         assert config["pretrained_cfg"][key] == said[key]
     assert config["pretrained_cfg"]["pool_size"] == [2, 2]
@@ -98,7 +98,7 @@ def test_a_stem_that_timm_lacks_is_said_at_every_size(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, changes, said",
+    "case, changes, said",
     [
         (RESNET, {"model_args": {"bottle_ratio": 0.5}}, "bottle_ratio is 0.5"),
         (RESNET, {"model_args": {"layers": [1, 0]}}, "up to 4 stages"),
@@ -111,8 +111,8 @@ def test_a_stem_that_timm_lacks_is_said_at_every_size(size: int) -> None:
         ),
     ],
 )
-def test_other_resnets_get_one_line(name: Case, changes: dict[str, object], said: str) -> None:
-    config = json.loads((name.folder / "config.json").read_text()) | changes
+def test_other_resnets_get_one_line(case: Path, changes: dict[str, object], said: str) -> None:
+    config = json.loads((case / "config.json").read_text()) | changes
     with pytest.raises(CheckpointError) as caught:
         from_config(ForeignJson(config, "config.json"))
     assert said in caught.value.what and "\n" not in caught.value.what

@@ -4,8 +4,8 @@ saved is loaded."""
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import vitcli
-from checkpoints.golden_cases import CASES, PACKED
+from golden_table import GOLDEN, cases, unzipped
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
@@ -128,18 +128,16 @@ def test_shapes_tell_the_resnet(config: Architecture) -> None:
     assert infer_architecture(config.tensor_shapes())[0].tensor_shapes() == config.tensor_shapes()
 
 
-@pytest.mark.parametrize("name", [*CASES, *PACKED])
+@pytest.mark.parametrize("name", [name for name in cases() if name.startswith("timm_")])
 def test_files_of_timm_with_and_without_their_config(name: str, tmp_path: Path) -> None:
-    case = {**CASES, **PACKED}[name]
-    (file,) = case.folder.glob("model.safetensors*")
-    data = file.read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(gzip.decompress(data) if name in PACKED else data)
-    info = read_info(tmp_path)[0]
+    whole = unzipped(cases()[name], tmp_path).parent
+    (bare := tmp_path / "bare").mkdir()
+    info = read_info(shutil.copy(whole / "model.safetensors", bare))[0]
     found, assumed = info.model, set(info.provenance["assumed"])
-    (tmp_path / "config.json").write_bytes((case.folder / "config.json").read_bytes())
-    stated, _ = read_info(tmp_path)
-    true, said = stated.model, json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
-    assert true.num_params() == case.said["n_params"]
+    stated, _ = read_info(whole)
+    true, said = stated.model, json.loads((whole / "config.json").read_text())["pretrained_cfg"]
+    case = json.loads((GOLDEN / name / "case.json").read_text())
+    assert true.num_params() == case["n_params"]
     assert stated.preprocess.size == true.image_size
     assert stated.preprocess.mean == tuple(said["mean"])
     assert stated.preprocess.crop_pct == said["crop_pct"]
