@@ -269,17 +269,22 @@ def imported_by(*arguments: str) -> set[str]:
 SLOW_TO_IMPORT = {"torch", "numpy", "rich", "huggingface_hub", "PIL", "matplotlib", "safetensors"}
 
 
+NPZ = "tests/golden/vit_jax_token/checkpoint.npz"
+TIMM = "tests/golden/timm_vit_default"
+
+
 def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not imported_by("-c", "import vitcli; dir(vitcli); vitcli.__version__") & SLOW_TO_IMPORT
+
+
+def test_reading_a_description_imports_nothing_heavy() -> None:
+    code = f"from vitcli.checkpoints.read import read_info; read_info({TIMM!r})"
+    assert not imported_by("-c", code) & SLOW_TO_IMPORT
 
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert not imported_by("-m", "vitcli", *arguments, "--help") & SLOW_TO_IMPORT
-
-
-NPZ = "tests/golden/vit_jax_token/checkpoint.npz"
-TIMM = "tests/golden/timm_vit_default"
 
 
 @pytest.mark.parametrize(

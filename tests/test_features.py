@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from checkpoints.golden_cases import GOLDEN, sharded
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
@@ -26,8 +26,6 @@ from vitcli.data.dataset import open_dataset
 from vitcli.errors import ConfigError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.prediction import Predictor
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def chosen(info: CheckpointInfo, **choice) -> CheckpointInfo:
@@ -130,20 +128,11 @@ def test_a_cache_belongs_to_weights_and_representation(tiny_checkpoint, tmp_path
 
 
 def test_a_cache_belongs_to_every_shard(tmp_path):
-    shutil.copy(GOLDEN / "hf_vit" / "config.json", tmp_path)
-    weights = load_file(GOLDEN / "hf_vit" / "model.safetensors")
-    files = {name: f"{i % 2}.safetensors" for i, name in enumerate(sorted(weights))}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-
-    def write(file: str, addend: float) -> None:
-        shard = {name: weights[name] + addend for name in files if files[name] == file}
-        save_file(shard, tmp_path / file, {"format": "pt"})
-
-    write("0.safetensors", 0)
-    write("1.safetensors", 0)
-    before = cache_name(predictor(tmp_path))
-    write("1.safetensors", 1)
-    assert cache_name(predictor(tmp_path)) != before
+    model = sharded(tmp_path / "model")
+    before = cache_name(predictor(model))
+    shard = model / "model-00002-of-00002.safetensors"
+    save_file({name: array + 1 for name, array in load_file(shard).items()}, shard)
+    assert cache_name(predictor(model)) != before
 
 
 def test_two_processes_use_a_cache_at_once(tmp_path):

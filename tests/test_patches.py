@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from vitcli.patches import area_matrix, resize_patches
 
@@ -15,13 +14,6 @@ def test_area_matrix_averages_what_a_pixel_covers(old, new):
     line = RNG.random(old)
     finest = np.repeat(line, new).reshape(new, old)  # old * new slices, `old` to a new pixel
     assert np.allclose(area_matrix(old, new) @ line, finest.mean(axis=1))
-
-
-def test_area_matrix_is_pillows_box_filter_for_whole_factors():
-    line = RNG.random(16).astype(np.float32)
-    image = Image.fromarray(np.repeat(line[None], 2, axis=0), mode="F")
-    reference = np.asarray(image.resize((4, 2), Image.Resampling.BOX))[0]
-    assert np.allclose(area_matrix(16, 4) @ line, reference, atol=1e-6)
 
 
 def test_larger_patches_are_the_old_function_of_the_downsampled_image():

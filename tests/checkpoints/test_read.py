@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +26,6 @@ DEFAULT = GOLDEN / "timm_vit_default"
 def model(tmp_path: Path) -> Path:
     """A checkpoint folder that a test may damage."""
     return shutil.copytree(DEFAULT, tmp_path / "model")
-
-
-def test_no_torch_is_needed() -> None:
-    code = (
-        "import sys; from vitcli.checkpoints.read import read_info; "
-        f"print(read_info({str(DEFAULT)!r})[0].model.width); "
-        "print({'torch', 'numpy', 'safetensors', 'huggingface_hub'} & set(sys.modules))"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    assert done.stdout.split("\n")[:2] == ["48", "set()"]
 
 
 def test_the_header_comes_before_the_config_beside_it(model: Path) -> None:

@@ -12,10 +12,9 @@ import pytest
 import safetensors.torch
 import torch
 from safetensors.numpy import save_file
-from scipy.ndimage import zoom
 
 from checkpoints.golden_cases import GOLDEN, sharded
-from checkpoints.test_resize import resize, tensors_in
+from checkpoints.test_resize import changed, resize, scipys, tensors_in
 from layouts.released_names import open_clip
 from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.resize import plan_resize
@@ -33,17 +32,6 @@ TRANSFORMERS = {
 """The table's name in a golden case, and the prefix tokens that have an embedding."""
 
 
-def scipys(table: np.ndarray, prefix: int, grid: tuple[int, int]) -> np.ndarray:
-    """The authors' way: each channel of the grid through `scipy.ndimage.zoom(order=1)`."""
-    tokens = table.reshape(-1, table.shape[-1]).astype(np.float64)
-    side = round((len(tokens) - prefix) ** 0.5)
-    zoomed = zoom(
-        tokens[prefix:].reshape(side, side, -1), (grid[0] / side, grid[1] / side, 1), order=1
-    )
-    whole = np.concatenate([tokens[:prefix], zoomed.reshape(-1, tokens.shape[1])])
-    return whole.reshape(*table.shape[:-2], *whole.shape)
-
-
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
     table, prefix = TRANSFORMERS[name]
@@ -52,12 +40,10 @@ def test_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
     patch = read.read_info(source)[0].model.patch_size[0]
     file = resize(source, grid=(6, 6))
     assert file == tmp_path / "model-6x6" / "model.safetensors"
-    before, after = tensors_in(source / "model.safetensors"), tensors_in(file)
-    (table,) = (n for n in before if n.endswith(table))
-    assert list(before) == list(after)
-    assert [n for n in before if before[n].tobytes() != after[n].tobytes()] == [table]
-    expected = scipys(before[table], prefix, (6, 6))
-    np.testing.assert_allclose(after[table], expected, rtol=0, atol=1e-6)
+    (name,) = changed(source / "model.safetensors", file)
+    assert name.endswith(table)
+    expected = scipys(tensors_in(source / "model.safetensors")[name], prefix, (6, 6))
+    np.testing.assert_allclose(tensors_in(file)[name], expected, rtol=0, atol=1e-6)
     old = json.loads((source / "config.json").read_text())
     new = json.loads((file.parent / "config.json").read_text())
     assert new == {**old, "image_size": 6 * patch} and old_side != 6 * patch
@@ -176,11 +162,11 @@ def test_an_npz_stays_one(tmp_path: Path, name: str) -> None:
     assert file == tmp_path / "x-6x6.npz"
     old, new = np.load(source), np.load(file)
     assert list(old) == list(new)
-    (changed,) = (n for n in old if old[n].tobytes() != new[n].tobytes())
-    assert old[changed].dtype == new[changed].dtype
+    (table,) = (n for n in old if old[n].tobytes() != new[n].tobytes())
+    assert old[table].dtype == new[table].dtype
     if hires := NPZ[name]:
         expected = np.load((GOLDEN / name).parent / "io.npz")[hires]
-        np.testing.assert_allclose(new[changed], expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(new[table], expected, rtol=0, atol=1e-6)
     with pytest.raises(OutputError, match="written as a .npz file"):
         plan_resize(source, grid=(6, 6), output=tmp_path / "y.safetensors")
 
@@ -226,11 +212,10 @@ def test_a_folder_of_open_clips(tmp_path: Path) -> None:
     config = {"model_cfg": {"embed_dim": 8, "vision_cfg": vision}}
     (source.parent / "open_clip_config.json").write_text(json.dumps(config))
     file = resize(source.parent, grid=(3, 5))
-    before, after = tensors_in(source), tensors_in(file)
-    changed = [n for n in before if before[n].tobytes() != after[n].tobytes()]
-    assert changed == ["visual.positional_embedding"] and list(before) == list(after)
-    expected = scipys(before[changed[0]], 1, (3, 5))
-    np.testing.assert_allclose(after[changed[0]], expected, rtol=0, atol=1e-6)
+    (name,) = changed(source, file)
+    assert name == "visual.positional_embedding"
+    expected = scipys(tensors_in(source)[name], 1, (3, 5))
+    np.testing.assert_allclose(tensors_in(file)[name], expected, rtol=0, atol=1e-6)
     info, _ = read.read_info(file.parent)
     assert info.model.grid == (3, 5) and info.model.num_heads == 3
     said = json.loads((file.parent / "open_clip_config.json").read_text())

@@ -82,8 +82,6 @@ def test_a_bit_resnet_is_pretrained_on_at_another_resolution(tiny_run, tiny_bit)
 def test_a_resnet_has_no_patch_size(tiny_run, tiny_bit):
     with pytest.raises(ConfigError, match="a ResNet has no patches"):
         train(tiny_run(model=str(tiny_bit), patch_size=4))
-    with pytest.raises(ConfigError, match="R50x1: .*'width'"):
-        train(tiny_run(variant="R50x1", overrides={"width": 24}))
 
 
 @pytest.mark.slow
