@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN, sharded
 from vitcli.checkpoints.convert import convert, plan_convert, write
-from vitcli.checkpoints.read import open_checkpoint, read_info
+from vitcli.checkpoints.read import read_info
 from vitcli.errors import CheckpointError, OutputError
 
 TIMM = GOLDEN / "timm_vit_default"
@@ -187,10 +186,3 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, target: str, most: i
         signal.signal(signal.SIGXFSZ, previous)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     assert [p.name for p in tmp_path.iterdir()] == [target]
-
-
-def test_what_a_model_of_transformers_that_is_none_of_ours_is_called(tmp_path: Path) -> None:
-    torch.save({"bit.embedder.convolution.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bit"}))
-    with pytest.raises(CheckpointError, match="model_type 'bit' is not"):
-        open_checkpoint(tmp_path / "pytorch_model.bin")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.tensor_file import LazyTensor, read_header, write
 from vitcli.errors import CheckpointError, OutputError
 
@@ -142,15 +141,6 @@ def test_a_damaged_file_is_refused_where_the_library_refuses_it(
 
 def test_missing_files_and_directories_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(CheckpointError):
-            read_header(path)
-
-
-def test_truncation_anywhere_is_found_in_the_header(tmp_path: Path) -> None:
-    content = (GOLDEN / "timm_dinov2" / "model.safetensors").read_bytes()
-    path = tmp_path / "x.safetensors"
-    for length in (len(content) - 1, *range(0, len(content), len(content) // 97)):
-        path.write_bytes(content[:length])
         with pytest.raises(CheckpointError):
             read_header(path)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoints.golden_cases import GOLDEN
-from vitcli.checkpoints.info import CheckpointInfo, unique_names
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, model_config
 from vitcli.errors import CheckpointError
 from vitcli.layouts.foreign_json import ForeignJson
@@ -164,11 +164,6 @@ def test_what_both_libraries_need_is_there() -> None:
 def test_transformers_scores_alike(score: Score, kind: str | None) -> None:
     info = CheckpointInfo(model_config("Ti/16", num_classes=3), Preprocess(), score=score)
     assert to_config(info).get("problem_type") == kind
-
-
-def test_names_are_unique_only_where_ids_make_them_so() -> None:
-    classes = (ClassLabel("a", "x"), ClassLabel("b", "y"), ClassLabel("c", "x"))
-    assert unique_names(classes) == ["x (a)", "y", "x (c)"]
 
 
 def test_labels_come_as_a_list_or_a_table_and_with_descriptions() -> None:
