@@ -114,7 +114,11 @@ def screens() -> Iterator[str]:
 def main(file: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         environment = {"COLUMNS": "80", "HF_HOME": f"{place}/home", "NO_COLOR": "1"}
-        with mock.patch.dict(os.environ, environment), mock.patch("time.sleep"):
+        with (
+            mock.patch.dict(os.environ, environment),
+            mock.patch("time.sleep"),
+            mock.patch("vitcli.cli.output.PLAIN_EVERY", float("inf")),  # also on a slow machine
+        ):
             for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN"):
                 os.environ.pop(name, None)
             os.chdir(place)
