@@ -46,7 +46,7 @@ bench: .venv/.peers
 	$(BIN)/python tests/bench/run.py
 
 test-gpu: .venv/.peers
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m gpu tests/train
 
 bench-gpu: .venv/.peers
 	PYTHONPATH=. $(BIN)/python tests/bench/gpu.py

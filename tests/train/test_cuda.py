@@ -1,7 +1,12 @@
-"""What the CPU computes, on CUDA: golden cases, training and resuming, compilation."""
+"""What the CPU computes, on CUDA: golden cases, training and resuming, compilation, ranks. `make
+test-gpu`, on a machine that has it."""
 
 from __future__ import annotations
 
+import functools
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +15,15 @@ import torch
 
 from train.runs import Killed, kill_at, metrics
 from vitcli.checkpoints.load import load
-from vitcli.config import AugmentConfig, DataConfig, model_config
+from vitcli.config import model_config
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train.loop import train
-from vitcli.train_config import TrainConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
@@ -40,34 +49,22 @@ def test_predictions_are_those_of_the_cpu(precision):
     assert best[0] == best[1]
 
 
-def config(images: Path, output: Path, **fields) -> TrainConfig:
-    sizes = {"width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128, "image_size": (32, 32)}
-    start = {
-        "task": "pretrain",
-        "variant": "Ti/8",
-        "overrides": sizes,
-        "device": "cuda",
-        "steps": 40,
-        "batch_size": 16,
-        "optimizer": "adamw",
-        "lr": 1e-3,
-        "workers": 1,
-        "augment": AugmentConfig(crop_area=(0.5, 1.0)),
-        "log_every": 1,
-    }
-    return TrainConfig(data=DataConfig(str(images)), output=str(output), **{**start, **fields})
+@pytest.fixture
+def cuda_run(make_run):
+    """As `make_run`, on CUDA, with heads of 32."""
+    sizes = {"width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128}
+    return functools.partial(make_run, device="cuda", overrides=sizes, steps=40, log_every=1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_run_learns(images, tmp_path, precision):
-    outcome = train(config(images, tmp_path / "run", precision=precision, ema=0.9))
+def test_a_run_learns(cuda_run, tmp_path, precision):
+    outcome = train(cuda_run(output=str(tmp_path / "run"), precision=precision, ema=0.9))
     assert outcome.metrics["val_top1"] > 0.9
 
 
-def test_a_killed_run_resumes_where_it_was(images, tmp_path):
-    fields = {"precision": "fp32", "save_every": 5}
-    train(config(images, tmp_path / "whole", **fields))
-    killed = config(images, tmp_path / "killed", **fields)
+def test_a_killed_run_resumes_where_it_was(cuda_run, tmp_path):
+    train(cuda_run(output=str(tmp_path / "whole"), save_every=5))
+    killed = cuda_run(output=str(tmp_path / "killed"), save_every=5)
     with pytest.raises(Killed):
         train(killed, on_event=kill_at(22))
     train(killed, resume=True)
@@ -93,3 +90,27 @@ def test_a_compiled_model_computes_the_same():
         model.zero_grad()
     for found, expected in zip(*grads, strict=True):
         assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--shard",), ("--compile",)], ids=["ddp", "fsdp2", "compile"]
+)
+def test_ranks_learn_what_one_process_learns(colours, tmp_path, more):
+    """DDP over NCCL and FSDP2, with a rank for each CUDA device; one device is enough."""
+    recipe = (
+        *("--data", str(colours), "--variant=Ti/8", "--set=depth=2", "--resolution=32"),
+        *("--steps=8", "--batch-size=16", "--precision=fp32", "--mixup=0.2", "--log-every=1"),
+        *("--device=cuda", "--json"),
+    )
+    losses = []
+    for name, devices in (("alone", ()), ("ranks", (f"--devices={torch.cuda.device_count()}",))):
+        command = [sys.executable, "-m", "vitcli", "pretrain", "-o", str(tmp_path / name)]
+        text = subprocess.run(
+            [*command, *recipe, *devices, *(more if devices else ())],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        events = [json.loads(line) for line in text.splitlines()]
+        losses.append([event["loss"] for event in events if event["event"] == "train"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
