@@ -76,11 +76,13 @@ MODELS: dict[str, Architecture] = {
     **VITS,
     **RESNETS,
     "oblong": small(patch_size=(4, 8), image_size=(8, 24), num_registers=1, posemb_tokens="class"),
+    "registers with positions": small(num_registers=3, activation="quick_gelu"),
 }
 
 
 def random_model(config: Architecture) -> ViT | BiT:
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
+    model.init_weights(0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -7,28 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitcli.config import model_config
+from layouts.test_shapes import MODELS, random_model, small
+from vitcli.config import ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT, attend
 
 SMALL = {"width": 32, "depth": 2, "num_heads": 4, "mlp_dim": 48, "image_size": (32, 32)}
-CHOICES = [
-    {},
-    {"class_token": False, "pool": "gap"},
-    {"class_token": False, "pool": "map"},
-    {"pool": "gap", "final_norm": False, "fc_norm": True},
-    {"num_registers": 3, "posemb_tokens": "patches"},
-    {"num_registers": 3, "posemb_tokens": "class"},
-    {"num_registers": 3, "posemb_tokens": "all"},
-    {"distill_token": True},
-    {"posemb": "none"},
-    {"posemb": "learn2d", "posemb_tokens": "patches"},
-    {"posemb": "sincos2d", "posemb_tokens": "patches"},
-    {"pre_norm": True, "patch_bias": False, "qkv_bias": False},
-    {"layer_scale": True, "swiglu": True},
-    {"pre_logits": 20, "activation": "gelu_tanh"},
-    {"activation": "quick_gelu", "patch_size": (8, 4), "image_size": (24, 32)},
-]
 
 
 def make(**fields):
@@ -39,17 +23,20 @@ def make(**fields):
     return model.eval()
 
 
-@pytest.mark.parametrize("fields", CHOICES, ids=str)
-def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(fields):
-    model = make(**fields)
-    config = model.config
-    images = torch.randn(3, 3, *config.image_size)
+VITS = {name: config for name, config in MODELS.items() if isinstance(config, ModelConfig)}
+VITS["sincos2d"] = small(posemb="sincos2d", posemb_tokens="patches")
+
+
+@pytest.mark.parametrize("config", VITS.values(), ids=VITS)
+def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(config):
+    model = random_model(config).double()
+    images = torch.randn(3, 3, *config.image_size).double()
     logits = model(images)
-    assert logits.shape == (3, 5)
+    assert logits.shape == (3, config.num_classes or config.feature_dim)
     assert model.features(images).shape == (3, config.feature_dim)
     assert model.encode(images).shape == (3, config.num_tokens, config.width)
     moved = torch.roll(images, config.patch_size, dims=(2, 3))
-    assert torch.allclose(logits, model(moved), atol=1e-4) == (fields.get("posemb") == "none")
+    assert torch.allclose(logits, model(moved)) == (config.posemb == "none")
 
 
 def test_the_head_reads_the_features():
