@@ -14,8 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from checkpoints.golden_cases import GOLDEN
-from layouts.released_names import open_clip
-from peers.random_models import fill, saved
+from peers.random_models import saved
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
@@ -101,20 +100,6 @@ def test_a_pickle_of_timms(timm: ModuleType, vit: Callable[..., Result], tmp_pat
         str(tmp_path / "x.pth"),
         str(tmp_path / "y" / "model.safetensors"),
     ]
-
-
-@pytest.mark.parametrize("openai", [False, True])
-def test_clip_by_openais_names(timm: ModuleType, tmp_path: Path, openai: bool) -> None:
-    model = timm.create_model(
-        "vit_base_patch32_clip_224", img_size=64, depth=2, embed_dim=128, num_heads=2
-    )
-    fill(model, 0)
-    arrays = open_clip({n: t.numpy() for n, t in model.state_dict().items()}, openai)
-    torch.save({n: torch.tensor(array) for n, array in arrays.items()}, tmp_path / "x.pt")
-    checkpoint = open_checkpoint(tmp_path / "x.pt")
-    assert checkpoint.info.model.activation == ("quick_gelu" if openai else "gelu")
-    found = verify(checkpoint)
-    assert found.difference < EXACT < found.largest and found.what == "features"
 
 
 def test_a_hybrid_of_the_authors_is_compared_with_timms_epsilons(
