@@ -50,7 +50,9 @@ RESNETS: tuple[Architecture, ...] = (
 )
 
 
-@pytest.mark.parametrize(("seed", "config"), enumerate([*map(random_config, range(24)), *RESNETS]))
+@pytest.mark.parametrize(
+    ("seed", "config"), [*enumerate([*map(random_config, range(24)), *RESNETS])]
+)
 def test_timm_reads_what_we_write(
     timm: ModuleType, tmp_path: Path, seed: int, config: Architecture
 ) -> None:
