@@ -192,7 +192,9 @@ def _metrics(
         return []
     lines = ["## Metrics", "", "Measured on images that were not used for training."]
     if "val_top1" in numbers or loss is not None:
-        lines[2] += " The stored step is the best on the validation split."
+        is_last = info.provenance.get("store") == "last"
+        which = "the last" if is_last else "the best on the validation split"
+        lines[2] += f" The stored step is {which}."
     if rows:
         lines += ["", "| metric | |", "|---|---|", *rows]
     if shown is not None:
