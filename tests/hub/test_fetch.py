@@ -329,10 +329,9 @@ def test_the_hub_says_how_long_to_wait(hub, commit, pauses):
 
 
 def test_a_killed_download_is_resumed(hub, commit):
-    hub.faults.append(Fault("stall", "GET /lfs/", at=100_000))
-    blobs = RepoCache("me/model").directory / "blobs"
+    hub.faults.append(stall := Fault("stall", "GET /lfs/", at=100_000))
     with start_vit("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
-        wait_for(lambda: [*blobs.glob("*.incomplete")], process)
+        wait_for(lambda: stall.struck, process)  # the configuration has come by then
         wait_for(lambda: part().stat().st_size >= 65_536, process)
         process.kill()
     there, heard = part().stat().st_size, list[Transfer]()
