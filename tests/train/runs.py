@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,15 +37,6 @@ def interrupt_at(step: int) -> Callable[[Event], None]:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return on_event
-
-
-def wait_until(condition: Callable[[], object], process: subprocess.Popen) -> None:
-    """Returns once a condition holds; fails with what a process said if it ended before."""
-    end = time.monotonic() + 600
-    while not condition():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < end, "not in ten minutes"
-        time.sleep(0.01)
 
 
 def of_kind(events: list[Any], kind: str) -> list[Any]:

@@ -21,6 +21,7 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from conftest import wait_for
 from train.runs import (
     Killed,
     close_weights,
@@ -29,7 +30,6 @@ from train.runs import (
     metrics,
     of_kind,
     same_weights,
-    wait_until,
     weights,
 )
 from vitcli.checkpoints.load import load
@@ -149,7 +149,7 @@ def test_kill_9_and_resume_equal_an_unbroken_finetune(finished, tmp_path, colour
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
     process = subprocess.Popen([*command, "-o", str(broken)], stderr=subprocess.PIPE)
-    wait_until(RunDirectory(broken).state, process)
+    wait_for(RunDirectory(broken).state, process)
     process.kill()
     process.wait()
     assert RunDirectory(broken).state(), "the run ended before it was killed"
@@ -168,7 +168,7 @@ def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, number)
     command += ["--variant", "Ti/8", "--set", "depth=1", "--resolution", "16", "--batch-size", "8"]
     command += ["--steps", "100000", "--workers", "2", "--device", "cpu", "-o", run.output]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_until((Path(run.output) / "metrics.jsonl").exists, process)
+    wait_for((Path(run.output) / "metrics.jsonl").exists, process)
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 128 + number, said

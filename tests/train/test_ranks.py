@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from train.runs import wait_until, weights
+from conftest import wait_for
+from train.runs import weights
 from vitcli.train.directory import RunDirectory
 
 pytestmark = [
@@ -81,7 +82,7 @@ def metrics(output: Path) -> list[dict]:
 
 
 def wait_for_step(running: subprocess.Popen[str], output: Path, step: int) -> None:
-    wait_until(lambda: any(line["step"] >= step for line in metrics(output)), running)
+    wait_for(lambda: any(line["step"] >= step for line in metrics(output)), running)
 
 
 def errors(text: str) -> list[str]:
