@@ -100,5 +100,5 @@ def test_unwritable_folders_get_one_line(tmp_path: Path, state: dict[str, torch.
         with pytest.raises(OutputError, match="cannot be created") as caught:
             save_checkpoint(folder, state, INFO)
         assert caught.value.where == str(folder)
-    with pytest.raises(OutputError, match="cannot be written: No such file"):
+    with pytest.raises(OutputError, match="cannot be written"):
         write_config(tmp_path / "missing" / "config.json", INFO)
