@@ -101,7 +101,7 @@ def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | No
     end = time.monotonic() + 600
     while not happened():
         assert time.monotonic() < end, "it did not happen in ten minutes"
-        assert process is None or process.poll() is None, process.communicate()
+        assert process is None or process.poll() is None or happened(), process.communicate()
         time.sleep(0.01)
 
 

@@ -71,9 +71,14 @@ def same_line(expected: str, found: str) -> bool:
     """Equal but for spaces, the last digits of numbers, and the order of answers."""
     expected, found = map(sorted_answers, (expected, found))
     words = [" ".join(NUMBER.sub("#", line).split()) for line in (expected, found)]
-    numbers = [[float(n.replace(",", "")) for n in NUMBER.findall(x)] for x in (expected, found)]
-    least = 0.11 if "%" in expected else 0.02
-    return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=0.05, abs=least)
+    if words[0] != words[1]:
+        return False
+    for one, other in zip(NUMBER.finditer(expected), NUMBER.finditer(found), strict=True):
+        least = 0.11 if expected[one.end() : one.end() + 1] == "%" else 0.02
+        values = (float(match[0].replace(",", "")) for match in (one, other))
+        if next(values) != pytest.approx(next(values), rel=0.05, abs=least):
+            return False
+    return True
 
 
 def same_lines(expected: list[str], found: list[str]) -> bool:

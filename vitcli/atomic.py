@@ -95,8 +95,8 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
 
 def cannot_write(path: str | Path, error: Exception) -> OutputError:
     """What it means that the system refused an output."""
-    directory = os.path.dirname(path)
-    if isinstance(error, FileNotFoundError) and directory and not os.path.exists(directory):
+    directory = Path(path).parent
+    if isinstance(error, FileNotFoundError) and not directory.exists():
         what = f"cannot be written: there is no directory {directory}"
         return OutputError(what, where=path, hint="create the directory first")
     reason = getattr(error, "strerror", None) or error

@@ -22,7 +22,6 @@ from vitcli.data.decoder import PAUSE, Decoder
 from vitcli.data.inputs import ImageInput
 from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.machine import cpu_cores, free_memory, is_launched
-from vitcli.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -253,9 +252,9 @@ def features_of(
 def none_readable(source: Source) -> DataError:
     """The error where no image of a split can be read."""
     return DataError(
-        f"none of {counted(len(source), 'image')} can be read",
+        f"not one image can be read, of {len(source):,}",
         where=source.root,
-        hint=f"repair or replace them; the first is {source.where(0)}",
+        hint=f"the first is {source.where(0)}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def test_nothing_is_copied_that_needs_no_conversion() -> None:
     for name, parameter in model.named_parameters():
         assert parameter.data_ptr() == weights.tensors[name].data_ptr(), name
         assert parameter.requires_grad
+
+
+def test_training_a_loaded_model_leaves_the_file_alone(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEFAULT, tmp_path / "model")
+    before = (folder / "model.safetensors").read_bytes()
+    with torch.no_grad():
+        for parameter in load(folder).parameters():
+            parameter.zero_()
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_half_precision_files_are_computed_in_float32_or_kept(tmp_path: Path) -> None:

@@ -116,6 +116,14 @@ def test_shards_stay_shards(tmp_path: Path, in_place: bool) -> None:
         plan_resize(source, grid=(4, 4), output=tmp_path / "x.safetensors")
 
 
+@pytest.mark.parametrize("grid", [(7, 7), (4, 4)])
+def test_shards_of_another_name_stay_whole(tmp_path: Path, grid: tuple[int, int]) -> None:
+    index = next(sharded(tmp_path / "model").glob("*.index.json"))
+    index = index.rename(index.with_name("model.fp16.safetensors.index.json"))
+    output = resize(index, grid=grid, output=tmp_path / "out")
+    assert read.open_checkpoint(output).info.model.grid == grid
+
+
 def test_a_single_file_of_another_layout_says_its_grid_itself(tmp_path: Path) -> None:
     source = Path(shutil.copy(GOLDEN / "hf_vit" / "model.safetensors", tmp_path / "x.safetensors"))
     file = resize(source, grid=(2, 8), method="bicubic-hf")

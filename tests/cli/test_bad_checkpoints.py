@@ -106,7 +106,9 @@ def test_killed_in_the_middle(vit, tmp_path):
     os.link(source, original)
     words = ("resize-posemb", source, "--in-place", "-q", "--grid")
     start = time.monotonic()
-    start_vit(*words, 16).communicate()
+    process = start_vit(*words, 16)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
     took, expected = time.monotonic() - start, source.read_bytes()
     for moment in range(12):
         shutil.copy(original, source)

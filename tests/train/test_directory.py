@@ -67,7 +67,10 @@ def test_an_unfinished_run_asks_what_to_do(tiny_run):
     with pytest.raises(RunError, match="contains an unfinished run") as caught:
         train(run)
     assert "--resume" in caught.value.hint and "--force" in caught.value.hint
-    (shard,) = RunDirectory(run.output).state().glob("*.safetensors")
+    state = RunDirectory(run.output).state()
+    shutil.copytree(state, state.with_name("step-9.unfinished"))  # of a run killed as it ended one
+    assert RunDirectory(run.output).state() == state
+    (shard,) = state.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(RunError, match="state cannot be resumed") as caught:
         train(run, resume=True)

@@ -145,11 +145,12 @@ def test_kill_9_and_resume_equal_an_unbroken_finetune(finished, tmp_path, colour
     shutil.copytree(finished, tmp_path / "parent")
     command = [sys.executable, "-m", "vitcli", "finetune", "--data", str(colours)]
     command += ["--model", str(tmp_path / "parent"), "--resolution", "24", "--steps", "200"]
-    command += ["--batch-size", "12", "--precision", "fp32", "--device", "cpu", *options.split()]
+    command += ["--batch-size", "12", "--precision", "fp32", "--device", "cpu", "--save-every", "5"]
+    command += options.split()
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
     process = subprocess.Popen([*command, "-o", str(broken)], stderr=subprocess.PIPE)
-    wait_for(RunDirectory(broken).state, process)
+    wait_for(lambda: (state := RunDirectory(broken).state()) and state.name != "step-0", process)
     process.kill()
     process.wait()
     assert RunDirectory(broken).state(), "the run ended before it was killed"
@@ -286,6 +287,20 @@ def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, 
     best = evaluations[outcome.stored_step]
     assert {name: best[name] for name in outcome.metrics} == outcome.metrics
     assert best["val_loss"] == found.loss
+
+
+def test_a_run_is_finished_though_no_image_of_its_test_split_can_be_read(
+    tiny_run, colours, tmp_path
+):
+    data = tmp_path / "data"
+    shutil.copytree(colours, data / "train")
+    for name in (path.name for path in colours.iterdir()):
+        (data / "test" / name).mkdir(parents=True)
+        (data / "test" / name / "x.png").write_bytes(b"damaged")
+    events = []
+    outcome = train(tiny_run(data=DataConfig(str(data))), on_event=events.append)
+    assert outcome.metrics.keys() >= {"val_top1"} and "test_top1" not in outcome.metrics
+    assert any("test split" in event.text for event in of_kind(events, "warning"))
 
 
 def test_without_a_validation_split_the_average_is_stored(tiny_run, colours):

@@ -260,8 +260,8 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
         return
     with whole_directory(job.output) as place:
         _write_weights(job, place / job.file.name)
-        if job.directory and not job.in_place:
-            _copy_others(job, job.directory, place)
+        if not job.in_place:
+            _copy_others(job, place)
         if job.directory and job.resized:
             _resize_configs(job, job.directory, place)
         opened, described = job.checkpoint, (place / "config.json").is_file() or job.in_place
@@ -283,10 +283,10 @@ def _write_weights(job: Resize, file: Path) -> None:
         rewrite(job.source, file, job.changed(), stated)
 
 
-def _copy_others(job: Resize, source: Path, directory: Path) -> None:
+def _copy_others(job: Resize, directory: Path) -> None:
     """Copies the shards that do not change, and the other files of a model's directory, such as its
     card, but not other weights."""
-    for path in source.iterdir():
+    for path in job.directory.iterdir() if job.directory else ():
         weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name[0] != ".":
             shutil.copyfile(path, directory / path.name)

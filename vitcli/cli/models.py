@@ -286,6 +286,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _repo(name: str) -> str:
     """The repo that a name means, whether the registry knows it or not."""
+    if name.startswith((".", "~", "/")):
+        raise HubError("a path, not a repo", where=name, hint="`vit models rm` removes downloads")
     found = registry.named(name) if "/" in name else registry.known(name)
     if isinstance(found, RegistryEntry):
         return found.repo

@@ -104,7 +104,8 @@ def resize_posemb(args: ResizePosemb) -> None:
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
         output.note("the position embeddings of the decoder were not resized")
     if not job.keeps_kind:
-        output.note("vit cannot write a pickle: the output is safetensors in vit's layout")
+        kind = job.checkpoint.kind
+        output.note(f"vit cannot write a {kind}: the output is safetensors in vit's layout")
 
 
 def _draw(job: Resize, path: str) -> None:

@@ -136,7 +136,7 @@ def stored_text(outcome: Outcome) -> str:
     what = "the EMA weights" if outcome.stored_averaged else "the weights"
     text = f"stored: {what} of step {outcome.stored_step:,}"
     if {"val_top1", "val_loss"} & outcome.metrics.keys():
-        text += ", the best on validation"
+        text += ", the last" if outcome.config.store == "last" else ", the best on validation"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
         tries = counted(outcome.config.patience, "evaluation")
         text += f"; stopped after {tries} without a better one"
@@ -183,7 +183,7 @@ def show_sweep(choice: Choice) -> None:
             loss = "-" if trial.val_loss is None else f"{trial.val_loss:.4f}"
             cells = [f"{trial.val_top1:.2%}", loss, f"{trial.best_step:,}"]
         rows.append([f"{trial.lr:g}", *cells, "best" if trial.lr == choice.lr else ""])
-    output.table(["learning rate", "val top1", "val loss", "best step", ""], rows, (0, 1, 2, 3))
+    output.table(["learning rate", "val top1", "val loss", "step", ""], rows, (0, 1, 2, 3))
     if choice.retrain:
         output.note(f"training on all images with learning rate {choice.lr:g}")
 

@@ -33,7 +33,7 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
     """The splits of a directory of class directories, or of train/, val/ and test/ that hold them.
     Classes are in order of their ids, or those of the list of classes (`known`)."""
     warnings: list[str] = []
-    places = _split_directories(root, warnings)
+    places = split_directories(root, warnings)
     if inner := _container(places, root):
         opened = open_directory(inner, known)
         note = f"the classes are the directories in {inner}"
@@ -98,15 +98,19 @@ def open_images(root: Path) -> Dataset | None:
     there are none, or class directories beside them."""
     warnings: list[str] = []
     one_class = (ClassLabel("image", "image"),)
-    places = _split_directories(root, warnings)
+    places = split_directories(root, warnings)
     sources = {split: open_unlabelled(place, one_class) for split, place in places.items()}
     if sources.get("train") is None:
         return None
     return Dataset(**sources, warnings=tuple(warnings))
 
 
-def _split_directories(root: Path, warnings: list[str]) -> dict[str, Path]:
-    """{split: its directory}; a directory without splits is the training split."""
+def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str, Path]:
+    """{split: its directory}; a directory without splits is the training split.
+
+    Args:
+        warnings: gets a line about directories that are ignored.
+    """
     names = subdirectories(root)
     named = {name: split for name in names if (split := split_of(name))}
     # Classes may have these names: trains.
@@ -121,7 +125,8 @@ def _split_directories(root: Path, warnings: list[str]) -> dict[str, Path]:
                 where=root,
                 hint="remove or rename one",
             )
-    if others := [name for name in names if name not in named]:
+    others = [name for name in names if name not in named]
+    if others and warnings is not None:
         warnings.append(f"{root}: {listed(others)} is not train, val or test: ignored")
     places = {split: root / name for name, split in named.items()}
     return {split: places[split] for split in ("train", "val", "test") if split in places}

@@ -449,7 +449,7 @@ def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
     """What timm computes differently of a model that it can load."""
     model, found = info.model, []
     if not info.preprocess.antialias:
-        found.append("timm resizes images with antialiasing, which this model does without")
+        found.append("timm always resizes images with antialiasing, this model without")
     if isinstance(model, BiTConfig):
         return found
     if model.norm_eps < 1e-6:

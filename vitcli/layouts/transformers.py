@@ -247,9 +247,7 @@ class Transformers(Layout):
                 "pixels"
             )
         if not preprocess.antialias:
-            found.append(
-                "transformers resizes images with antialiasing, which this model does without"
-            )
+            found.append("transformers always resizes images with antialiasing, this model without")
         return found
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:

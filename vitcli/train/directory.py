@@ -28,6 +28,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vitcli.atomic import whole_file
+from vitcli.config import DataConfig
+from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.hub.card import FIGURES
@@ -118,14 +120,17 @@ class RunDirectory:
         except OSError as error:
             raise OutputError(f"cannot be written: {error.strerror}", where=self.path) from error
 
-    def check_free(self, force: bool, data: str) -> None:
-        """Raises RunError if this is in the directory of the data, where its figures would be
-        images of another class, or holds a run and `force` is not set."""
-        if self.path.resolve().is_relative_to(Path(os.path.expanduser(data)).resolve()):
+    def check_free(self, force: bool, data: DataConfig) -> None:
+        """Raises RunError if this is the directory of the dataset, or where its figures would be
+        images of another class, or if it holds a run and `force` is not set."""
+        root, path = Path(os.path.expanduser(data.path)).resolve(), self.path.resolve()
+        local = root.is_dir() and not data.is_remote
+        places = split_directories(root).values() if local else ()
+        if (local and path == root) or any(path.is_relative_to(place) for place in places):
             raise RunError(
                 "this is the directory of the dataset, or inside it",
                 where=self.path,
-                hint="choose another --output",
+                hint=f"choose a directory outside, such as --output {root}-run",
             )
         if force:
             return
@@ -186,7 +191,7 @@ class RunDirectory:
 
     def state(self) -> Path | None:
         """The newest state that is complete."""
-        complete = [file.parent for file in self.states.glob("step-*/progress.json")]
+        complete = [file.parent for file in self.states.glob("step-*[0-9]/progress.json")]
         return max(complete, key=lambda path: int(path.name[5:]), default=None)
 
     def new_state(self, step: int) -> Path:

@@ -98,7 +98,7 @@ def train(
             force = force or not directory.is_finished()
         if ranks.is_first:
             stack.enter_context(directory.locked())
-            directory.check_resumable() if resume else directory.check_free(force, config.data.path)
+            directory.check_resumable() if resume else directory.check_free(force, config.data)
         run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
         _start(run, resume, on_event)
         if restarts() and run.progress.stopped_by:  # the launcher took the stop for a failure
@@ -278,8 +278,8 @@ def _backward(
 
 
 def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
-    """Evaluates the model and its average; stores the better one, unless the best is to be stored
-    (`TrainConfig.store`) and one before was as good."""
+    """Evaluates the model and its average. Stores the better of the two if it is the best so far,
+    or if the last is to be stored (`TrainConfig.store`)."""
     progress = run.progress
     models: dict[str, Any] = {"val": run.objective}
     if run.averaged is not None and progress.step:
@@ -296,7 +296,7 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
     progress.stale = 0 if is_best else progress.stale + 1
     if is_best:
         progress.best_score = scores[name]
-    if is_best or run.config.store == "last":
+    if is_best or (run.config.store == "last" and math.isfinite(metrics[f"{name}_loss"])):
         progress.best_step, progress.best_averaged = progress.step, name != "val"
         progress.stored_score = scores[name]
         run.write_model()

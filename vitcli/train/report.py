@@ -7,12 +7,13 @@ import dataclasses
 from vitcli import plots
 from vitcli.atomic import write_text
 from vitcli.checkpoints.save import rewrite_info
+from vitcli.errors import DataError
 from vitcli.evaluate import evaluate_source
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
 from vitcli.reconstruction_plots import reconstructions
-from vitcli.train.events import OnEvent
+from vitcli.train.events import Caution, OnEvent
 from vitcli.train.inputs import Images, Inputs, counting, skipping
 from vitcli.train.masking import Masking
 from vitcli.train.parallel import evaluating
@@ -82,7 +83,9 @@ def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation
     predictor = Predictor(run.directory.path, str(run.device), run.config.precision)
     splits = run.splits
     for name, what, split in (("val", "validation", splits.val), ("test", "test", splits.test)):
-        if split is not None:
+        if split is None:
+            continue
+        try:
             found = evaluate_source(
                 predictor.load(),
                 split,
@@ -91,4 +94,6 @@ def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation
                 skipping(run, on_event),
             )
             metrics |= found.metrics(f"{name}_")
+        except DataError as error:  # no image of it can be read, but the run is finished
+            on_event(Caution(f"{what} split: {error}"))
     return metrics, found

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import is_nccl_available
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitcli
@@ -63,8 +64,9 @@ def prepare(
     dtype = choose_precision(config.precision, device)
     if dtype is torch.float16 and config.shard:
         raise ConfigError("--shard does not work with --precision fp16", hint="use bf16 or fp32")
-    if device.type == "mps" and config.shard:
-        raise ConfigError("--shard does not work on mps", hint="leave out --shard")
+    can_shard = device.type == "cpu" or (device.type == "cuda" and is_nccl_available())
+    if config.shard and not can_shard:
+        raise ConfigError(f"--shard does not work on {device.type} without NCCL")
     ranks.check_same(repr(config), "configuration")
     if config.task == "finetune" and config.model is None and not resume:
         chosen = initial.choose_model(offline, on_event) if ranks.is_first else None

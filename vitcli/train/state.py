@@ -150,7 +150,8 @@ def load_state(run: Run) -> list[str]:
         tensors = {k: v for k, v in _tensors(run).items() if k in stored or k[:4] != "rng."}
         load(tensors, storage_reader=reader, **_among(run, run.ranks.control))
         run.scaler.load_state_dict(record["scaler"])
-        run.progress = Progress(**record["progress"])
+        progress = record["progress"]
+        run.progress = Progress(**{"stored_score": progress["best_score"], **progress})
         warnings = _differences(record, run)
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":

@@ -90,7 +90,7 @@ def run_sweep(
                 tell(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
             else:
                 if first:
-                    directory.check_free(force, config.data.path)
+                    directory.check_free(force, config.data)
                 options = (tell, False, offline, allow_pickle)
                 prepared = setup.prepare(config, directory, ranks, *options)
                 config, trials = _plan(prepared, tell), []
