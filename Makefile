@@ -14,7 +14,7 @@ PEERS_WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
 
 help:
 	@echo "make demo        install into .venv and classify a photograph"
-	@echo "make test        run the quick tests, under 4 minutes on two cores"
+	@echo "make test        run the quick tests, under 5 minutes on two cores"
 	@echo "make lint        ruff, and mypy in strict mode"
 	@echo "make test-slow   kills, fuzzing, and comparisons with timm and transformers"
 	@echo "make bench       speed beside timm, transformers and scikit-learn"
