@@ -65,7 +65,7 @@ class Resize:
     @property
     def keeps_kind(self) -> bool:
         """Whether the output is of the input's kind; if that is only read, it is safetensors."""
-        return CONTAINERS[self.checkpoint.kind].rewrite is not None
+        return not CONTAINERS[self.checkpoint.kind].is_only_read
 
     @property
     def record(self) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def plan_resize(
         info, new = at_size(info, size, method), old.at(size)
         resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
         _check_square(opened, new)
-    elif CONTAINERS[opened.kind].rewrite is None:
+    elif CONTAINERS[opened.kind].is_only_read:
         raise CheckpointError(
             f"the grid is already {new.grid[0]} x {new.grid[1]}",
             where=opened.file,
             hint="convert it to safetensors with `vit convert`",
         )
     target, is_directory = _output(path, opened, new, output, in_place)
-    name = opened.file.name if CONTAINERS[opened.kind].rewrite else "model.safetensors"
+    name = "model.safetensors" if CONTAINERS[opened.kind].is_only_read else opened.file.name
     file = target / name if is_directory else target
     if output is not None and os.path.realpath(file) == os.path.realpath(opened.file):
         raise OutputError(
@@ -210,7 +210,7 @@ def _output(
     suffix = CONTAINERS[kind].suffix
     if in_place and output is not None:
         raise ConfigError("--in-place and --output cannot be combined")
-    if in_place and CONTAINERS[kind].rewrite is None:
+    if in_place and CONTAINERS[kind].is_only_read:
         raise OutputError(
             f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
         )

@@ -84,6 +84,11 @@ class Container(NamedTuple):
     """Writes a source to a target, with these arrays in place of its own, and this metadata added;
     everything else stays. None if no such file is written."""
 
+    @property
+    def is_only_read(self) -> bool:
+        """Whether a changed copy takes another kind of file."""
+        return self.rewrite is None
+
 
 RECORD = "posemb_resize"
 """Key of the metadata under which a resize is recorded where a layout has no place for it."""

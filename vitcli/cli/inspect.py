@@ -119,8 +119,8 @@ def inspect(args: Inspect) -> None:
     show = _Show(inspector, args)
     with attention_plots.background(args.dark):
         if weights_only:
-            none = inspector.model.config.posemb == "none"
-            show.weights([view] if view else ["filters"] if none else ["filters", "posemb"])
+            drawn = ["filters", "posemb"] if inspector.model.config.posemb_tables else ["filters"]
+            show.weights([view] if view else drawn)
         elif view == "distance":
             show.distance()
         elif view == "pca":

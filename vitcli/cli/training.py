@@ -119,7 +119,7 @@ def build_config(
         fields["class_weights"] = read_class_weights(fields["class_weights"])
     start: Any = kind
     if config is not None:
-        from vitcli.train.plan import rule_of
+        from vitcli.train.plan import auto_values
 
         start = read_train_config(config, kind)
         if preset is not None:
@@ -137,7 +137,7 @@ def build_config(
             fields["epochs"] = None
         if "batch_size" in given:
             fields.setdefault("accumulate", None)
-        planned = rule_of(start) if start.steps else {}
+        planned = auto_values(start) if start.steps else {}
         fields = {k: None for k, v in planned.items() if getattr(start, k) == v} | fields
     else:
         data = given.get("data", {})

@@ -291,14 +291,15 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
         scores[name] = run.objective.score(found)
     tell(Validation(progress.step, metrics))
     report.draw(run, inputs)
-    name = max(scores, key=lambda name: scores[name])  # of equals the model itself
-    is_best = progress.best_score is None or scores[name] > progress.best_score
+    better = max(scores, key=lambda name: scores[name])  # of equals the model itself
+    is_best = progress.best_score is None or scores[better] > progress.best_score
     progress.stale = 0 if is_best else progress.stale + 1
     if is_best:
-        progress.best_score = scores[name]
-    if is_best or (run.config.store == "last" and math.isfinite(metrics[f"{name}_loss"])):
-        progress.best_step, progress.best_averaged = progress.step, name != "val"
-        progress.stored_score = scores[name]
+        progress.best_score = scores[better]
+    # A model that has diverged may have an accuracy, but not a loss.
+    if is_best or (run.config.store == "last" and math.isfinite(metrics[f"{better}_loss"])):
+        progress.best_step, progress.best_averaged = progress.step, better != "val"
+        progress.stored_score = scores[better]
         run.write_model()
 
 

@@ -53,7 +53,7 @@ def fill_gaps(
         steps = _auto_steps(pretrain, train_size, batch, device.type == "cpu")
     workers = 1 if device.type == "cpu" else min(cpu_cores(), 16)
     config = dataclasses.replace(config, batch_size=batch, steps=steps)
-    gaps = {k: v for k, v in rule_of(config).items() if getattr(config, k) is None}
+    gaps = {k: v for k, v in auto_values(config).items() if getattr(config, k) is None}
     return dataclasses.replace(
         config,
         accumulate=config.accumulate or _micro_batches(batch, model, device, ranks),
@@ -63,7 +63,7 @@ def fill_gaps(
     )
 
 
-def rule_of(config: TrainConfig) -> dict[str, Any]:
+def auto_values(config: TrainConfig) -> dict[str, Any]:
     """The fields that the auto rule derives from the steps, the batch size and other options."""
     steps, batch, pretrain = config.steps or 0, config.batch_size or 1, config.task == "pretrain"
     return {
