@@ -1,5 +1,10 @@
 """Evaluation transforms and images that the real timm, transformers and TensorFlow were asked
-about."""
+about, and what of their pixels tests/golden/preprocess/ holds.
+
+timm: `create_transform(..., normalize=False)`; transformers: `ViTImageProcessor(size=...)`, scaled
+back to 0 ... 255; TensorFlow: the operations of `resize(S)|central_crop(C)` in
+big_vision/pp/ops_image.py, on images that Pillow decoded.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,6 @@ import numpy.typing as npt
 from vitcli.config import Preprocess
 
 IMAGES = Path(__file__).parents[1] / "images"
-GOLDEN = Path(__file__).parents[1] / "golden" / "preprocess" / "preprocess.npz"
-BIG_VISION_GOLDEN = GOLDEN.with_name("big_vision.npz")
 
 NAMES = ("astronaut.jpg", "cat.jpg", "coffee.jpg", "rocket.jpg")
 
@@ -48,11 +51,16 @@ def _squashed(size: int) -> Preprocess:
 
 
 BIG_VISION = {
-    "resize(256)|central_crop(224)": (256, _squashed(224)),
-    "resize(585)|central_crop(512)": (585, _squashed(512)),
-    "resize(36)|central_crop(32)": (36, _squashed(32)),
+    "resize(256)|central_crop(224)": _squashed(224),
+    "resize(585)|central_crop(512)": _squashed(512),
+    "resize(36)|central_crop(32)": _squashed(32),
 }
-"""To what size the image is squashed before the crop, and ours."""
+CASES = {
+    **{f"timm|{case}": (preprocess, 0.0) for case, preprocess in TIMM.items()},
+    **{f"transformers|{case}": (preprocess, 1.001) for case, preprocess in TRANSFORMERS.items()},
+    **{case: (preprocess, 0.0) for case, preprocess in BIG_VISION.items()},
+}
+"""The model's preprocessing, and by how many levels a pixel may differ."""
 
 Array = npt.NDArray[np.float64]
 
