@@ -1,9 +1,7 @@
-"""Bytes that are no checkpoint, and changes of layout, drawn at random; see tests/campaign.py."""
+"""Bytes that are no checkpoint, and changes of layout, drawn at random; see test_campaign.py."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +54,3 @@ def test_every_change_of_layout_is_undone_exactly(
     assert saved.ndim == len(shape) + (op.heads is not None) - op.units
     assert sorted(saved.ravel()) == sorted(array.ravel())
     assert np.array_equal(op.load(saved), array)
-
-
-@pytest.mark.slow
-def test_a_minute_of_damage() -> None:
-    command = [sys.executable, "-W", "ignore", "tests/campaign.py", "--minutes", "1"]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,16 +1,11 @@
-"""Damage by the thousand: mutated files, bombs and kills, in one seeded command.
+"""Damage by the thousand: mutated files and bombs, each read or refused with a VitError; and killed
+commands, which must not keep the next one from its result. For longer:
 
-    python tests/campaign.py --minutes 5 [--seed 0] [--only WORD]
-    python tests/campaign.py --replay TARGET:NUMBER [--seed 0]
-
-A mutant is read in a process that is watched from outside. It must be read, or refused with a
-VitError, within a minute and 1 GB; a killed command must not keep the next one from its result.
-Prints counts by target and outcome, and how to replay what failed; exits with 1 if anything did.
+    ROUNDS=500 python -m pytest -m slow tests/test_campaign.py
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import io
@@ -20,24 +15,23 @@ import multiprocessing
 import os
 import random
 import resource
-import subprocess
-import sys
 import tarfile
 import tempfile
 import time
-import traceback
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file, save
 from typer.testing import CliRunner
 
+from conftest import start_vit
 from layouts.released_names import open_clip
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -51,8 +45,8 @@ from vitcli.errors import VitError
 
 TESTS = Path(__file__).resolve().parent
 GOLDEN, PHOTO = TESTS / "golden", TESTS / "images" / "cat.jpg"
-SECONDS, MEGABYTES = 60.0, 1000
-FAILURES = ("foreign", "hung", "crashed", "memory", "half-written")
+ROUNDS = int(os.environ.get("ROUNDS", 10))
+"""Mutants of each target."""
 WORDS = [b"\0", b"\xff", b'"', b"[", b"-1", b"null", b"1e999", b"NaN", b'"\\ud800"', b"../../x"]
 WORDS += [b"9" * 30, b"9" * 5000, b"[" * 2000, b"x" * 300, "é".encode(), b"\x80\x02", b"0"]
 VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -1e300, float("inf"), float("nan")]
@@ -220,10 +214,9 @@ def mutate_zip(data: bytes, draw: random.Random) -> bytes:
     return file.getvalue()
 
 
-def attempt(target: Target, name: str, number: int, seed: int) -> tuple[str, str]:
-    """Reads a mutant, of which number 0 is the file as it was; (outcome, what failed)."""
-    draw, usage = random.Random(f"{seed}-{name}-{number}"), resource.getrusage
-    before = usage(resource.RUSAGE_SELF).ru_maxrss
+def attempt(target: Target, name: str, number: int) -> str:
+    """Reads a mutant, of which number 0 is the file as it was, in less than 1 GB."""
+    draw, before = random.Random(f"{name}-{number}"), peak()
     with tempfile.TemporaryDirectory() as directory:
         for file, data in target[0].items():
             Path(directory, file).write_bytes(data)
@@ -233,64 +226,57 @@ def attempt(target: Target, name: str, number: int, seed: int) -> tuple[str, str
         try:
             target[1](path)
         except VitError:
-            return "refused", ""
-        except Exception as error:
-            traceback.print_exc()
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            return "foreign", f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
-    grown = usage(resource.RUSAGE_SELF).ru_maxrss - before
-    return ("memory", name) if grown > 1000 * MEGABYTES else ("read", "")
+            return "refused"
+    assert peak() - before < 1e6
+    return "read"
 
 
-def work(pipe: Any, found: dict[str, Target], seed: int) -> None:
-    with open(os.devnull, "w") as sys.stderr:
-        while True:
-            name, number = pipe.recv()
-            pipe.send(attempt(found[name], name, number, seed))
+def peak() -> int:
+    """The most memory that this process had, in kB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def mutants(found: dict[str, Target], seed: int) -> Iterator[tuple[str, int, str, str]]:
-    """(target, number, outcome, what failed), one after another, without end."""
-    process = None
-    for number, name in ((number, name) for number in itertools.count() for name in found):
-        if process is None:
-            pipe, other = multiprocessing.Pipe()
-            arguments = (other, found, seed)
-            process = multiprocessing.Process(target=work, args=arguments, daemon=True)
-            process.start()
-            other.close()
-        pipe.send((name, number))
-        try:
-            outcome, what = pipe.recv() if pipe.poll(SECONDS) else ("hung", name)
-        except EOFError:
-            outcome, what = "crashed", name
-        if outcome in ("hung", "crashed", "memory"):
-            process.kill()
-            process = None
-        yield name, number, outcome, what
+@pytest.mark.filterwarnings("ignore")
+def test_mutated_configurations() -> None:
+    outcomes = Counter[str]()
+    for name, target in checkpoints().items():
+        if name.endswith("config.json"):
+            outcomes.update(attempt(target, name, number) for number in range(1, 9))
+    assert outcomes.keys() == {"read", "refused"}
+    assert min(outcomes.values()) > outcomes.total() // 15
 
 
-def kills(seed: int, out: Path) -> Iterator[tuple[str, int, str, str]]:
-    """kill -9 at random moments of commands that write, each then run to its end."""
-    draw, source = random.Random(seed), GOLDEN / "timm_vit_default" / "model.safetensors"
-    commands = {
-        "x.safetensors": ["convert", source, "OUT", "--force"],
-        "x": ["convert", source, "OUT", "--force", "--to", "transformers"],
-        "y.safetensors": ["resize-posemb", source, "--grid", "24", "-o", "OUT", "--force"],
-        "x.json": ["predict", PHOTO, "--json", "-o", "OUT"],
-    }
-    for number, (name, words) in enumerate(itertools.cycle(commands.items())):
-        path = out / name
-        command = [sys.executable, "-m", "vitcli"]
-        command += [str(word).replace("OUT", str(path)) for word in words]
-        with subprocess.Popen(command, stdout=-3, stderr=-3) as process:
-            time.sleep(draw.uniform(0.1, 1.5))
-            process.kill()
-        after_kill = contents(path)
-        done = subprocess.run(command, stdout=-3, stderr=-3).returncode == 0
-        left = [file.name for file in out.iterdir() if file.name[0] == "."]
-        fine = done and not left and after_kill in ({}, contents(path))
-        yield f"kills {name}", number, "whole" if fine else "half-written", str(left)
+FOUND: dict[str, Target] = {}
+"""The targets, for the process that reads them."""
+
+
+def attempt_found(mutant: tuple[str, int]) -> str:
+    return attempt(FOUND[mutant[0]], *mutant)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mutants_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that is watched from outside: one that dies or hangs does not answer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    FOUND.update(targets())
+    mutants = [(name, number) for number in range(ROUNDS) for name in FOUND]
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        outcomes = pool.imap(attempt_found, mutants)
+        for mutant in mutants:
+            try:
+                outcomes.next(timeout=600)
+            except Exception as error:
+                raise AssertionError(mutant) from error
+
+
+SOURCE = GOLDEN / "timm_vit_default" / "model.safetensors"
+COMMANDS: dict[str, list[object]] = {
+    "x.safetensors": ["convert", SOURCE, "OUT", "--force"],
+    "x": ["convert", SOURCE, "OUT", "--force", "--to", "transformers"],
+    "y.safetensors": ["resize-posemb", SOURCE, "--grid", "24", "-o", "OUT", "--force"],
+    "x.json": ["predict", PHOTO, "--json", "-o", "OUT"],
+}
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -298,39 +284,18 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Damage by the thousand.")
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", metavar="WORD", help="that is in a target's name")
-    parser.add_argument("--replay", metavar="TARGET:NUMBER", default="")
-    given = parser.parse_args()
-    found, counts, failures = targets(), Counter[tuple[str, str]](), dict[str, str]()
-    if given.replay:
-        name, _, number = given.replay.partition(":")
-        print(*attempt(found[name], name, int(number), given.seed))
-        return 0
-    with tempfile.TemporaryDirectory() as place:
-        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
-        (out := Path(place, "out")).mkdir()
-        chosen = {name: target for name, target in found.items() if given.only in name}
-        sources = [mutants(chosen, given.seed)] * 20 if chosen else []
-        sources += [kills(given.seed, out)] if given.only in "kills" else []
-        end = time.monotonic() + 60 * given.minutes
-        for source in itertools.cycle(sources):
-            name, number, outcome, what = next(source)
-            counts[name, outcome] += 1
-            if outcome in FAILURES:
-                failures.setdefault(f"{outcome}: {what}", f"{name}:{number}")
-            if time.monotonic() > end:
-                break
-    for (name, outcome), count in sorted(counts.items()):
-        print(f"{name:45} {outcome:12} {count:8,}")
-    for what, replay in failures.items():
-        print(f"{what}  (--seed {given.seed} --replay '{replay}')")
-    print(f"{sum(counts.values()):,} mutants and kills, {len(failures)} kinds of failure")
-    return int(bool(failures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_commands_leave_nothing_half_written(name: str, tmp_path: Path) -> None:
+    """kill -9 at random moments; the same command is then run to its end."""
+    draw, out = random.Random(name), tmp_path / name
+    words = [out if word == "OUT" else word for word in COMMANDS[name]]
+    for _ in range(4):
+        with start_vit(*words) as process:
+            time.sleep(draw.uniform(0.1, 1.5))
+            process.kill()
+        after_kill = contents(out)
+        with start_vit(*words) as process:
+            _, said = process.communicate()
+        assert process.returncode == 0, said
+        assert after_kill in ({}, contents(out)) and list(tmp_path.iterdir()) == [out]
