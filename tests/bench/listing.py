@@ -1,12 +1,11 @@
 """How long it takes to open a directory of a million images, and how much memory that needs.
 
-    python tests/bench/listing.py [--images 1300000] [--directory DIR]
+    python tests/bench/listing.py [--images 1300000]
 
-Makes 1,000 class directories of links to one file (in DIR, which is kept; else in a temporary
-directory), and then, each in a process of its own, three times in turns: lists them with `ls -R`,
-which sorts the names in each directory, as a dataset must; opens them without a kept listing, and
-with one. Prints the shortest time of each, as a ratio to `ls -R` too (the bar is 1.2), and the most
-memory that it needs at a time.
+Makes 1,000 class directories of links to one file, and then, each in a process of its own, three
+times in turns: lists them with `ls -R`, which sorts the names in each directory, as a dataset must;
+opens them without a kept listing, and with one. Prints the shortest time of each, as a ratio to
+`ls -R` too (the bar is 1.2), and the most memory that it needs at a time.
 """
 
 from __future__ import annotations
@@ -71,12 +70,9 @@ def measure(work: str, root: Path, cache: str) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=1_300_000)
-    parser.add_argument("--directory", type=Path, help="where to make the links, and keep them")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        root = (args.directory or Path(scratch)) / "links"
-        if not root.exists():
-            make(root, args.images)
+        make(root := Path(scratch) / "links", args.images)
         found: dict[str, list[tuple[float, float, float]]] = {}
         for turn in range(3):
             cache = f"{scratch}/{turn}"

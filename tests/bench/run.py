@@ -25,6 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+VIT, PEER = [sys.executable, "-m", "vitcli"], [sys.executable, str(HERE / "peer.py")]
 SUITES = ("start", "photo", "directory", "fewshot", "checkpoints", "train")
 
 
@@ -42,31 +43,30 @@ class Suite:
     """The directory that the commands write to: emptied before each run, the disk synced."""
 
 
-def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
+def suites(material: Path) -> dict[str, Suite]:
     """The suites that time whole processes, on files that `peer.py material` wrote."""
-    vit, peer = [python, "-m", "vitcli"], [peers, str(HERE / "peer.py")]
     timm, transformers, photographs, ours, npz, out = (
         str(material / name)
         for name in ("timm-b16", "transformers-b16", "photographs", "vit-b16", "b16.npz", "output")
     )
     photo, tensors = f"{photographs}/000.jpg", f"{timm}/model.safetensors"
-    predict = [*vit, "predict", "--model", timm, "--json"]
+    predict = [*VIT, "predict", "--model", timm, "--json"]
     return {
         "start": Suite(
             "Start-up",
-            {"import torch": [python, "-c", "import torch"]},
+            {"import torch": [sys.executable, "-c", "import torch"]},
             {
-                "vit --help": [*vit, "--help"],
-                "vit models": [*vit, "models"],
-                "vit models show": [*vit, "models", "show", "vit-b16-i21k"],
+                "vit --help": [*VIT, "--help"],
+                "vit models": [*VIT, "models"],
+                "vit models show": [*VIT, "models", "show", "vit-b16-i21k"],
             },
             bars=(0.25, 0.3, 0.3),
         ),
         "photo": Suite(
             "One photograph through a B/16",
             {
-                "timm": [*peer, "timm", timm, photo],
-                "transformers pipeline": [*peer, "transformers", transformers, photo],
+                "timm": [*PEER, "timm", timm, photo],
+                "transformers pipeline": [*PEER, "transformers", transformers, photo],
             },
             {"vit predict": [*predict, photo]},
             bars=(0.5,),
@@ -75,10 +75,10 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
         "directory": Suite(
             "199 photographs through a B/16",
             {
-                "timm, float32": [*peer, "timm", timm, photographs],
-                "timm, bfloat16": [*peer, "timm", timm, photographs, "bfloat16"],
+                "timm, float32": [*PEER, "timm", timm, photographs],
+                "timm, bfloat16": [*PEER, "timm", timm, photographs, "bfloat16"],
                 "transformers pipeline, bfloat16": [
-                    *(*peer, "transformers", transformers, photographs, "bfloat16")
+                    *(*PEER, "transformers", transformers, photographs, "bfloat16")
                 ],
             },
             {"vit predict": [*predict, photographs]},
@@ -89,17 +89,17 @@ def suites(python: str, peers: str, material: Path) -> dict[str, Suite]:
             "A B/16 (346 MB) through the disk",
             {
                 "cp and sync": ["sh", "-c", 'cp "$0" "$1" && sync "$1"', tensors, f"{out}/x"],
-                "safetensors, loaded and saved": [*peer, "safetensors-copy", timm, out],
-                "timm, loaded at 384 px and saved": [*peer, "timm-resize", timm, out],
+                "safetensors, loaded and saved": [*PEER, "safetensors-copy", timm, out],
+                "timm, loaded at 384 px and saved": [*PEER, "timm-resize", timm, out],
             },
             {
                 "vit resize-posemb": [
-                    *(*vit, "resize-posemb", tensors, "--grid", "24"),
+                    *(*VIT, "resize-posemb", tensors, "--grid", "24"),
                     *("-o", f"{out}/x.safetensors"),
                 ],
-                "vit convert, timm's to ours": [*vit, "convert", timm, f"{out}/x"],
-                "vit convert, ours to timm's": [*vit, "convert", ours, f"{out}/x", "--to", "timm"],
-                "vit convert, npz to ours": [*vit, "convert", npz, f"{out}/x.safetensors"],
+                "vit convert, timm's to ours": [*VIT, "convert", timm, f"{out}/x"],
+                "vit convert, ours to timm's": [*VIT, "convert", ours, f"{out}/x", "--to", "timm"],
+                "vit convert, npz to ours": [*VIT, "convert", npz, f"{out}/x.safetensors"],
             },
             bars=(3, 3, 3, 5),
             writes=Path(out),
@@ -125,13 +125,13 @@ def seconds(command: list[str], checkout: Path = ROOT, lines: int | None = None)
     return wall
 
 
-def measure(suite: Suite, runs: int, warmup: bool, against: Path | None) -> dict[str, list[float]]:
+def measure(suite: Suite, runs: int, against: Path | None) -> dict[str, list[float]]:
     """The seconds of every counted run of each command, the commands taking turns."""
     commands = [(name, command, ROOT) for name, command in {**suite.peers, **suite.ours}.items()]
     if against is not None:
         commands += [(before(name), command, against) for name, command in suite.ours.items()]
     times: dict[str, list[float]] = {name: [] for name, _, _ in commands}
-    for turn in range(-int(warmup), runs):
+    for turn in range(-1, runs):
         for name, command, checkout in commands:
             if suite.writes is not None:
                 shutil.rmtree(suite.writes, ignore_errors=True)
@@ -169,25 +169,11 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def write_material(python: str, peers: str, material: Path) -> None:
-    """Writes the files of the suites that do not exist yet."""
-    if not (material / "transformers-b16").exists():
-        seconds([peers, str(HERE / "peer.py"), "material", str(material)])
-    for name in ("vit-b16", "b16.npz"):
-        if not (material / name).exists():
-            source, target = str(material / "timm-b16"), str(material / name)
-            seconds([python, "-m", "vitcli", "convert", source, target])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each command")
-    parser.add_argument("--no-warmup", action="store_true", help="count from the first run on")
     parser.add_argument("--only", nargs="+", choices=SUITES, default=SUITES, metavar="SUITE")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of vit")
-    parser.add_argument("--python", default=sys.executable, help="Python that has vit's packages")
-    parser.add_argument("--peers", default=sys.executable, help="Python that has the peers")
-    parser.add_argument("--material", type=Path, help="keep images and models in this directory")
     arguments = parser.parse_args()
     against = arguments.against and arguments.against.resolve()
 
@@ -197,21 +183,19 @@ def main() -> None:
     print(f"{os.cpu_count()} x {processor}; {', '.join(versions)}", flush=True)
     if "fewshot" in arguments.only:
         for checkout in [ROOT, *([against] if against else [])]:
-            run([arguments.peers, str(HERE / "fewshot_solve.py")], checkout)
+            run([sys.executable, str(HERE / "fewshot_solve.py")], checkout)
     if "train" in arguments.only:
         more = ["--against", str(against)] if against else []
-        run([arguments.peers, str(HERE / "training.py"), "--turns", str(arguments.runs), *more])
+        run([sys.executable, str(HERE / "training.py"), "--turns", str(arguments.runs), *more])
     if set(arguments.only) <= {"fewshot", "train"}:
         return
-    material = arguments.material or Path(tempfile.mkdtemp(prefix="vit-bench-"))
-    try:
-        write_material(arguments.python, arguments.peers, material.resolve())
-        for name, suite in suites(arguments.python, arguments.peers, material.resolve()).items():
+    with tempfile.TemporaryDirectory() as place:
+        seconds([*PEER, "material", place])
+        for name in ("vit-b16", "b16.npz"):
+            seconds([*VIT, "convert", f"{place}/timm-b16", f"{place}/{name}"])
+        for name, suite in suites(Path(place)).items():
             if name in arguments.only:
-                report(suite, measure(suite, arguments.runs, not arguments.no_warmup, against))
-    finally:
-        if not arguments.material:
-            shutil.rmtree(material, ignore_errors=True)
+                report(suite, measure(suite, arguments.runs, against))
 
 
 if __name__ == "__main__":
