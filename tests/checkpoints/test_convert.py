@@ -29,6 +29,7 @@ from vitcli.config import (
 )
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalogue import layout_of
+from vitcli.layouts.timm import not_in_timm
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -188,6 +189,20 @@ def test_images_that_others_prepare_differently_are_reported(
     model = architecture("Ti/16", image_size=preprocess.size)
     info = CheckpointInfo(model, preprocess)
     assert [name for name in ("vit", "transformers") if layout_of(name).warnings(info)] == by
+
+
+@dataclasses.dataclass(frozen=True)
+class Newer(ModelConfig):
+    """A model with a field that is added later."""
+
+    rotary: bool = False
+
+
+def test_a_new_field_is_refused_until_a_layout_expresses_it() -> None:
+    plain = Newer(32, 2, 2, 64, (8, 8), (32, 32), 5)
+    for refusals in (*(layout_of(n).refusals for n in ("transformers", "vit-npz")), not_in_timm):
+        assert refusals(plain) == []
+        assert refusals(dataclasses.replace(plain, rotary=True)) == ["rotary True"]
 
 
 def test_every_model_is_written_or_refused() -> None:
