@@ -76,20 +76,17 @@ def test_an_unknown_variant_is_refused(variant):
         architecture(variant)
 
 
-def test_a_field_that_a_variant_does_not_have_is_refused():
-    with pytest.raises(ConfigError, match="R50x1: .* unexpected keyword argument 'width'"):
-        architecture("R50x1", width=8)
-
-
-VARIANTS = ["R50+B/16", "R50+L/32", "R26+S/32", "R+Ti/16", "R101+H/32", "R50x1", "R152x4", "R200x3"]
+VARIANTS = ["Ti/16", "R50+B/16", "R50+L/32", "R26+S/32", "R+Ti/16", "R101+H/32"]
+VARIANTS += ["R50x1", "R152x4", "R200x3"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_hybrids_and_resnets_are_named_as_they_are_asked_for(variant):
+def test_variants_are_named_as_they_are_asked_for(variant):
     config = architecture(variant)
     assert variant_name(config) == variant
     assert architecture(variant.lower()) == config
     assert isinstance(config, BiTConfig) == ("/" not in variant)
+    assert variant_name(model_config("Ti/16", depth=6)) == "Ti/16 with 6 blocks"
 
 
 def test_the_stride_of_a_hybrid_is_its_number():
@@ -110,73 +107,51 @@ def test_a_hybrid_pads_images_that_are_no_multiple_of_its_stride():
         model_config("R+Ti/16").at((72, 72))  # patches of 8 x 8 cells
 
 
-def test_variants_are_found_whatever_their_case():
-    assert model_config("ti/16") == model_config("Ti/16")
-    assert variant_name(model_config("ti/16")) == "Ti/16"
-    assert variant_name(model_config("Ti/16", depth=6)) == "Ti/16 with 6 blocks"
-
-
 def test_a_resolution_between_patches_names_its_neighbours():
     with pytest.raises(ConfigError, match="height 225 is not a multiple of the patch size 16") as e:
         model_config("B/16").at((225, 225))
     assert e.value.hint == "use a resolution of 224 or 240"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"num_heads": 5},
-        {"class_token": False},
-        {"depth": 0},
-        {"depth": 10**9},
-        {"norm_eps": float("nan")},
-        {"posemb": "sincos2d"},
-        {"swiglu": True, "mlp_dim": 7},
-        {"distill_token": True, "pre_logits": 8, "num_classes": 3},
-        {"stem": ResNetConfig((1, 1)), "patch_size": (12, 8)},
-    ],
-)
-def test_impossible_models_are_refused(fields):
-    sizes = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
-    with pytest.raises(ConfigError):
-        ModelConfig(**(sizes | fields))
+def vit(**fields):
+    return ModelConfig(**({"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16} | fields))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"depths": (1, 0)},
-        {"depths": (1, 1, 1, 1, 1)},
-        {"depths": (1,), "width_factor": 0.3},
-        {"depths": (), "preact": True},
-        {"depths": (1,), "std_eps": -1.0},
-    ],
-)
-def test_impossible_resnets_are_refused(fields):
-    with pytest.raises(ConfigError):
-        ResNetConfig(**fields)
-
-
-def test_a_bit_resnet_is_pre_activation():
-    with pytest.raises(ConfigError, match="is pre-activation"):
-        BiTConfig(ResNetConfig((1,)))
+def run(**fields):
+    return TrainConfig(DataConfig("x"), "y", **fields)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: model_config("B/16", activation="relu"),
-        lambda: model_config("B/16", pool="mean"),
+        lambda: vit(num_heads=5),
+        lambda: vit(class_token=False),
+        lambda: vit(depth=0),
+        lambda: vit(depth=10**9),
+        lambda: vit(norm_eps=float("nan")),
+        lambda: vit(posemb="sincos2d"),
+        lambda: vit(swiglu=True, mlp_dim=7),
+        lambda: vit(distill_token=True, pre_logits=8, num_classes=3),
+        lambda: vit(stem=ResNetConfig((1, 1)), patch_size=(12, 8)),
+        lambda: vit(activation="relu"),
+        lambda: vit(pool="mean"),
+        lambda: ResNetConfig((1, 0)),
+        lambda: ResNetConfig((1, 1, 1, 1, 1)),
+        lambda: ResNetConfig((1,), 0.3),
+        lambda: ResNetConfig((), preact=True),
+        lambda: ResNetConfig((1,), std_eps=-1.0),
+        lambda: BiTConfig(ResNetConfig((1,))),
+        lambda: architecture("R50x1", width=8),
         lambda: Preprocess(crop_mode="foo"),
         lambda: AugmentConfig(mixup=-1),
         lambda: AugmentConfig(crop_area=(2.0, 1.0)),
         lambda: AugmentConfig(randaugment=(2, -50)),
-        lambda: TrainConfig(DataConfig("x"), "y", lr=float("nan")),
-        lambda: TrainConfig(DataConfig("x"), "y", clip_norm=0.0),
-        lambda: TrainConfig(DataConfig("x"), "y", weight_decay=-1.0),
-        lambda: TrainConfig(DataConfig("x"), "y", head_bias=float("nan")),
-        lambda: TrainConfig(DataConfig("x"), "y", sweep=(0.1, float("inf"))),
-        lambda: TrainConfig(DataConfig("x"), "y", decay_by="schedule", optimizer="sgd"),
+        lambda: run(lr=float("nan")),
+        lambda: run(clip_norm=0.0),
+        lambda: run(weight_decay=-1.0),
+        lambda: run(head_bias=float("nan")),
+        lambda: run(sweep=(0.1, float("inf"))),
+        lambda: run(decay_by="schedule", optimizer="sgd"),
     ],
 )
 def test_values_that_nothing_can_have_are_refused(make):
