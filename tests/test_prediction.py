@@ -19,6 +19,7 @@ from PIL import Image, ImageSequence
 from scipy.special import softmax
 
 import vitcli
+from conftest import wait_for
 from vitcli import prediction as module
 from vitcli.config import Preprocess
 from vitcli.data.decoder import Decoder
@@ -143,8 +144,7 @@ def test_large_images_wait_in_bounded_memory(encoded):
     size = (1200, 1200)
     with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1) as decoder:
         assert len(decoder.take(20)) == 16
-        while len(drawn) < 32:  # 16 x 4 MB, and no more
-            time.sleep(0.01)
+        wait_for(lambda: len(drawn) >= 32)  # 16 x 4 MB, and no more
         time.sleep(0.1)
         assert len(drawn) == 32
 
