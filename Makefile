@@ -52,10 +52,10 @@ bench-gpu: .venv/.peers
 	PYTHONPATH=. $(BIN)/python tests/bench/gpu.py
 
 golden: .venv/.test
-	$(BIN)/python tests/golden_table.py
+	$(BIN)/python tests/test_golden.py
 
 roundtrips: .venv/.test
-	$(BIN)/python tests/roundtrip_table.py
+	$(BIN)/python tests/test_roundtrips.py
 
 screens: .venv/.test
 	$(BIN)/python tests/screens.py

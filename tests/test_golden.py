@@ -1,10 +1,234 @@
-"""Every golden case is within its tolerance; as a table: `make golden`."""
+"""Each case in tests/golden/ holds what an original implementation computed. Every array is
+compared, including those at a larger resolution (`hires_*`).
+
+    python tests/test_golden.py [CASE...]
+
+or `make golden` prints a table: case, arrays, largest |difference|, tolerance.
+"""
 
 from __future__ import annotations
 
-import pytest
+import gzip
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from golden_table import cases, compare
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitcli import posemb
+from vitcli.checkpoints.load import LoadedModel, LoadedViT, load
+from vitcli.config import PosembMethod
+from vitcli.fewshot import choose_shots
+from vitcli.ridge import RidgeSolver
+
+GOLDEN = Path(__file__).parent / "golden"
+FILES = ("checkpoint*.npz", "model.safetensors", "model.safetensors.gz")
+METHODS: dict[str, PosembMethod] = {
+    "timm": "bicubic",
+    "vit_jax": "bilinear",
+    "big_vision": "bilinear",
+    "hf": "bicubic-hf",
+    "hf_dinov2_registers": "bicubic",  # transformers antialiases in this model alone
+}
+"""How each library resizes position embeddings."""
+GIVEN = {"image_u8", "input", "hires_image_u8"}
+"""Arrays that are inputs."""
+
+
+class Row(NamedTuple):
+    """The difference of one array from the original's."""
+
+    array: str
+    difference: float
+    tolerance: float
+
+    @property
+    def passes(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+def cases() -> dict[str, Path]:
+    """Every case by name: the file of a model, or the directory of another kind."""
+    found = {}
+    for directory in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
+        files = [file for pattern in FILES for file in sorted(directory.glob(pattern))]
+        for file in files or [directory]:
+            name = f"{directory.name}/{file.name}" if len(files) > 1 else directory.name
+            found[name] = file
+    return found
+
+
+def compare(name: str) -> list[Row]:
+    """Every array of a case."""
+    path = CASES[name]
+    others = {"preprocess": _preprocess, "posembed_resize": _posembed, "fewshot_lsr": _fewshot}
+    return list(others[name]() if name in others else _model(path))
+
+
+def unzipped(file: Path, directory: Path) -> Path:
+    """A case's file; a gzipped one is unpacked into a directory, with its configuration."""
+    if file.suffix != ".gz":
+        return file
+    (directory / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
+    shutil.copy(file.parent / "config.json", directory)
+    return directory / "model.safetensors"
+
+
+# ---------------------------------------------------------------------------------------------
+# Models
+
+
+def _model(file: Path) -> Iterator[Row]:
+    directory = file.parent
+    case = json.loads((directory / "case.json").read_text())
+    arrays = np.load(directory / "io.npz")
+    with tempfile.TemporaryDirectory() as place:
+        file = unzipped(file, Path(place))
+        pixels = arrays["input"]
+        images = pixels if pixels.shape[1] == 3 else pixels.transpose(0, 3, 1, 2)
+        # A file without position embeddings does not hold its resolution; a ResNet takes any.
+        model = load(file, resolution=images.shape[2:])
+        found = compute(model, torch.from_numpy(np.ascontiguousarray(images)))
+        if case["hires_px"]:
+            method = next(
+                m for key, m in reversed(METHODS.items()) if directory.name.startswith(key)
+            )
+            model = load(file, resolution=case["hires_px"], posemb_method=method)
+            prepared = _normalised(arrays["hires_image_u8"], model)
+            found |= {f"hires_{n}": array for n, array in compute(model, prepared).items()}
+    for name in arrays.files:
+        if name not in GIVEN:
+            array = found[name.removesuffix("_image0")]
+            array = array[:1] if name.endswith("_image0") else array
+            yield _row(name, array.numpy(), arrays[name], case["tolerance"].get(name, 1e-6))
+
+
+def _normalised(pixels: Any, model: LoadedModel) -> Tensor:
+    """The model's input from bytes (N, H, W, 3), without resizing."""
+    mean, std = np.float32(model.preprocess.mean), np.float32(model.preprocess.std)
+    scaled = (pixels.astype(np.float32) / 255 - mean) / std
+    return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
+
+
+def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
+    """All arrays that a golden case may hold, by their names there."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(module: nn.Module, *names: str) -> None:
+        module.register_forward_hook(
+            lambda module, inputs, output: seen.update(dict.fromkeys(names, output.detach()))
+        )
+
+    is_vit = isinstance(model, LoadedViT)
+    resnet = model.patch_embed.backbone if is_vit else model
+    for k, stage in enumerate(getattr(resnet, "stages", ())):
+        keep(stage, f"stage_{k}", f"stem_block{k + 1}")
+    if is_vit:
+        last = len(model.blocks)
+        keep(model.patch_embed, "patch_embed")
+        keep(model.norm_pre, "hidden_00")
+        keep(model.fc_norm, "head_input")
+        for k, block in enumerate(model.blocks):
+            keep(block, f"block_{k:02d}", f"hidden_{k + 1:02d}")
+    else:
+        keep(model.stem, "stem")
+    with torch.inference_mode():
+        seen["logits"] = seen["output"] = model(images)
+        seen["pre_logits"] = seen["pooler_output"] = model.features(images)
+        if not is_vit:
+            seen["forward_features"] = model.feature_map(images)
+            return seen
+        tokens = model.encode(images)
+        seen["forward_features"] = seen["encoder_norm"] = seen["encoded"] = tokens
+        config = model.config
+        # CLIP normalises the class token only.
+        clip = config.pre_norm and config.activation == "quick_gelu"
+        seen["last_hidden_state"] = seen[f"hidden_{last:02d}"] if clip else tokens
+        if model.head_dist is not None:
+            seen["cls_logits"] = seen["logits_head"] = model.head(tokens[:, 0])
+            seen["distillation_logits"] = model.head_dist(tokens[:, 1])
+            seen["logits_head_dist"] = seen["distillation_logits"]
+        patches = seen["patch_embed"]
+        seen["embedding"] = patches.reshape(len(patches), *config.grid, config.width)
+        covered = config.num_prefix_tokens - config.posemb_prefix
+        seen["with_posemb"] = seen["hidden_00"][:, covered:]
+        if (table := model.position_embeddings()) is not None:
+            seen["pos_embed"] = seen["pos_embedding"] = table.detach()
+    for k in range(len(getattr(resnet, "stages", ()))):  # flax has channels last
+        seen[f"stem_block{k + 1}"] = seen[f"stem_block{k + 1}"].permute(0, 2, 3, 1)
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------
+# The rest
+
+
+def _preprocess() -> Iterator[Row]:
+    """Photographs as timm and big_vision (exactly) and transformers (to one level) prepare them."""
+    from data.preprocess_cases import CASES, IMAGES, NAMES, parts
+    from vitcli.data.fit import Fit
+
+    files = (GOLDEN / "preprocess").glob("*.npz")
+    arrays = {key: array for file in files for key, array in np.load(file).items()}
+    for name, (case, (preprocess, levels)) in itertools.product(NAMES, CASES.items()):
+        # An open image: bytes of a JPEG would be decoded at reduced scale for the small sizes.
+        with Image.open(IMAGES / name) as image:
+            pixels = np.asarray(Fit(preprocess)(image)).transpose(2, 0, 1).astype(float)
+        for part, values in parts(pixels).items():
+            tolerance = max(levels / 100, 1e-4) if part == "mean" else levels
+            key = f"{name}|{case}|{part}"
+            yield _row(key, values, arrays[key], tolerance)
+
+
+def _posembed() -> Iterator[Row]:
+    """Position embeddings resized by all methods."""
+    arrays = np.load(GOLDEN / "posembed_resize" / "posembed.npz")
+    for case in json.loads((GOLDEN / "posembed_resize" / "cases.json").read_text()):
+        table = arrays[case["input"]][:, case["skip_prefix"] :]
+        old, new = tuple(case["old"]), tuple(case["new"])
+        prefix = table.shape[1] - old[0] * old[1]
+        found = posemb.resize(table, prefix, old, new, case["method"])
+        tolerance = 1e-6 if case["method"] == "bilinear" else 1e-5
+        yield _row(case["key"], found, arrays[case["key"]].reshape(found.shape), tolerance)
+
+
+def _fewshot() -> Iterator[Row]:
+    """Draws, accuracies and weights of big_vision's closed-form few-shot protocol."""
+    directory = GOLDEN / "fewshot_lsr"
+    arrays = np.load(directory / "fewshot.npz")
+    x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)
+    for case in json.loads((directory / "accuracies.json").read_text()):
+        l2, seed, shots = case["l2"], case["seed"], case["shots"]
+        draw, name = f"seed{seed}_shots{shots}", f"l2={l2:g},seed={seed},{shots}"
+        chosen = choose_shots(y, 10, shots, seed)
+        yield _row(f"{name} draw", chosen, arrays[f"idx_{draw}"], 0)
+        solver = RidgeSolver(x[chosen], y[chosen], 10)
+        head = solver.solve(l2)
+        test = arrays["x_test"]
+        right = (head.predict(test) == arrays["y_test"]).mean()
+        yield _row(f"{name} accuracy", right, case["accuracy_float64"], 1e-6)
+        if (weights := f"l2_{l2:g}_{draw}_weights") in arrays:
+            expected = solver.whitened(test) @ arrays[weights]
+            yield _row(f"{name} logits", test @ head.weight.T + head.bias, expected, 1e-6)
+
+
+def _row(name: str, found: Any, expected: Any, tolerance: float) -> Row:
+    assert np.shape(found) == np.shape(expected), name
+    return Row(name, float(np.abs(found - expected).max()), tolerance)
+
+
+# ---------------------------------------------------------------------------------------------
+# All cases
+
 
 CASES = cases()
 
@@ -18,3 +242,26 @@ def test_all_cases_are_here() -> None:
 def test_every_array_is_the_originals(name: str) -> None:
     rows = compare(name)
     assert rows and [row for row in rows if not row.passes] == []
+
+
+def main(names: Sequence[str]) -> int:
+    """Prints the worst array of every case, or all arrays of the cases that are named."""
+    torch.set_num_threads(1)
+    width = max(map(len, CASES)) + 2
+    print(f"{'case':{width}}{'arrays':>7}  {'worst array':28}{'|difference|':>13}{'tolerance':>11}")
+    failed = 0
+    for name in names or CASES:
+        rows = compare(name)
+        worst = max(rows, key=lambda row: row.difference / (row.tolerance or 1))
+        for row in rows if names else [worst]:
+            label = row.array if len(row.array) <= 26 else f"...{row.array[-23:]}"
+            numbers = f"{row.difference:13.1e}{row.tolerance:11.1e}"
+            mark = "" if row.passes else "  FAILS"
+            print(f"{name:{width}}{len(rows):>7}  {label:28}{numbers}{mark}", flush=True)
+        failed += not all(row.passes for row in rows)
+    print(f"{len(names or CASES) - failed} pass, {failed} fail")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import vitcli
-from golden_table import GOLDEN, cases, unzipped
+from test_golden import GOLDEN, cases, unzipped
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
