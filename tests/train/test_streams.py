@@ -5,23 +5,18 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
-import subprocess
-import sys
 import tarfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-import vitcli
 from data.test_shards import tar_of
 from loopback import FileServer
 from train.runs import Killed, kill_at, metrics, of_kind, same_weights
+from train.test_ranks import RECIPE, TOLERANCE, difference, vit
 from vitcli import retry
 from vitcli.config import AugmentConfig, DataConfig
-from vitcli.data.stream import Sample
 from vitcli.errors import DataError
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import train
@@ -117,82 +112,24 @@ def test_images_that_cannot_be_read_are_listed(tiny_run, colours: Path, tmp_path
 # ---------------------------------------------------------------------------------------------
 # Several ranks
 
-COUNTED = """
-import os
-if "RANK" in os.environ:
-    from vitcli.train import inputs
-    train_batches = inputs.train_batches
-
-    def counted(*arguments, **options):
-        for batch in train_batches(*arguments, **options):
-            with open(os.environ["COUNTED"] + os.environ["RANK"], "a") as file:
-                file.write(" ".join(map(str, batch[2].tolist())) + "\\n")
-            yield batch
-
-    inputs.train_batches = counted
-"""
-"""A sitecustomize.py: each rank writes a line for each batch, with the numbers of its samples."""
-
-
-def pretrain_on_two_ranks(
-    web: FileServer, output: Path, *more: str
-) -> subprocess.CompletedProcess[str]:
-    """Two epochs of five steps."""
-    counter = output.parent / "counter"
-    counter.mkdir(exist_ok=True)
-    (counter / "sitecustomize.py").write_text(COUNTED)
-    search = os.pathsep.join([str(counter), str(Path(vitcli.__file__).parents[1])])
-    environment = {"PYTHONPATH": search, "COUNTED": f"{output}-", "OMP_NUM_THREADS": "1"}
-    shape = ("width=24", "depth=2", "num_heads=2", "mlp_dim=32")
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "vitcli", "pretrain", "--data", data_of(web).path),
-            *("-o", str(output), "--devices=2", "--device=cpu", "--workers=2", "--json"),
-            *("--variant=Ti/8", "--resolution=16", "--batch-size=11", "--steps=10", "--lr=0.001"),
-            *(f"--set={field}" for field in shape),
-            *more,
-        ],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
-def numbers_of(output: Path) -> list[int]:
-    """The numbers of the samples that two ranks were given, step by step."""
-    ranks = [Path(f"{output}-{rank}").read_text().splitlines() for rank in range(2)]
-    steps = zip(*ranks, strict=True)
-    return [int(number) for step in steps for line in step for number in line.split()]
-
 
 @pytest.mark.slow
-def test_two_ranks_are_given_each_sample_once_an_epoch(web: FileServer, tmp_path: Path) -> None:
-    done = pretrain_on_two_ranks(web, tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    keys = [f"train-{i // 11}.tar/{i % 11:03}" for i in range(55)]
-    every = sorted(Sample(key, None, None).number for key in keys)
-    given = numbers_of(tmp_path / "run")
-    assert sorted(given[:55]) == sorted(given[55:]) == every
-    assert given[:55] != given[55:]
-
-
-@pytest.mark.slow
-def test_what_two_ranks_skip_is_listed_and_counted_once(web: FileServer, tmp_path: Path) -> None:
-    bad = {f"train-{shard}.tar/{i:03}" for shard in range(5) for i in (2, 3, 7)}
+def test_two_ranks_learn_what_one_does_and_skip_what_it_skips(web: FileServer, tmp_path) -> None:
+    """In two epochs; each image that cannot be read is listed and counted once."""
     for shard in range(5):
         damage(web.files, f"train-{shard}.tar", ("002.png", "003.png", "007.png"))
-    done = pretrain_on_two_ranks(web, tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run" / "skipped.jsonl").open()]
-    assert sorted(line["image"] for line in lines) == sorted(bad)
-    assert json.loads(done.stdout.splitlines()[-1])["skipped"] == 15
-    given = Counter(numbers_of(tmp_path / "run"))
-    good = {Sample(f"train-{i // 11}.tar/{i % 11:03}", None, None).number for i in range(55)}
-    good -= {Sample(key, None, None).number for key in bad}
-    assert given.keys() == good and min(given.values()) == 2 and given.total() == 110
-    done = pretrain_on_two_ranks(web, tmp_path / "few", "--max-bad=14")
-    assert done.returncode == 1 and "more than 14 images cannot be read" in done.stderr
+    bad = sorted(f"train-{shard}.tar/{i:03}" for shard in range(5) for i in (2, 3, 7))
+    recipe = (*RECIPE, "--data", data_of(web).path, "--workers=2", "--batch-size=11", "--steps=10")
+    for ranks in (1, 2):
+        output = tmp_path / str(ranks)
+        said = vit("pretrain", *recipe, "-o", str(output), f"--devices={ranks}")
+        assert json.loads(said.splitlines()[-1])["skipped"] == 15
+        lines = [json.loads(line) for line in (output / "skipped.jsonl").open()]
+        assert sorted(line["image"] for line in lines) == bad
+    assert difference(tmp_path / "1", tmp_path / "2") < TOLERANCE
+    few = ("-o", str(tmp_path / "few"), "--devices=2", "--max-bad=14")
+    said = vit("pretrain", *recipe, *few, status=1)
+    assert "more than 14 images cannot be read" in said
 
 
 def damage(files: dict[str, bytes], shard: str, members: Sequence[str]) -> None:
