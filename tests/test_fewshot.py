@@ -1,22 +1,14 @@
 """How shots are drawn, and what a few-shot run cannot be."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from data.conftest import labelled
 from vitcli.config import ClassLabel, DataConfig, FewshotConfig
-from vitcli.data.source import Names, Source
 from vitcli.errors import ConfigError, DataError
 from vitcli.fewshot import check_shots, choose_shots
 
 LABELS = np.random.default_rng(0).integers(0, 5, 300)
-
-
-def source(labels: list[int], classes: int) -> Source:
-    names = tuple(ClassLabel(name, name) for name in "abcdefgh"[:classes])
-    images = Names.pack(f"{i}.jpg" for i in range(len(labels)))
-    return Source(names, np.array(labels, np.int64), images, None, Path())  # type: ignore[arg-type]
 
 
 def test_shots_are_nested_and_of_their_classes():
@@ -34,7 +26,8 @@ def test_the_next_image_of_its_class_replaces_one_that_cannot_be_read():
 
 
 def test_a_class_with_too_few_images():
-    train = source([0] * 9 + [1] * 4 + [2] * 3, 4)  # and a class without any
+    classes = [ClassLabel(name, name) for name in "abcd"]  # of d, there is none
+    train = labelled([0] * 9 + [1] * 4 + [2] * 3, classes)
     check_shots(train, 3)
     with pytest.raises(DataError) as caught:
         check_shots(train, 4)

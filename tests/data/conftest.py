@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from vitcli.config import ClassLabel
+from vitcli.data.source import FileReader, Names, Source
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +26,13 @@ def jpeg(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(noise).resize(size).save(buffer, "JPEG", quality=90)
     return buffer.getvalue()
+
+
+def labelled(labels: Sequence[int] | np.ndarray, classes: Sequence[ClassLabel]) -> Source:
+    """Images that nobody reads."""
+    names = Names.pack(f"{i}.jpg" for i in range(len(labels)))
+    reader = FileReader(Path(), names)
+    return Source(tuple(classes), np.array(labels, np.int64), names, reader, Path())
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from data.conftest import labelled
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.source import FileReader, Names, Source
+from vitcli.data.source import Source
 from vitcli.errors import DataError
 from vitcli.train.class_weights import class_weights, read_class_weights
 from vitcli.train.objectives import classification_losses, soft_targets
@@ -19,10 +17,8 @@ from vitcli.train_config import TrainConfig
 CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("dog", "dog"))
 
 
-def source(labels: list[int], classes=CLASSES):
-    names = Names.pack(str(i) for i in range(len(labels)))
-    reader = FileReader(Path(), names)
-    return Source(classes, np.array(labels, np.int64), names, reader, Path())
+def source(labels: list[int]) -> Source:
+    return labelled(labels, CLASSES)
 
 
 def test_balanced_is_inverse_to_the_number_of_images():
