@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
+from checkpoints.test_resize import tensors_in
 from vitcli.checkpoints.tensor_file import LazyTensor, read_header, write
 from vitcli.errors import CheckpointError, OutputError
 
@@ -34,10 +35,6 @@ def arrays() -> dict[str, np.ndarray]:
         "transposed": np.arange(12, dtype=np.float32).reshape(3, 4).T,
         "big-endian": np.arange(3, dtype=">f4"),
     }
-
-
-def tensors_in(path: Path) -> dict[str, np.ndarray]:
-    return {name: tensor.read() for name, tensor in read_header(path).tensors.items()}
 
 
 def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:

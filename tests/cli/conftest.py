@@ -12,13 +12,12 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from cli import training_runs
+from peers.random_models import saved
 from vitcli import plots
-from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli import output
-from vitcli.config import BiTConfig, Preprocess
-from vitcli.models.resnet import BiT
+from vitcli.config import BiTConfig
 from vitcli.resnets import bit_resnet
 
 
@@ -83,10 +82,8 @@ def images(tmp_path_factory):
 @pytest.fixture(scope="session")
 def resnet(tmp_path_factory):
     """A small BiT ResNet for images of 64 px."""
-    model = BiT(BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64)))
-    model.init_weights(0)
-    info = CheckpointInfo(model.config, Preprocess((64, 64)))
-    return save_checkpoint(tmp_path_factory.mktemp("models") / "bit", model.state_dict(), info)
+    config = BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64))
+    return saved(tmp_path_factory.mktemp("models") / "bit", config)
 
 
 @pytest.fixture(scope="session")

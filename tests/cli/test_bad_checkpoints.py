@@ -16,7 +16,7 @@ from typer.testing import Result
 
 from conftest import start_vit
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.tensor_file import read_header, write
+from vitcli.checkpoints.tensor_file import write
 from vitcli.config import ModelConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -59,14 +59,6 @@ def test_values_that_are_not_numbers_are_warned_of(vit, tmp_path):
         result = vit(*words)
         assert result.exit_code == 0 and (tmp_path / "out.npz").is_file()
         assert f"warning: {path}: {POSITIONS} " in result.stderr and "NaN" in result.stderr
-
-
-def test_no_position_embeddings_at_all(vit, tmp_path):
-    tensors = {n: t for n, t in read_header(TIMM).tensors.items() if n != "pos_embed"}
-    write(tmp_path / "x.safetensors", tensors, {})
-    converts, resizes = commands(tmp_path / "x.safetensors")
-    for words in (converts, resizes):  # they may be rotary ones
-        assert_refused(vit, tmp_path, *words, said="rotary position embeddings")
 
 
 def test_an_output_that_exists(vit, tmp_path):

@@ -13,8 +13,10 @@ from safetensors.numpy import save
 from typer.testing import Result
 
 import vitcli
-from vitcli.config import model_config
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.config import Preprocess, model_config
 from vitcli.hub import registry
+from vitcli.layouts.timm import to_config
 
 ROOT = Path(__file__).parents[1]
 CAT = ROOT / "images" / "cat.jpg"
@@ -33,27 +35,11 @@ def answer(vit: Vit, model: object, *words: str) -> dict[str, Any]:
 
 def released() -> dict[str, bytes]:
     """A release of timm, but small and with random weights."""
-    config = {
-        "architecture": "vit_base_patch16_224",
-        "num_classes": 21843,
-        "num_features": 768,
-        "model_args": {"embed_dim": 24, "depth": 1, "num_heads": 1},
-        "pretrained_cfg": {
-            "tag": "augreg_in21k",
-            "input_size": [3, 224, 224],
-            "fixed_input_size": True,
-            "interpolation": "bicubic",
-            "crop_pct": 0.9,
-            "crop_mode": "center",
-            "mean": [0.5] * 3,
-            "std": [0.5] * 3,
-            "num_classes": 21843,
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        },
-    }
     sizes = {"width": 24, "depth": 1, "num_heads": 1, "mlp_dim": 96}
     model = model_config("B/16", num_classes=21843, image_size=(224, 224), **sizes)
+    config = to_config(CheckpointInfo(model, Preprocess((224, 224), crop_pct=0.9)))
+    del config["vit"]
+    config["pretrained_cfg"]["tag"] = "augreg_in21k"
     draw = np.random.default_rng(0)
     shapes = model.tensor_shapes().items()
     weights = {n: draw.standard_normal(s, np.float32) / 50 for n, s in shapes}

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import vitcli
-from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import ClassLabel, ModelConfig, Preprocess
+from peers.random_models import CLASSES, saved
+from vitcli.config import ModelConfig, Preprocess
 from vitcli.inspection.inspector import shown_part
-from vitcli.models.vit import ViT
 
 CPU = ("--device", "cpu", "--quiet")
 
 
+CONFIG = ModelConfig(16, 2, 2, 32, (8, 8), (24, 32), num_classes=6)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A ViT of two blocks for images of 24 x 32 pixels, with weights far from zero."""
-    sizes = {"width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 3}
-    config = ModelConfig(**sizes, patch_size=(8, 8), image_size=(24, 32))
-    module = ViT(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.normal_(0.0, 0.4, generator=generator)
-    classes = tuple(ClassLabel(f"n{i}", name) for i, name in enumerate(("ant", "bee", "bee")))
-    info = CheckpointInfo(config, Preprocess(size=(24, 32)), classes)
-    return save_checkpoint(tmp_path_factory.mktemp("inspect") / "model", module.state_dict(), info)
+    return saved(tmp_path_factory.mktemp("inspect") / "model", CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +53,7 @@ def test_views_of_images(vit, model, photos, tmp_path, view):
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [Path(row["file"]).stem for row in rows] == ["tall", "tiny", "wide"]
     for row in rows:
-        assert row["view"] == view and row["class"]["id"] in ("n0", "n1", "n2")
+        assert row["view"] == view and row["class"]["id"] in {label.id for label in CLASSES}
         (path,) = map(Path, row["outputs"])
         assert drawn(path)[0] > 300
     assert (out / f"{view}.png").exists() == (view != "heads")  # the contact sheet
@@ -76,11 +67,11 @@ def test_views_of_images(vit, model, photos, tmp_path, view):
 def test_gradient_with_its_faithfulness(vit, model, photos, tmp_path):
     done = vit(
         *("inspect", photos / "wide.png", "--model", model, "-o", tmp_path, "--json", *CPU),
-        *("--method", "gradient", "--class", "ant", "--faithfulness", "--dark"),
+        *("--method", "gradient", "--class", "tabby", "--faithfulness", "--dark"),
     )
     assert done.exit_code == 0, done.stderr
     (row,) = (json.loads(line) for line in done.stdout.splitlines())
-    assert row["class"]["index"] == 0 and 0 < row["class"]["score"] < 1
+    assert row["class"]["index"] == 2 and 0 < row["class"]["score"] < 1
     for areas in row["faithfulness"].values():
         assert 0 <= areas["deletion"] <= 1 and 0 <= areas["insertion"] <= 1
     assert [Path(path).name for path in row["outputs"]] == [
@@ -100,12 +91,7 @@ def test_weights_alone(vit, model, tmp_path):
 
 
 def test_a_model_without_position_embeddings(vit, tmp_path):
-    sizes = {"width": 16, "depth": 1, "num_heads": 2, "mlp_dim": 32, "posemb": "none"}
-    config = ModelConfig(**sizes, patch_size=(8, 8), image_size=(24, 32))
-    module = ViT(config)
-    module.init_weights(0)
-    info = CheckpointInfo(config, Preprocess(size=(24, 32)))
-    model = save_checkpoint(tmp_path / "model", module.state_dict(), info)
+    model = saved(tmp_path / "model", dataclasses.replace(CONFIG, posemb="none"))
     words = ("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
     done = vit(*words)
     assert done.exit_code == 0 and json.loads(done.stdout)["view"] == "filters"
@@ -151,7 +137,7 @@ def test_a_resnet_is_refused(vit, resnet, photos, tmp_path):
 
 
 def test_a_name_of_two_classes_is_refused(vit, model, photos, tmp_path):
-    words = ("--class", "bee", "--method", "gradient", "-o", tmp_path / "out")
+    words = ("--class", "crane", "--method", "gradient", "-o", tmp_path / "out")
     done = vit("inspect", photos, "--model", model, *words, *CPU)
     assert done.exit_code == 1 and not done.stdout
     assert not list((tmp_path / "out").glob("*"))
