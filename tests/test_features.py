@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN, sharded
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import (
     DataConfig,
@@ -72,14 +71,6 @@ def test_a_norm_after_pooling_stays_there():
     expected = layer_norm(arrays["block_00"][:, 1:].mean(1), weights, "fc_norm")
     found = features(predictor(GOLDEN / "timm_gap_fcnorm", layer=1), arrays["input"])
     np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-def test_the_default_is_the_input_of_the_head():
-    for case in ("timm_vit_default", "timm_siglip_map", "timm_deit_distilled"):
-        images = torch.from_numpy(io(case)["input"])
-        with torch.inference_mode():
-            expected = load(GOLDEN / case).features(images).numpy()
-        np.testing.assert_array_equal(features(predictor(GOLDEN / case), images.numpy()), expected)
 
 
 def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():

@@ -34,11 +34,6 @@ def test_a_constant_stays_constant(old, new, method):
     assert np.allclose(matrix.sum(axis=1), 1.0)
 
 
-def test_the_same_grid_is_the_same_object():
-    table = np.random.default_rng(0).normal(size=(1, 5, 8)).astype(np.float32)
-    assert posemb.resize(table, 1, (2, 2), (2, 2), "bicubic") is table
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_the_dtype_is_kept(dtype):
     table = torch.randn(1, 5, 8).to(dtype)

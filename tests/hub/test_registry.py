@@ -65,9 +65,6 @@ def test_class_lists():
     assert len({label.id for label in small}) == 1000
     cranes = [label.id for label in small if label.name == "crane"]
     assert cranes == ["n02012849", "n03126707"]  # names are not identities
-    real = registry.real_labels()
-    assert len(real) == 50_000 and real[:3] == ((), (970, 795), (230, 231))
-    assert max(max(classes, default=0) for classes in real) == 999
 
 
 def test_aliases_mean_what_ships():
