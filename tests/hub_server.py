@@ -1,15 +1,10 @@
 """A Hugging Face Hub on loopback, in memory: real HTTP for the real client, with ordered faults.
 
-    python tests/hub_server.py --port 8080
-
-serves until Ctrl-C and prints what to export. It speaks what `vit`, timm and transformers need:
-repos, uploads (regular and LFS), commits, branches, pull requests, private and gated repos,
-downloads by Range, and a second origin for large files, which a token must not be sent to.
+It speaks what `vit`, timm and transformers need: repos, uploads (regular and LFS), commits,
+branches, pull requests, private and gated repos, downloads by Range, and a second origin for large
+files, which a token must not be sent to.
 """
 
-from __future__ import annotations
-
-import argparse
 import base64
 import contextlib
 import hashlib
@@ -99,8 +94,8 @@ class LoopbackHub(Server):
     """A running Hub: what it has, what goes wrong, and what it was asked. Requests to its second
     origin begin with /lfs/."""
 
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(HubHandler, port)
+    def __init__(self) -> None:
+        super().__init__(HubHandler)
         self.storage_url = f"http://localhost:{self.server_port}"
         """The second origin, of the large files."""
         self.repos: dict[str, Repo] = {}
@@ -399,13 +394,3 @@ class HubHandler(Handler):
         if wants_request:
             answer["pullRequestUrl"] = f"{page}/discussions/{requests + 1}"
         self.answer_json(answer)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="A Hugging Face Hub on loopback.")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one")
-    with LoopbackHub(parser.parse_args().port) as running:
-        pairs = " ".join(f"{key}={value}" for key, value in running.environment.items())
-        print(f"export {pairs}", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()

@@ -79,13 +79,13 @@ class Refusal(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves in a block; port 0 is any free one."""
+    """Serves in a block, at any free port."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, handler: type[Handler], port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), handler)
+    def __init__(self, handler: type[Handler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.faults: list[Fault] = []
         """What goes wrong."""
