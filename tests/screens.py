@@ -6,8 +6,6 @@ command really runs, in this process, in a directory of small files, most of the
 help screens, the file itself says which: to add one, write its line `$ vit ...` in its section.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

@@ -4,8 +4,6 @@ Read from the source with `ast`, so that a rule holds for imports inside functio
 checked by running the commands.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import os

@@ -1,7 +1,5 @@
 """Files are written whole or not at all, and what killed processes leave is cleared."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ commands, which must not keep the next one from its result. For longer:
     ROUNDS=500 python -m pytest -m slow tests/test_campaign.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """What differs between devices: exercised here without any but the CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A checkpoint on labelled images: classes matched by id and name, what is left out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which representation features are, and when they are computed again."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

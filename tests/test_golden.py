@@ -6,8 +6,6 @@ compared, including those at a larger resolution (`hires_*`).
 or `make golden` prints a table: case, arrays, largest |difference|, tolerance.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

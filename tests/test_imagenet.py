@@ -1,7 +1,5 @@
 """ReaL labels: several classes may be right, or none; images are found by their names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

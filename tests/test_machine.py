@@ -1,7 +1,5 @@
 """Limits of containers, read from a made-up /proc and /sys."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Accuracy, F1, calibration and confusion, against plain loops that count image by image."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

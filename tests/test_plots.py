@@ -1,7 +1,5 @@
 """Plots: what they show, and that they are written whole."""
 
-from __future__ import annotations
-
 import math
 import warnings
 import xml.etree.ElementTree as ET

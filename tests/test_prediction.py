@@ -1,7 +1,5 @@
 """Prediction from Python: timm's numbers, order, bounded memory, images of every kind."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import queue

@@ -9,8 +9,6 @@ The README starts where `make demo` ends, in a clone with a virtual environment;
 start in a copy of tests/images with that environment activated. A page is one shell session.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -9,8 +9,6 @@ exact[1]: likewise, but programs that read the layout compute something differen
 refused[2]: the layout cannot express the model (footnote 2).
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

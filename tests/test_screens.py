@@ -1,7 +1,5 @@
 """The words of the command line: one stored file, and examples in every help screen."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -7,8 +7,6 @@ vit whitens the features within its time, while Ridge gets them whitened, with t
 feature. They take turns; ratios are taken within a turn.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

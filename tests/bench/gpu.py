@@ -8,8 +8,6 @@ which take turns; images per second, and MFU: FLOPs (3 x forward) as a share of 
 8,192 x 8,192 matrices reaches. The aim is 55% when compiled.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -8,8 +8,6 @@ opens them without a kept listing, and with one. Prints the shortest time of eac
 `ls -R` too (the bar is 1.2), and the most memory that it needs at a time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ python peer.py timm|transformers MODEL IMAGES [DTYPE]      top 5 of one file or 
 python peer.py timm-resize|safetensors-copy MODEL OUTPUT   the same checkpoint, written again
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

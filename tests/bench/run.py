@@ -7,8 +7,6 @@ printed. The first turn is not counted: it warms the disk cache and compiles Pyt
 With `--against DIR`, another checkout of vit takes turns too: the same commands, before and after.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -13,8 +13,6 @@ Then two ranks of vit (`--devices 2`), each with half of the cores, take turns w
 has them all, at the same global batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

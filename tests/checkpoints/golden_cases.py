@@ -1,7 +1,5 @@
 """A golden case as a checkpoint in several files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

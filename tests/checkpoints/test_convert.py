@@ -1,7 +1,5 @@
 """What a conversion changes on the way, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

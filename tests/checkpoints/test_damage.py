@@ -1,7 +1,5 @@
 """Checkpoints that are cut, lie or bomb, and full disks: one line, and nothing half done."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

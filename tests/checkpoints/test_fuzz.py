@@ -1,7 +1,5 @@
 """Bytes that are no checkpoint, and changes of layout, drawn at random; see test_campaign.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

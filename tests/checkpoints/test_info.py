@@ -1,7 +1,5 @@
 """The description of a checkpoint: written, read back, and refused where it is damaged."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

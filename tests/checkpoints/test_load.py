@@ -1,7 +1,5 @@
 """A checkpoint becomes a torch model that computes what its maker computed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a checkpoint says of itself, from headers alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Position embeddings resized on disk: timm's numbers, and nothing else touched."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Every layout keeps its own names, files and configuration when its positions are resized."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile

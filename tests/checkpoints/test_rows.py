@@ -1,7 +1,5 @@
 """Tables that grow row by row, read back by numpy and by safetensors' own reader."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors import safe_open

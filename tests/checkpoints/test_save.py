@@ -1,7 +1,5 @@
 """A model's folder is written by us and read by safetensors, timm's layout beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

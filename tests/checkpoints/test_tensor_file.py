@@ -1,7 +1,5 @@
 """The safetensors file, against the safetensors library."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs `vit` inside the test's process: an import of torch for each command would take minutes."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

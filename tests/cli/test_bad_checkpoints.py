@@ -1,8 +1,6 @@
 """Bad checkpoints and outputs, as `vit convert` and `vit resize-posemb` answer them: an error and a
 hint at most, exit code 1, and nothing written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

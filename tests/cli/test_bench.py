@@ -1,7 +1,5 @@
 """`vit bench`: what is measured, in which form, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`vit convert` and `vit resize-posemb` as they are typed; what they print is in screens.txt."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

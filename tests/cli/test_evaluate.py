@@ -1,7 +1,5 @@
 """`vit evaluate` as it is typed: every form of output, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """`vit fewshot`: a table, JSON, a plot, a checkpoint; features are computed once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

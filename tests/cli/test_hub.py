@@ -1,7 +1,5 @@
 """Models of the Hub as they are typed: by name, in every layout, and what cannot be had."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vit inspect`: figures, JSON and arrays of every view."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

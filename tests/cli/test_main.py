@@ -1,7 +1,5 @@
 """The command itself: help, wrong calls, the error boundary, pipes, signals, completion."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`vit models` and `vit pull`: what is printed, what is removed, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """What is printed where: JSON, tables, notes, bars on a terminal and lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

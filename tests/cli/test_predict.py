@@ -1,7 +1,5 @@
 """`vit predict` as it is typed: every form of output, and every input that is no image."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`vit push` and back: the same answers from the Hub, and a clear line where it refuses."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

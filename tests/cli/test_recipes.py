@@ -1,7 +1,5 @@
 """`vit finetune --preset ...` and `--lr A,B,...` as they are typed."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`vit pretrain` and `vit finetune` as they are typed: what is printed, and the exit code."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

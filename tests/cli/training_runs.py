@@ -1,7 +1,5 @@
 """`vit` on runs of a moment; their images and the model they start from are in `conftest.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from typer.testing import CliRunner, Result

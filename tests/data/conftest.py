@@ -1,7 +1,5 @@
 """Small datasets on disk."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path

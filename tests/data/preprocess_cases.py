@@ -6,8 +6,6 @@ back to 0 ... 255; TensorFlow: the operations of `resize(S)|central_crop(C)` in
 big_vision/pp/ops_image.py, on images that Pillow decoded.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

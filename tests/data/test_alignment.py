@@ -1,7 +1,5 @@
 """One list of classes for data and model: by id, by name, by a mapping."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

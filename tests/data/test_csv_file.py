@@ -1,7 +1,5 @@
 """CSVs, and lists of classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Splits: deterministic, stratified, recorded and reused; sources and their names."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Directories of class directories."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
 from collections import Counter

@@ -1,8 +1,6 @@
 """From an image to the model's input. (Against timm, transformers and TensorFlow:
 tests/test_golden.py.)"""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Datasets on the Hub, streamed from one on loopback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which images a command line names, and how they are fetched."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

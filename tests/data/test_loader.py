@@ -1,7 +1,5 @@
 """Batches: their order, the share of ranks, worker processes, and what goes wrong in them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import multiprocessing

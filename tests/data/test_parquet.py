@@ -1,7 +1,5 @@
 """Parquet files as the Hub stores datasets."""
 
-from __future__ import annotations
-
 import io
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """RandAugment's operations on pixels, and its draws."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """WebDataset tar shards."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Streams: shards by URL, each sample once an epoch, and what a server may do wrong."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import multiprocessing

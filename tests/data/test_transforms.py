@@ -1,7 +1,5 @@
 """How training images and batches are changed, and what decides it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The Hub's cache, read without the client and compared with what the client says of it."""
 
-from __future__ import annotations
-
 import hashlib
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model card, read back by the Hub's own client."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

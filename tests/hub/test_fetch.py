@@ -1,7 +1,5 @@
 """Fetching with the real client from a server on loopback: the right file or a clear line."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """What is published names no directory and no token, and leaves everything else alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pushing with the real client to a Hub on loopback: what is uploaded, and what never is."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

@@ -1,7 +1,5 @@
 """What a model's name means, and what ships."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Attention maps, distances and weights: against closed forms and plain references."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

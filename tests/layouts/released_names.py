@@ -7,8 +7,6 @@ dinov2/models/vision_transformer.py, mae/models_mae.py,
 clip/model.py, open_clip/transformer.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """BiT ResNets as their authors and big_vision write them. (Their tensors: tests/test_roundtrips.py;
 what they compute: tests/models/test_resnet.py and tests/golden.)"""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 from pathlib import Path

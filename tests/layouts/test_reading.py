@@ -1,7 +1,5 @@
 """Checkpoints of vit_jax, big_vision and transformers compute here what they compute there."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Hybrids and BiT ResNets in timm's layout."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

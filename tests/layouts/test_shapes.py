@@ -1,8 +1,6 @@
 """Tensor names and shapes without torch are those of the torch module, and tell the model; what is
 saved is loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

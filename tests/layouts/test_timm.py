@@ -1,7 +1,5 @@
 """timm's config.json, in and out; that timm agrees is checked in tests/peers."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

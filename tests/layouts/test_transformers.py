@@ -1,8 +1,6 @@
 """transformers' config.json and preprocessor_config.json; that transformers agrees is checked in
 tests/peers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The accelerated encoder computes what the plain one does, and what timm does."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from types import SimpleNamespace

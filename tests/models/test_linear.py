@@ -1,7 +1,5 @@
 """Dense layers in bf16 on a CPU: the numbers of `nn.Linear`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

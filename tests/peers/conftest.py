@@ -1,7 +1,5 @@
 """The real timm and transformers, for the tests that compare with them."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

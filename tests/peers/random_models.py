@@ -1,7 +1,5 @@
 """Random architectures and weights: small, but with every part that can be there."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What `vit convert` writes for transformers, and for timm, is the same model to them."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

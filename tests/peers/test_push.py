@@ -1,7 +1,5 @@
 """What we push is a model to timm and transformers, which fetch it from the Hub by its name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

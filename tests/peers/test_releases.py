@@ -1,8 +1,6 @@
 """Files of the authors' and of torchvision: the real libraries read what we write, and the other
 way round."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `vit resize-posemb` writes is what the real timm and transformers would compute there."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The weights that ship are weights to timm and transformers too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -1,8 +1,6 @@
 """Every ViT-like model of timm and of transformers, small and with random weights: what is loaded
 computes what the library computes, with its config and bare, or is refused."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import warnings

@@ -1,8 +1,6 @@
 """What timm writes is read by us, and what we write by timm, with the same logits: ViTs, hybrids,
 BiT ResNets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Training beside timm and scikit-learn: rates by layer, and where a linear probe ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

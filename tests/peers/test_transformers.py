@@ -1,7 +1,5 @@
 """What we write is a model, an image processor and a pipeline to transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

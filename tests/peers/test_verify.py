@@ -1,7 +1,5 @@
 """`vit convert --verify` with the real timm and transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

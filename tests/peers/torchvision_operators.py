@@ -6,8 +6,6 @@ suppression for detectors) that are not there. Declaring them, without a body, i
 timm and transformers use of it: transforms of images, all Python.
 """
 
-from __future__ import annotations
-
 from torch.library import Library
 
 OPERATORS = [

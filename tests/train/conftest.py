@@ -1,7 +1,5 @@
 """A small data set that can be learnt, and a run on it that takes a second."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

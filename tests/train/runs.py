@@ -1,7 +1,5 @@
 """What tests of runs share."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

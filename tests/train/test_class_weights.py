@@ -1,7 +1,5 @@
 """Weights of classes: from counts, from a file, in the loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,8 +1,6 @@
 """What the CPU computes, on CUDA: golden cases, training and resuming, compilation, ranks. `make
 test-gpu`, on a machine that has it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

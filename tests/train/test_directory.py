@@ -1,7 +1,5 @@
 """A run's directory: who may use it, and when."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

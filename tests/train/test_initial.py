@@ -1,7 +1,5 @@
 """Where a run starts: heads that are kept, weights that are drawn once or not at all."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

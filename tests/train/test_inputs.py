@@ -1,7 +1,5 @@
 """A frozen backbone sees each image once, and nothing else changes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

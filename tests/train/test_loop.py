@@ -1,7 +1,5 @@
 """Whole runs: they learn, they resume bit-exactly, they fit into memory."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import math

@@ -1,7 +1,5 @@
 """MAE against a plain reference of its authors' method, and its decoder."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

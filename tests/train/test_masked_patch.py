@@ -1,7 +1,5 @@
 """Masked patch prediction against the paper's numbers (section B.1.2) and plain numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

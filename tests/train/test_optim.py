@@ -1,7 +1,5 @@
 """Learning rates against the authors' formula; what learns how fast, decays, or is frozen."""
 
-from __future__ import annotations
-
 import math
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """The auto rule for datasets of any size, and the presets, which are the paper's numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import typer

@@ -1,7 +1,5 @@
 """Runs on several ranks: the same results as on one, and what becomes of a rank that fails."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Hybrids and BiT ResNets through the loop that trains everything else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs on shards at URLs, and on images that cannot be read."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

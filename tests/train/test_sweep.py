@@ -1,7 +1,5 @@
 """Sweeps: the rate that is best on validation trains on everything; a stop costs nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

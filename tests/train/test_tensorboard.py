@@ -1,7 +1,5 @@
 """What TensorBoard reads, by its own reader."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import signal

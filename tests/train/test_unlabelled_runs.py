@@ -1,7 +1,5 @@
 """Whole runs of the objectives that need no labels."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path
