@@ -184,11 +184,8 @@ class HubHandler(Handler):
         if parts[:2] in (["api", "models"], ["api", "datasets"]) and len(parts) >= 4:
             repo = "/".join(parts[2:4] if parts[1] == "models" else parts[1:4])
             what = parts[4].replace("-", "_") if len(parts) > 4 else "revision"
-            if what in (
-                *("revision", "tree", "paths_info", "commits"),
-                *("branch", "preupload", "commit"),
-            ):
-                return getattr(self, f"on_{what}")(repo, parts[5] if len(parts) > 5 else MAIN)
+            if (page := getattr(self, f"on_{what}", None)) is not None:
+                return page(repo, parts[5] if len(parts) > 5 else MAIN)
         if self.path in ("/api/whoami-v2", "/api/validate-yaml", "/api/repos/create"):
             return getattr(self, "on_" + parts[-1].replace("-", "_"))()
         raise Refusal(404, f"no such page: {self.path}")

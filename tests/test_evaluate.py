@@ -13,9 +13,6 @@ from vitcli.errors import ConfigError, DataError
 from vitcli.evaluate import evaluate
 from vitcli.prediction import Predictor
 
-# ---------------------------------------------------------------------------------------------
-# A checkpoint on a folder
-
 
 @pytest.fixture
 def predictor(tiny_checkpoint) -> Predictor:
@@ -78,10 +75,6 @@ def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, 
     predictor = Predictor(bare, device="cpu", precision="fp32")
     with pytest.raises(ConfigError, match="10 classes without names, but the dataset has 2"):
         evaluate(predictor, DataConfig(str(labelled("dog", "cat"))))
-
-
-# ---------------------------------------------------------------------------------------------
-# Among which classes, by which labels, at which resolution
 
 
 def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):

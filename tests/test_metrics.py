@@ -99,10 +99,6 @@ def test_the_loss_of_a_sigmoid_is_binary_cross_entropy(logits, labels):
     assert tally.result().loss == pytest.approx(expected, rel=1e-6)
 
 
-# ---------------------------------------------------------------------------------------------
-# Calibration
-
-
 def expected_calibration_error(confidence: list[float], right: list[bool]) -> float:
     """Guo et al. 2017, equations 1 to 3, bin by bin and answer by answer."""
     error = 0.0
@@ -144,10 +140,6 @@ def test_answers_that_are_as_sure_as_right_are_calibrated():
     certain = Tally(2)
     certain.add(torch.tensor([[1000.0, 0.0]]), np.array([1]))
     assert certain.result().ece == 1.0 and certain.result().calibration.counts[-1] == 1
-
-
-# ---------------------------------------------------------------------------------------------
-# Odd cases
 
 
 @pytest.mark.parametrize("classes", [2, 5, 6])

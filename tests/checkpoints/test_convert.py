@@ -122,10 +122,6 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
         convert(source, tmp_path / "x.safetensors", "vit-npz")
 
 
-# ---------------------------------------------------------------------------------------------
-# Targets and damaged sources
-
-
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
     one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))

@@ -94,10 +94,6 @@ def test_the_registry_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
     assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
 
 
-# ---------------------------------------------------------------------------------------------
-# Damage
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

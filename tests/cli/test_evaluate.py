@@ -89,10 +89,6 @@ def test_plots(evaluate, tmp_path, option):
     assert str(file) in result.stderr and min(Image.open(file).size) > 300
 
 
-# ---------------------------------------------------------------------------------------------
-# Several data sets, several resolutions, predictions
-
-
 def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
     other = shutil.copytree(data, tmp_path / "other")
     for file in (other / "dog").iterdir():
@@ -222,10 +218,6 @@ def test_images_without_labels_of_their_own_by_real_labels(
     result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
-
-
-# ---------------------------------------------------------------------------------------------
-# Warnings and errors
 
 
 def test_warnings(vit, data, tiny_checkpoint, diverged, tmp_path):

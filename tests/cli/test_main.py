@@ -25,10 +25,6 @@ def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
 
 
-# ---------------------------------------------------------------------------------------------
-# The error boundary
-
-
 @pytest.fixture
 def failing(monkeypatch):
     """Makes a command `fail` that raises what it is given."""
@@ -88,10 +84,6 @@ def test_results_that_cannot_be_printed():
     assert result.stderr == "error: No space left on device\n"
 
 
-# ---------------------------------------------------------------------------------------------
-# Processes
-
-
 def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, image_folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"{image_folder / 'a.png'}\n" * 3000)
@@ -125,10 +117,6 @@ def test_signals_leave_no_half_file(tiny_checkpoint, image_folder, tmp_path, num
         assert process.wait(600) == code
         assert process.stderr.read() == ""
     assert not list(tmp_path.iterdir())
-
-
-# ---------------------------------------------------------------------------------------------
-# Completion
 
 
 def complete(*words: str) -> list[str]:

@@ -103,10 +103,6 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-# ---------------------------------------------------------------------------------------------
-# Progress
-
-
 def test_progress_is_a_line_now_and_then(capsys, clock):
     with output.Meter("images", 100) as meter:
         for _ in range(6):

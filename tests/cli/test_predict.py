@@ -44,10 +44,6 @@ def expected(timm_logits):
     return [[(int(i), row[i]) for i in np.argsort(-row)] for row in scores]
 
 
-# ---------------------------------------------------------------------------------------------
-# What is printed
-
-
 def test_json_holds_what_timm_computes(predict, image_folder, tiny_checkpoint, expected):
     result = predict(image_folder, "--json", "--top-k", 3, "--quiet")
     assert result.exit_code == 0 and result.stderr == ""
@@ -123,10 +119,6 @@ def test_other_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path,
     assert text.endswith(f"{info.classes[best].name} {shown}\n")
 
 
-# ---------------------------------------------------------------------------------------------
-# Features
-
-
 @pytest.fixture(scope="module")
 def timm_features():
     return np.load(GOLDEN / "timm_vit_default" / "io.npz")["pre_logits"]
@@ -149,10 +141,6 @@ def test_features_safetensors_with_a_row_for_what_cannot_be_read(
         assert opened.metadata() == {"model": str(tiny_checkpoint)}
     np.testing.assert_allclose(saved[[0, 2]], timm_features, atol=2e-5)
     assert np.isnan(saved[1]).all()
-
-
-# ---------------------------------------------------------------------------------------------
-# What is no image
 
 
 def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
@@ -244,12 +232,6 @@ def test_the_default_model_is_named_once(vit, image_folder, tiny_checkpoint, tmp
     assert "--model" in result.stderr and len(result.stderr.splitlines()) == 1
     assert {json.loads(line)["model"] for line in result.stdout.splitlines()} == {"vit-small"}
     assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
-
-
-@pytest.mark.parametrize("wrong", ["crop_pct=2", "crop_mode=round", "std=0", "size=9"])
-def test_a_value_that_no_preprocessing_has_is_a_wrong_call(vit, image_folder, wrong):
-    result = vit("predict", image_folder, "--preprocess", wrong)
-    assert result.exit_code == 2 and wrong.partition("=")[0] in result.stderr
 
 
 def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):

@@ -117,10 +117,6 @@ def test_validation_images_are_merged_and_test_images_are_not(make_directory):
     assert whole.val is None and len(whole.train) == 6
 
 
-# ---------------------------------------------------------------------------------------------
-# Sources
-
-
 def test_names_are_packed_strings():
     strings = ["a", "", "äöü/猫.jpg", "bad\udcff.jpg", "z" * 300]
     names = Names.pack(strings)

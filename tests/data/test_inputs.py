@@ -126,10 +126,6 @@ def test_a_pipe_in_place_of_a_file_has_a_limit(monkeypatch):
         read_file("/dev/zero")
 
 
-# ---------------------------------------------------------------------------------------------
-# URLs
-
-
 @pytest.fixture(scope="module")
 def server():
     names = ("endless", "slow", "silent", "page")

@@ -103,10 +103,6 @@ def test_rows_without_a_label_are_ignored(tmp_path):
     assert source.read(1) == jpeg(2) and len(warnings) == 1
 
 
-# ---------------------------------------------------------------------------------------------
-# Bad input
-
-
 @pytest.mark.parametrize(
     "columns",
     [

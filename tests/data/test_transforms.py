@@ -99,10 +99,6 @@ def test_random_erasing_fills_a_rectangle_with_noise():
     assert 70 < count < 130
 
 
-# ---------------------------------------------------------------------------------------------
-# Mixing
-
-
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.randn(6, 3, 16, 24, generator=torch.Generator().manual_seed(0))
     return images, torch.eye(6)

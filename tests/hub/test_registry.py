@@ -73,10 +73,6 @@ def test_aliases_mean_what_ships():
     assert set(registry.names()) >= {"default", "vit-b16-i21k", *registry.shipped()}
 
 
-# ---------------------------------------------------------------------------------------------
-# What a name means
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """An empty working directory."""

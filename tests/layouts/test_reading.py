@@ -189,10 +189,6 @@ def test_bare_files_that_may_be_another_architecture_are_refused(
         read_info(path)
 
 
-# ---------------------------------------------------------------------------------------------
-# Variants of the authors' npz that no golden case has
-
-
 def saved(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     np.savez(path, **arrays)
     return path

@@ -107,10 +107,6 @@ def test_images_that_cannot_be_read_are_listed(tiny_run, colours: Path, tmp_path
         train(tiny_run(data=data, output=str(tmp_path / "few"), max_bad=3))
 
 
-# ---------------------------------------------------------------------------------------------
-# Several ranks
-
-
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_does_and_skip_what_it_skips(web: FileServer, tmp_path) -> None:
     """In two epochs; each image that cannot be read is listed and counted once."""
