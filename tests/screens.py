@@ -39,18 +39,10 @@ def make_material() -> None:
     shutil.copytree(golden / "hf_dinov2", "dinov2")
     shutil.copy(golden / "vit_jax_token" / "checkpoint.npz", "jax.npz")
     shutil.copy("tiny/model.safetensors", "bare.safetensors")
-    for name in (
-        "pets/cats",
-        "pets/dogs",
-        "one/cats",
-        "flat",
-        "nothing",
-        "other",
-        "wrong",
-        "swept",
-    ):
+    places = ("pets/cats", "pets/dogs", "one/cats", "flat")
+    for name in (*places, "nothing", "other", "wrong", "swept"):
         Path(name).mkdir(parents=True)
-    for place in ("pets/cats", "pets/dogs", "one/cats", "flat"):
+    for place in places:
         for i in range(4):
             Image.fromarray(np.full((20, 20, 3), 60 * i, np.uint8)).save(f"{place}/{i}.png")
     weights, photograph = Path("tiny/model.safetensors").read_bytes(), Path("cat.jpg").read_bytes()

@@ -92,7 +92,6 @@ def imports(module: str) -> Iterator[Import]:
                 yield Import(alias.name, node.lineno, for_types)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: write the import in full"
-            assert node.module is not None
             for alias in node.names:
                 yield Import(f"{node.module}.{alias.name}", node.lineno, for_types)
 

@@ -95,7 +95,7 @@ def read_dataset(path: Path) -> None:
     dataset = open_dataset(DataConfig(str(path)))
     for source in (dataset.train, dataset.val, dataset.test):
         for row in range(min(len(source), 20) if source is not None else 0):
-            source.read(row)  # type: ignore[union-attr]
+            source.read(row)
 
 
 def checkpoints() -> dict[str, Target]:

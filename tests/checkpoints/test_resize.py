@@ -59,7 +59,7 @@ def scipys(table: np.ndarray, prefix: int, grid: Size) -> np.ndarray:
 
 
 def resize(spec: Path, **options: object) -> Path:
-    job = plan_resize(spec, **options)  # type: ignore[arg-type]
+    job = plan_resize(spec, **options)
     resize_posemb(job)
     return job.file
 
@@ -140,7 +140,7 @@ def test_in_place_replaces_the_folder_whole(tmp_path: Path) -> None:
     ids=str,
 )
 def test_every_kind_of_prefix_and_table(tmp_path: Path, fields: dict[str, object]) -> None:
-    config = dataclasses.replace(SMALL, **fields)  # type: ignore[arg-type]
+    config = dataclasses.replace(SMALL, **fields)
     file = resize(written(tmp_path / "a.safetensors", config), grid=(2, 6))
     info = read.read_info(file)[0]
     assert info.model.grid == (2, 6)

@@ -51,7 +51,7 @@ def test_splits(make_directory, word):
     assert counts == [[5, 6], [1, 2], [0, 3]]
     assert splits.record["kind"] == "given"
     for split, name in (("auto", "test split"), ("val", "validation split")):
-        source, words, _ = open_split(DataConfig(str(root)), split)  # type: ignore[arg-type]
+        source, words, _ = open_split(DataConfig(str(root)), split)
         assert (len(source), words) == (3, name)
 
 

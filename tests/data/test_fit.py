@@ -39,7 +39,7 @@ def test_a_jpeg_is_decoded_whole_where_that_matters(preprocess):
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3), (1, 2000), (37, 41)])
 def test_any_shape_fits(mode, size):
-    preprocess = Preprocess((32, 48), crop_mode=mode, crop_pct=0.875)  # type: ignore[arg-type]
+    preprocess = Preprocess((32, 48), crop_mode=mode, crop_pct=0.875)
     image = Image.new("RGB", size, (10, 20, 30))
     assert Fit(preprocess)(image).size == (48, 32)
 

@@ -136,8 +136,7 @@ def server():
 def read(url: str, **settings: bool) -> bytes:
     (image,) = find_images([url], **settings)
     assert image.name == url
-    data: bytes = image.read()
-    return data
+    return image.read()
 
 
 def test_urls_are_fetched(server):

@@ -228,7 +228,6 @@ def test_without_sizes_the_number_of_images_is_given(web):
     assert "sizes.json" in str(caught.value.hint) and "--train-images" in str(caught.value.hint)
     splits = open_data(config, streaming=Streaming(33))
     assert len(splits.train) == 33 and len(splits.warnings) == 1
-    assert isinstance(splits.train, Stream)
     drawn = np.concatenate([indices for _, _, indices in batches(splits.train, last=5)])
     assert set(drawn.tolist()) <= names(splits.train).keys()
     assert same(batches(splits.train, 3, 2, last=5), batches(splits.train, last=5))

@@ -48,7 +48,6 @@ def test_the_front_matter_is_the_hubs():
     assert data["license"] == "apache-2.0" and data["base_model"] == "timm/vit_base"
     assert {"vit", "timm"} <= set(data["tags"])
     results = card.data.eval_results
-    assert results is not None
     assert [(r.metric_name, r.metric_value) for r in results] == [
         ("top-1, validation split", 0.9375),
         ("ECE, validation split", 0.03),

@@ -273,7 +273,7 @@ def test_a_cut_download_is_resumed(hub, commit, kind, monkeypatch):
     """Cut three times, each time further on: no byte is sent twice."""
     if kind == "stall":
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-    hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3))  # type: ignore[arg-type]
+    hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3))
     heard: list[Transfer] = []
     file = fetch("me/model", on_progress=heard.append)
     assert file.read_bytes() == WEIGHTS and max(event.done for event in heard) == len(WEIGHTS)
@@ -505,7 +505,7 @@ def random_fault(draw: random.Random) -> Fault:
     kind = draw.choice(["status", "status", "status", *sorted(kinds)])
     times = draw.choice((1, 2, 99, 99))
     return Fault(
-        kind,  # type: ignore[arg-type]
+        kind,
         where,
         at=draw.randrange(PLACES[where]),
         nth=draw.choice((1, 1, 1, 2)),

@@ -46,7 +46,7 @@ def random_vit(**fields: object) -> ViT:
     """A small model with weights large enough for attention that is far from uniform."""
     sizes = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 48, "num_classes": 5}
     sizes |= {"patch_size": (8, 8), "image_size": (24, 32)}
-    model = ViT(ModelConfig(**(sizes | fields)))  # type: ignore[arg-type]
+    model = ViT(ModelConfig(**(sizes | fields)))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -70,7 +70,6 @@ def all_weights(model: ViT, images: Tensor) -> dict[int, Tensor]:
 def test_recomputed_attention_is_the_blocks_own(case: str) -> None:
     path = GOLDEN / case
     model = vitcli.load(path)
-    assert isinstance(model, ViT)
     images = pixels(model)
     seen = []
 
@@ -146,7 +145,6 @@ def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
         model(images).gather(1, target[:, None]).sum().backward()
     relevance = torch.eye(model.config.num_tokens).expand(len(images), -1, -1)
     for attention in weights:
-        assert attention.grad is not None
         mean = (attention.detach() * attention.grad).clamp(min=0).mean(dim=1)
         relevance = relevance + mean @ relevance
     return relevance.double().numpy()
@@ -275,7 +273,6 @@ def test_posemb_similarity(posemb: str) -> None:
     assert np.allclose(np.einsum("ijij->ij", similarity), 1, atol=1e-5)
     assert np.allclose(similarity, similarity.transpose(2, 3, 0, 1), atol=1e-6)
     table = model.position_embeddings()
-    assert table is not None
     unit = torch.nn.functional.normalize(table[0, model.config.posemb_prefix :].detach(), dim=1)
     assert np.allclose(similarity.reshape(12, 12), unit @ unit.T, atol=1e-5)
     with pytest.raises(ConfigError, match="no position embeddings"):

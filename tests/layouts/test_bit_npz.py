@@ -55,7 +55,6 @@ def test_big_visions_files(theirs: Arrays, tmp_path: Path, flat: bool) -> None:
 def test_a_name_of_timms_takes_timms_epsilons() -> None:
     """The authors add 1e-10 to the variance, timm 1e-8; a paper's name says nothing of either."""
     timms = architecture("R50x1", num_classes=0)
-    assert isinstance(timms, BiTConfig)
     authors = dataclasses.replace(timms.resnet, std_eps=1e-10, pool_padding="-inf")
     info = CheckpointInfo(dataclasses.replace(timms, resnet=authors), Preprocess())
     tensors = {n: LazyTensor("float32", s, np.empty) for n, s in timms.tensor_shapes().items()}

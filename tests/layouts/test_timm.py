@@ -23,8 +23,7 @@ from vitcli.layouts.timm import (
 
 
 def golden(name: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text())
-    return config
+    return json.loads((GOLDEN / name / "config.json").read_text())
 
 
 def test_architectures_by_name() -> None:

@@ -87,16 +87,10 @@ def random_preprocess(seed: int, size: tuple[int, int]) -> Preprocess:
 
 
 # Two classes share a name, as in ImageNet.
-CLASSES = tuple(
-    ClassLabel(id, name)
-    for id, name in [
-        ("n02012849", "crane"),
-        ("n03126707", "crane"),
-        ("n02123045", "tabby"),
-        ("n07930864", "cup"),
-        ("n04008634", "projectile"),
-        ("n02389026", "sorrel"),
-    ]
+CLASSES = (
+    *(ClassLabel("n02012849", "crane"), ClassLabel("n03126707", "crane")),
+    *(ClassLabel("n02123045", "tabby"), ClassLabel("n07930864", "cup")),
+    *(ClassLabel("n04008634", "projectile"), ClassLabel("n02389026", "sorrel")),
 )
 
 

@@ -39,7 +39,7 @@ def test_transformers_computes_what_it_would_by_resizing_itself(
         source = tmp_path / "source"
         before.save_pretrained(source, max_shard_size="50KB")
         assert (source / "model.safetensors.index.json").is_file()
-    job = plan_resize(source, grid=(6, 6), method=method, output=tmp_path / "new")  # type: ignore[arg-type]
+    job = plan_resize(source, grid=(6, 6), method=method, output=tmp_path / "new")
     resize_posemb(job)
     after, told = getattr(transformers, kind).from_pretrained(
         tmp_path / "new", output_loading_info=True

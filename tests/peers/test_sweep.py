@@ -105,8 +105,7 @@ def test_timm(timm: ModuleType, tmp_path: Path) -> None:
 
         def make(name: str = name, side: int = side, **sizes: Any) -> nn.Module:
             given = {} if "resnet" in name else {"img_size": side}
-            model: nn.Module = timm.create_model(name, num_classes=5, **given, **sizes)
-            return model
+            return timm.create_model(name, num_classes=5, **given, **sizes)
 
         model = small(make)
         if model is None or sum(p.numel() for p in model.parameters()) > 60e6:

@@ -98,7 +98,7 @@ def test_a_picture_is_unnormalized_by_each_patchs_own_statistics():
     """A decoder that predicts its targets gives back the image."""
     made, x = objective(), torch.randn(2, 3, 32, 48) / 3
     y = made.for_validation(x, [0, 1])
-    made.predict = lambda x, y: made.target(x, y)[0]  # type: ignore[method-assign]
+    made.predict = lambda x, y: made.target(x, y)[0]
     shown, filled = made.picture(x, y)
     assert torch.allclose(filled, x, atol=1e-5)
     hidden = made.cells(shown)[0, y[0, made.visible :]]
