@@ -94,13 +94,7 @@ def train_with_timm(images: Path, variant: str, pixels: int, batch: int, steps: 
 
 
 def train_with_vit(
-    checkout: Path,
-    images: Path,
-    variant: str,
-    pixels: int,
-    batch: int,
-    steps: int,
-    *more: str,
+    checkout: Path, images: Path, variant: str, pixels: int, batch: int, steps: int, *more: str
 ) -> float:
     """Images per second of `vit pretrain` (of all ranks together), as it reports them."""
     with tempfile.TemporaryDirectory() as output:

@@ -17,14 +17,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
-from vitcli.config import (
-    Architecture,
-    BiTConfig,
-    ClassLabel,
-    ModelConfig,
-    Preprocess,
-    architecture,
-)
+from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, architecture
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalogue import layout_of
 from vitcli.layouts.timm import not_in_timm

@@ -340,10 +340,7 @@ def test_seeking_forwards_leaves_out_what_is_far(web):
 @pytest.mark.parametrize(
     ("faults", "words"),
     [
-        (
-            [Fault("truncate", at=1000), Fault("truncate", times=999)],
-            "ended after 1,000 bytes",
-        ),
+        ([Fault("truncate", at=1000), Fault("truncate", times=999)], "ended after 1,000 bytes"),
         ([Fault("stall", times=999)], r"did not respond for 0\.\d+ seconds"),
         ([Fault("status", status=500, times=999)], "500"),
         ([Fault("status", status=404, times=999)], "404"),

@@ -15,14 +15,7 @@ from test_golden import GOLDEN, cases, unzipped
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.config import (
-    Architecture,
-    BiTConfig,
-    ClassLabel,
-    ModelConfig,
-    Preprocess,
-    ResNetConfig,
-)
+from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, ResNetConfig
 from vitcli.errors import CheckpointError
 from vitcli.layouts.shapes import infer_architecture
 from vitcli.layouts.timm import architecture_from_args, architectures

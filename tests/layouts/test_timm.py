@@ -98,10 +98,7 @@ def test_what_is_written_is_read_the_same(changes: dict[str, Any]) -> None:
     [
         ({"pre_logits": 32}, "pre_logits of size 32"),
         ({"posemb": "learn2d", "posemb_tokens": "patches"}, "position embeddings 'learn2d'"),
-        (
-            {"num_registers": 2, "posemb_tokens": "class"},
-            "position embeddings of the tokens",
-        ),
+        ({"num_registers": 2, "posemb_tokens": "class"}, "position embeddings of the tokens"),
         ({"fc_norm": True}, "final_norm True"),
         ({"patch_bias": False}, "a patch embedding without bias"),
         ({"norm_eps": 1e-3}, "LayerNorm epsilon 0.001"),
