@@ -89,15 +89,6 @@ def test_bf16_names_the_same_class(tiny_checkpoint, image_folder, timm_logits):
         assert scores(result) == pytest.approx(softmax(row).tolist(), abs=0.02)
 
 
-def test_embeddings(predictor, image_folder):
-    path = Path(__file__).parent / "golden" / "timm_vit_default" / "io.npz"
-    found = list(predictor.embed([image_folder / "a.png", "gone.jpg", image_folder / "b.png"]))
-    features = [e.features for e in found if e.features is not None]
-    np.testing.assert_allclose(np.stack(features), np.load(path)["pre_logits"], atol=2e-5)
-    assert found[1].features is None and found[1].error is not None
-    assert found[1].error.what == "no such file"
-
-
 # ---------------------------------------------------------------------------------------------
 # Ahead of the model
 

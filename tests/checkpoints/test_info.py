@@ -2,13 +2,11 @@
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError
 
@@ -19,12 +17,6 @@ INFO = CheckpointInfo(
     "sigmoid",
     {"command": "vit pretrain", "metrics": {"val_top1": 0.5}, "umlaut": "ä"},
 )
-
-
-def test_the_description_survives_the_header(tmp_path: Path) -> None:
-    write(tmp_path / "x", {}, INFO.to_metadata())
-    assert CheckpointInfo.from_metadata(read_header(tmp_path / "x").metadata) == INFO
-    assert CheckpointInfo.from_metadata({"format": "pt"}) is None
 
 
 def test_keys_of_earlier_versions_are_read() -> None:

@@ -107,13 +107,6 @@ def test_what_was_learnt_is_fine_tuned_and_trained_further(tiny_run, tmp_path):
         prepared(objective="mae")
 
 
-def test_classifying_still_needs_classes(tiny_run, loose):
-    from vitcli.errors import DataError
-
-    with pytest.raises(DataError, match="no class directories"):
-        train(tiny_run(data=DataConfig(str(loose))))
-
-
 def test_probes_are_the_few_shot_protocol_on_the_runs_features(tiny_run, colours):
     """Against `vit fewshot`'s own function on the stored model, and the same after a resume."""
     run = tiny_run(objective="mae", probe_every=5, eval_every=12, steps=12)
