@@ -1,18 +1,23 @@
 """`vit convert` and `vit resize-posemb` as they are typed; what they print is in screens.txt."""
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
-from typer.testing import Result
 
+from conftest import start_vit
 from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.tensor_file import write
+from vitcli.config import ModelConfig
 
-Vit = Callable[..., Result]
 GOLDEN = Path(__file__).parents[1] / "golden"
+TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
 
 
@@ -68,3 +73,81 @@ def test_a_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path):
     words = ("--grid", "6x3", "--plot", tmp_path / "posemb.png", "-o", tmp_path / "resized")
     assert vit("resize-posemb", tiny_checkpoint, *words).exit_code == 0
     assert (tmp_path / "posemb.png").read_bytes().startswith(b"\x89PNG")
+
+
+def commands(path: Path, out: Path) -> list[tuple[object, ...]]:
+    """Both, from a file to another."""
+    return [("convert", path, out), ("resize-posemb", path, "--grid", 6, "-o", out)]
+
+
+def refusal(vit, *words: object) -> str:
+    """An error and a hint at most."""
+    result = vit(*words)
+    assert (result.exit_code, result.stdout) == (1, ""), words
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) <= 2
+    return result.stderr
+
+
+def test_values_that_are_not_numbers_are_warned_of(vit, tmp_path):
+    arrays, positions = dict(np.load(NPZ)), "Transformer/posembed_input/pos_embedding"
+    arrays[positions][0, 3, 7] = np.nan
+    np.savez(path := tmp_path / "x.npz", **arrays)
+    for words in commands(path, tmp_path / "out.npz"):
+        result = vit(*words, "--force")
+        assert result.exit_code == 0 and (tmp_path / "out.npz").is_file()
+        assert f"warning: {path}: {positions} " in result.stderr and "NaN" in result.stderr
+
+
+def test_an_output_that_exists(vit, tmp_path):
+    out, directory = tmp_path / "out.safetensors", tmp_path / "out"
+    for words in commands(TIMM, out):
+        out.write_text("mine")
+        assert "already exists\nhint: use --force" in refusal(vit, *words)
+        assert out.read_text() == "mine"
+        assert vit(*words, "--force").exit_code == 0
+    directory.mkdir()
+    (directory / "mine.txt").write_text("mine")
+    _, resize = commands(GOLDEN / "hf_vit", directory)
+    assert "already exists" in refusal(vit, *resize) and len([*directory.iterdir()]) == 1
+    assert vit(*resize, "--force").exit_code == 0
+    assert (directory / "mine.txt").read_text() == "mine"
+    assert read_info(directory)[0].model.grid == (6, 6)
+    _, resize = commands(TIMM, tmp_path / "x.npz")
+    assert "`vit convert`" in refusal(vit, *resize)
+    _, resize = commands(TIMM, tmp_path / "a" / "x.safetensors")
+    assert "cannot be" in refusal(vit, *resize)
+
+
+@pytest.mark.parametrize("name", ["out.onnx", "out.pth", "out.gguf", "out.JPG"])
+def test_an_output_of_an_unknown_kind(vit, tmp_path, name):
+    words = ("convert", TIMM, tmp_path / name)
+    result = vit(*words)
+    assert (result.exit_code, result.stdout) == (2, "") and name in result.stderr
+    assert not [*tmp_path.iterdir()]
+    assert vit("convert", TIMM, f"{tmp_path / name}/").exit_code == 0
+    assert (tmp_path / name / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle(vit, tmp_path):
+    """kill -9 at twelve moments: the old file or the new one, and at the end nothing beside it."""
+    config = ModelConfig(512, 8, 8, 2048, patch_size=(16, 16), num_classes=0)
+    source, original = tmp_path / "x.safetensors", tmp_path / "original"
+    write(source, {n: np.zeros(s, np.float32) for n, s in config.tensor_shapes().items()}, {})
+    os.link(source, original)
+    words = ("resize-posemb", source, "--in-place", "-q", "--grid")
+    start = time.monotonic()
+    process = start_vit(*words, 16)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    took, expected = time.monotonic() - start, source.read_bytes()
+    for moment in range(12):
+        shutil.copy(original, source)
+        process = start_vit(*words, 16)
+        time.sleep(took * (0.3 + 0.06 * moment))
+        process.kill()
+        process.communicate()
+        assert source.read_bytes() in (original.read_bytes(), expected)
+        assert read_info(source)[0].model.grid in ((14, 14), (16, 16))
+    assert vit(*words, 8).exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"x.safetensors", "original"}
