@@ -1,4 +1,4 @@
-"""The safetensors file, against the safetensors library."""
+"""The safetensors file, against the safetensors library; tables that grow row by row."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from checkpoints.test_resize import tensors_in
+from vitcli.checkpoints.rows import row_file
 from vitcli.checkpoints.tensor_file import LazyTensor, read_header, write
 from vitcli.errors import CheckpointError, OutputError
 
@@ -157,3 +158,21 @@ def test_any_mutation_is_refused_or_read_as_the_library_reads_it(
     with safe_open(path, framework="np") as file:
         for name, array in found.items():
             assert file.get_tensor(name).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+def test_rows_are_read_back(tmp_path, count, kind):
+    values = np.random.default_rng(0).normal(size=(count, 7)).astype(np.float32)
+    path = tmp_path / f"rows.{kind}"
+    with row_file(path, 7, {"model": "ünï", "note": ""}) as add:
+        for row in values:
+            add(row)
+    if kind == "npy":
+        found = np.load(path)
+    else:
+        with safe_open(path, "np") as opened:
+            found = opened.get_tensor("features")
+            assert opened.metadata() == {"model": "ünï", "note": ""}
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, values)
