@@ -1,4 +1,4 @@
-"""What we write is a model, an image processor and a pipeline to transformers."""
+"""What we write, ship and push is a model, an image processor and a pipeline to transformers."""
 
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitcli
+from hub_server import LoopbackHub
 from peers.random_models import (
     assert_same,
     fill,
@@ -16,10 +17,12 @@ from peers.random_models import (
     random_preprocess,
     saved,
 )
+from vitcli.hub.push import Target, compare, pack, push
 
 pytestmark = pytest.mark.peers
 
 CAT = Path(__file__).parents[1] / "images" / "cat.jpg"
+SHIPPED = sorted(path.parent for path in CAT.parents[2].glob("weights/*/model.safetensors"))
 
 
 def written(folder: Path, seed: int) -> None:
@@ -87,3 +90,48 @@ def test_its_pipeline_with_images_of_another_size(
     assert [p.score for p in other.predictions] != pytest.approx(
         [answer["score"] for answer in theirs], abs=3e-3
     )
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: path.name)
+def test_the_weights_that_ship_give_our_logits(
+    timm: ModuleType, transformers: ModuleType, folder: Path
+) -> None:
+    ours = vitcli.load(folder)
+    images = random_images(0, ours.config.image_size)
+    assert_same(ours, timm.create_model(f"local-dir:{folder}", pretrained=True), images)
+    assert_same(ours, transformers.AutoModelForImageClassification.from_pretrained(folder), images)
+
+
+def test_its_pipeline_sees_the_cat_with_them(transformers: ModuleType) -> None:
+    (cifar,) = [folder for folder in SHIPPED if folder.name.endswith("-c10")]
+    classify = transformers.pipeline("image-classification", model=str(cifar))
+    assert classify(str(CAT))[0]["label"] == "cat"
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_what_we_push_is_loaded_by_its_name_and_gives_our_answers(
+    timm: ModuleType, transformers: ModuleType, hub: LoopbackHub, tmp_path: Path, seed: int
+) -> None:
+    repo = f"me/model-{seed}"  # for each its own: transformers remembers a repo's commit
+    config = random_config(seed)
+    run = saved(tmp_path / "run", config, seed, random_preprocess(seed, config.image_size))
+    (tmp_path / "package").mkdir()
+    package, target = pack(run, tmp_path / "package", repo), Target(repo)
+    push(package, compare(package, target), target)
+    with Image.open(CAT) as image:
+        cat = image.convert("RGB")
+    (ours,) = vitcli.predict(run, [cat], top_k=6, device="cpu", precision="fp32")
+    expected = [prediction.score for prediction in ours.predictions]
+
+    model = timm.create_model(f"hf-hub:{repo}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+    with torch.inference_mode():
+        scores = model(transform(cat)[None])[0].softmax(0).sort(descending=True)
+    assert scores.values.tolist() == pytest.approx(expected, abs=1e-3)
+    assert scores.indices.tolist() == [prediction.index for prediction in ours.predictions]
+
+    answers = transformers.pipeline("image-classification", model=repo)(cat, top_k=6)
+    assert [answer["score"] for answer in answers] == pytest.approx(expected, abs=1e-3)
+    assert [answer["label"] for answer in answers] == [
+        prediction.label for prediction in ours.predictions
+    ]
