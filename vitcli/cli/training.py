@@ -66,21 +66,16 @@ class Start(Fetching):
     )
 
 
-def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfig) -> Any:
-    """A training command, with an option for each field of its configuration.
-
-    Args:
-        text: what `--help` says.
-        kind: the configuration.
-    """
+def training_command(task: Task, text: str) -> Any:
+    """A training command with this help, and an option for each field of its configuration."""
 
     def run(args: Start, given: dict[str, Any]) -> None:
         preset = args.preset or args.pretraining
         if args.resume:
             others = [k for k, v in (("--config", args.config), ("--preset", preset)) if v]
-            built = _resumed(args.resume, given, others, kind)
+            built = _resumed(args.resume, given, others)
         else:
-            built = build_config(task, given, preset, args.config, kind)
+            built = build_config(task, given, preset, args.config)
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
         spread(args.devices, built.device, args.max_restarts)
         if preset is not None:
@@ -89,7 +84,7 @@ def training_command(task: Task, text: str, kind: type[TrainConfig] = TrainConfi
         _run(built, args)
 
     run.__doc__ = text
-    return command(Start, kind, task)(run)
+    return command(Start, TrainConfig, task)(run)
 
 
 def build_config(
@@ -97,7 +92,6 @@ def build_config(
     given: Mapping[str, Any],
     preset: PresetName | PretrainName | None = None,
     config: str | None = None,
-    kind: type[TrainConfig] = TrainConfig,
 ) -> TrainConfig:
     """A run from the options that were given (as `parameters.command` gives them), over --config
     or --preset, over the task's defaults."""
@@ -117,11 +111,11 @@ def build_config(
         fields["lr"], fields["sweep"] = (None, rates) if len(rates) > 1 else (rates[0], ())
     if fields.get("class_weights", "balanced") != "balanced":
         fields["class_weights"] = read_class_weights(fields["class_weights"])
-    start: Any = kind
+    start: Any = TrainConfig
     if config is not None:
         from vitcli.train.plan import auto_values
 
-        start = read_train_config(config, kind)
+        start = read_train_config(config)
         if preset is not None:
             raise UsageError("--config and --preset cannot be combined")
         if start.task != task:
@@ -172,14 +166,12 @@ def _preset_fields(
     return fields
 
 
-def _resumed(
-    resume: str, given: Mapping[str, Any], others: list[str], kind: type[TrainConfig]
-) -> TrainConfig:
+def _resumed(resume: str, given: Mapping[str, Any], others: list[str]) -> TrainConfig:
     """The run in a directory, as it was started."""
     from vitcli.train.directory import read_train_config
 
-    written = read_train_config(resume, kind)
-    options_given = given_options(kind, written.task, given)
+    written = read_train_config(resume)
+    options_given = given_options(TrainConfig, written.task, given)
     fixed = [option.names[0] for option in options_given if not option.on_resume]
     if fixed or others:
         names = ", ".join([*fixed, *others])

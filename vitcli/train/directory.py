@@ -268,7 +268,7 @@ class RunDirectory:
             file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
-def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
+def read_train_config(path: str | Path) -> TrainConfig:
     """The configuration in a run's directory or its config.json; of an unfinished sweep or a
     sweep.json, the sweep's.
 
@@ -282,7 +282,7 @@ def read_train_config(path: str | Path, kind: type[TrainConfig] = TrainConfig) -
     try:
         with open_file(path) as file:
             data = parse(file.read())
-        config: TrainConfig = from_json(kind, data["vit"]["train"])
+        config: TrainConfig = from_json(TrainConfig, data["vit"]["train"])
         return config
     except OSError as error:
         raise RunError(
@@ -301,4 +301,4 @@ def continued(config: TrainConfig) -> TrainConfig:
     for field in dataclasses.fields(config):
         if (option := field.metadata.get("option")) is not None and option.on_resume:
             changes[field.name] = getattr(config, field.name)
-    return dataclasses.replace(read_train_config(config.output, type(config)), **changes)
+    return dataclasses.replace(read_train_config(config.output), **changes)
