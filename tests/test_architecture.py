@@ -206,6 +206,15 @@ def test_no_pickle_runs_code() -> None:
                 assert options.get("weights_only") == "True", f"{module}:{node.lineno}"
 
 
+def test_names_say_what_a_thing_is() -> None:
+    empty = {"utils", "util", "common", "helpers", "helper", "misc", "base"}
+    for module, tree in TREES.items():
+        assert not empty & set(module.split(".")), module
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                assert not re.search(r"(Manager|Factory|Helper|Util)s?$", node.name), node.name
+
+
 def test_files_and_functions_stay_readable() -> None:
     for module, path in MODULES.items():
         lines = len(path.read_text("utf-8").splitlines())

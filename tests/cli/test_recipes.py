@@ -1,12 +1,16 @@
 """`vit finetune --preset ...` and `--lr A,B,...` as they are typed."""
 
+from __future__ import annotations
+
 import json
+import signal
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from cli.training_runs import SHORT, vit
+from conftest import start_vit, wait_for
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -92,3 +96,28 @@ def test_json_of_a_sweep(images, parent, tmp_path):
     }  # fmt: skip
     assert kinds[-1] == "result" and events[-1]["val_top1"] >= 0 and result.stderr == ""
     assert all("trial" in event for event in events if event["event"] in ("train", "evaluation"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_stopped_in_its_third_rate_goes_on(images, parent, tmp_path, number):
+    """Through the command line: the same weights, and nothing done twice."""
+    words = ["finetune", "--data", images, "--model", parent, "--steps", "60", "--batch-size", "8"]
+    words += ["--lr", "0.001,0.003,0.01,0.03", "--device", "cpu", "--workers", "0"]
+    words += ["--eval-every", "30"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert vit(*words, "-o", whole).exit_code == 0
+    process = start_vit(*words, "-o", broken)
+    third = broken / "sweep" / "lr-0.01" / "metrics.jsonl"
+    wait_for(third.exists, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=600)
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number, said
+        assert f"continue with: vit finetune --resume {broken}" in said
+    done = (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns
+    table = vit("finetune", "--resume", broken).stdout
+    assert (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns == done
+    assert len(table.splitlines()) == 6 and table.count("best\n") == 1
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole, broken))
+    assert all(np.array_equal(first[key], second[key]) for key in first)
