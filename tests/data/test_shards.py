@@ -108,10 +108,14 @@ def test_splits_in_directories(tmp_path):
     for split, label in (("train", "cat"), ("validation", "dog"), ("test", "cat")):
         (tmp_path / split).mkdir()
         (tmp_path / split / "0.tar").write_bytes(tar_of(samples(0, [label, "dog", "cat"])))
-    splits = open_data(DataConfig(str(tmp_path)))
-    assert [label.id for label in splits.classes] == ["cat", "dog"]
-    labels = [list(s.labels) for s in (splits.train, splits.val, splits.test)]
-    assert labels == [[0, 1, 0], [1, 1, 0], [0, 1, 0]]
+    each = "::".join(f"{tmp_path}/{split}/0.tar" for split in ("train", "validation", "test"))
+    for path in (str(tmp_path), f"{tmp_path}/{{train,validation,test}}/0.tar", each):
+        splits = open_data(DataConfig(path))
+        assert [label.id for label in splits.classes] == ["cat", "dog"]
+        labels = [list(s.labels) for s in (splits.train, splits.val, splits.test)]
+        assert labels == [[0, 1, 0], [1, 1, 0], [0, 1, 0]]
+    (tmp_path / "train" / "classes.txt").write_text("dog\ncat\n")
+    assert open_data(DataConfig(each)).classes[0].id == "dog"
 
 
 def test_lists_of_classes(shard_directory, tmp_path):

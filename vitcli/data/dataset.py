@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -221,8 +222,8 @@ def indexed(split: Source | Stream) -> Source:
     """A split whose images can be read in any order. Raises DataError if it is a stream."""
     if isinstance(split, Stream):
         raise DataError(
-            "the training split is streamed, which --strict, --probe-every, --balanced-sampling, "
-            "--class-weights balanced and `vit fewshot` do not support",
+            "the training split is streamed, which `vit evaluate`, `vit fewshot`, --strict, "
+            "--probe-every, --balanced-sampling and --class-weights balanced do not support",
             where=split.root,
             hint="download the shards and pass their directory",
         )
@@ -249,7 +250,7 @@ def open_dataset(
         raise DataError("no such file or directory", where=config.path, hint=_HINT)
     if exists and not inside and not os.path.isfile(path):
         raise DataError("neither a file nor a directory", where=config.path, hint=_HINT)
-    beside = path if inside else os.path.dirname(path if exists else str(path).partition("{")[0])
+    beside = path if inside else os.path.dirname(path if exists else re.split("{|::", str(path))[0])
     listing = listing or Path(beside, "classes.txt")
     known = read_classes(listing) if config.classes or os.path.isfile(listing) else None
     if inside:

@@ -202,10 +202,9 @@ def last_split(text: str) -> str:
 
 
 def group_by_split(files: Sequence[Path], root: Path) -> dict[str, list[Path]]:
-    """Files by the split that a word of their names below `root`, or of the file itself, means; the
-    last such word counts (val/train-list.tar is training). Without such a word: train."""
+    """Files by the split that a word of their names below the directory `root` means; the last such
+    word counts (val/train-list.tar is training). Without such a word: train."""
     grouped: dict[str, list[Path]] = {}
     for file in files:
-        inner = file.relative_to(root) if file.is_relative_to(root) and file != root else file.name
-        grouped.setdefault(last_split(str(inner)), []).append(file)
+        grouped.setdefault(last_split(str(file.relative_to(root))), []).append(file)
     return {split: grouped[split] for split in ("train", "val", "test") if split in grouped}
