@@ -46,7 +46,7 @@ def write_raw(path: Path, columns: dict[str, Any]) -> Path:
 
 
 def test_a_directory_of_the_hub(tmp_path):
-    root = tmp_path / "set"
+    root = tmp_path / "set [v2]"
     write(root / "data" / "train-00000-of-00002.parquet", 0, [0, 1, 1])
     write(root / "data" / "train-00001-of-00002.parquet", 10, [1, 0])
     write(root / "data" / "validation-00000-of-00001.parquet", 20, [1])

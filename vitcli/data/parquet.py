@@ -6,6 +6,7 @@ access without holding the data in memory.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import logging
 from collections.abc import Mapping
@@ -55,9 +56,11 @@ def open_parquet(path: Path, known: Classes | None) -> Dataset:
     """The splits of a parquet file, or of a directory of them (data/train-00000-of-00001.parquet);
     see `group_by_split`."""
     library()
-    files = sorted(p for p in path.rglob("*") if is_parquet(p.name)) if path.is_dir() else [path]
+    root, files = path.parent, [path]
+    if path.is_dir():
+        root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
     tables, names = dict[str, Any](), dict[str, Names]()
-    for split, group in group_by_split(files, path).items():
+    for split, group in group_by_split(files, root).items():
         rows = {file: count for file in group if (count := _count_rows(file))}
         if rows:  # `datasets` refuses empty files
             tables[split] = _load([*rows], path)
@@ -106,7 +109,7 @@ def class_names(feature: Any) -> Classes | None:
 
 def _load(files: list[Path], path: Path) -> Any:
     """The rows of files: a `datasets.Dataset`."""
-    names = [str(file.resolve()) for file in files]
+    names = [glob.escape(str(file.resolve())) for file in files]  # `datasets` takes patterns
     try:
         return library().load_dataset("parquet", data_files=names, split="train")
     except Exception as error:  # whatever pyarrow, fsspec and the disk raise
