@@ -110,6 +110,18 @@ def test_a_list_of_classes_and_datasets_that_cannot_be_streamed(files, tmp_path)
     assert "not stored as parquet" in error and "hf download" in error
 
 
+@pytest.mark.slow
+def test_configurations_splits_and_revisions_that_must_be_named(tmp_path):
+    splits = "\n  data_files:\n  - split: "
+    names = [f"- config_name: {name}{splits}full\n    path: {name}/*" for name in ("small", "big")]
+    card = "---\nconfigs:\n" + "\n".join(names) + "\n---\n"
+    files = {"README.md": card.encode()}
+    files |= {f"{name}/0.parquet": table(0, 3) for name in ("small", "big")}
+    assert "'small' and 'big'" in run(files, tmp_path)["error"]
+    assert "'full'" in run(files, tmp_path, repo="org/pets/small")["error"]
+    assert "revision" in run(files, tmp_path, repo="org/pets@other")["error"]
+
+
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid"])
 def test_a_hub_that_cannot_be_reached_is_not_waited_for(endpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitcli.config import HUB
-from vitcli.data.classes import NAME_THEM, Classes
+from vitcli.data.classes import NAME_THEM, Classes, listed
 from vitcli.data.parquet import class_names, columns, label_tables, library
 from vitcli.data.remote import AT_OPENING
 from vitcli.data.source import Dataset, Names, split_of
@@ -92,6 +93,13 @@ def explain(error: Exception, where: str) -> Failure:
         what = "no such file or directory here, and no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
         return Failure(DataError(what, where=where, hint=hint), False)
+    if "RevisionNotFoundError" in kinds:
+        return Failure(DataError("the dataset has no such revision", where=where), False)
+    if str(error).startswith("Config name is missing"):
+        names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
+        what = f"the dataset has several configurations: {listed(names, 20)}"
+        hint = f"pass the path with one of them, {where}/CONFIGURATION"
+        return Failure(DataError(what, where=where, hint=hint), False)
     status = getattr(getattr(error, "response", None), "status_code", 0)
     lost = kinds & {"ConnectionError", "TransportError", "TimeoutError"}
     passes = status in (408, 429) or status >= 500 or (not status and bool(lost))
@@ -137,6 +145,10 @@ def open_hub(
         hint = f"download it with `hf download --repo-type dataset {repo}`"
         raise DataError("the dataset is not stored as parquet files", where=path, hint=hint)
     by_split = {s: group for word, group in files.items() if (s := split_of(word))}
+    if not by_split:
+        what = f"no split is called train, validation or test: the splits are {listed(files)}"
+        hint = f"download it with `hf download --repo-type dataset {repo}`"
+        raise DataError(what, where=path, hint=hint)
     train, features = by_split.pop("train", None), builder.info.features
     others = Dataset()
     if by_split:
