@@ -30,7 +30,8 @@ _DISCARDED = 1 << 20
 
 
 class Missing(DataError):
-    """The server does not have the file."""
+    """The server does not have the file, or says no more than that it is not to be read, as S3 does
+    of files that it lacks."""
 
 
 class RemoteFile(io.RawIOBase):
@@ -48,7 +49,7 @@ class RemoteFile(io.RawIOBase):
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
-        """The ETag: it changes when the file does."""
+        """The ETag, or the time of the last change: it changes when the file does."""
         self._answer: Any = None
         self._missed = 0
 
@@ -130,7 +131,7 @@ class RemoteFile(io.RawIOBase):
                 where=self.url,
                 hint="open the URL in a browser: it may require a login",
             )
-        tag = answer.headers.get("ETag")
+        tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
         if self.position and ((size, tag) != (self.size, self.tag) or start > self.position):
             raise DataError("the file changed while it was being read", where=self.url)
         self.size, self.tag, self._answer = size, tag, answer
@@ -150,10 +151,10 @@ class RemoteFile(io.RawIOBase):
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             what = f"the server answered {error.code} ({error.reason})"
-            if error.code in (404, 410):
+            if error.code in (403, 404, 410):
                 self._missed += 1
                 missing = Missing(what, where=where, hint="check the URL")
-                return Failure(missing, self._missed <= self.misses)
+                return Failure(missing, error.code != 403 and self._missed <= self.misses)
             said = (error.headers.get("Retry-After") or "").strip()
             wait = float(said) if said.isdecimal() else 0.0
             passes = error.code in (408, 429) or error.code >= 500
