@@ -20,7 +20,7 @@ from vitcli.data import remote, stream
 from vitcli.data.dataset import Splits, open_data, open_split
 from vitcli.data.loader import train_batches
 from vitcli.data.remote import RemoteFile, download
-from vitcli.data.stream import Stream, Streaming, shuffle
+from vitcli.data.stream import Sample, Stream, Streaming, shuffle
 from vitcli.data.transforms import TrainTransform
 from vitcli.errors import DataError, ImageError
 
@@ -160,6 +160,13 @@ def test_more_places_than_workers_and_fewer(web):
     assert same(batches(source, 2, 5, last=4, batch=2), whole)
 
 
+def test_a_batch_smaller_than_the_lanes_is_shuffled_as_well(web):
+    source = opened(web, lanes=20)
+    web.asked.clear()
+    next(source.lane(source.lane_of(0, 1), 1, seed=7, step=0))
+    assert len({request for request in web.asked if "train" in request}) > 1  # 12 samples, not 1
+
+
 def test_shuffled_blocks_hold_so_many_samples_at_a_time():
     read: list[int] = []
 
@@ -210,6 +217,8 @@ def test_labels_in_json(web):
     found = list(source.shards[0].samples(0))
     assert [sample.label for sample in found] == ["2", None, "dog"]
     assert [source.label(found[i]) for i in (0, 2)] == [2, 1]
+    web.files["data/classes.txt"] = b"n00000002_crane\nn00000001_crane\nbird\n"
+    assert opened(web).label(Sample("x", None, "n00000001_crane")) == 1
     bad: list[ImageError] = []
     batches(source, last=5, bad=bad)
     assert {error.where for error in bad} == {"train-0.tar/b"}
@@ -220,8 +229,9 @@ def test_a_shard_without_samples():
         assert len(batches(opened(web, "train-{0..2}.tar"), batch=4, last=2)) == 2
 
 
-def test_without_sizes_the_number_of_images_is_given(web):
-    del web.files["data/sizes.json"]
+@pytest.mark.parametrize("status", [404, 403])  # S3 may answer 403
+def test_without_sizes_the_number_of_images_is_given(web, status):
+    web.faults.append(Fault("status", "sizes.json", status=status, times=999))
     config = DataConfig(f"{web.url}/data/{PATTERN}")
     with pytest.raises(DataError, match="number of training images") as caught:
         open_data(config)
@@ -357,6 +367,16 @@ def test_what_does_not_pass_is_told_in_a_line(web, monkeypatch, faults, words):
     with pytest.raises(DataError, match=words) as caught:
         read_all(f"{web.url}/x")
     assert caught.value.where == f"{web.url}/x" and "\n" not in caught.value.what
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
+def test_a_file_of_the_same_size_is_another_if_the_server_says_so(web, header):
+    found = set()
+    for value in ("1", "1", "2"):
+        fault = Fault("body", body=b"x" * 9, headers={header: value})
+        web.faults = [fault]
+        found.add(download(f"{web.url}/data/classes.txt"))
+    assert len(found) == 2
 
 
 def test_a_file_that_changes_meanwhile(web):

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.classes import ClassIndex
+from vitcli.data.classes import ClassIndex, class_of
 from vitcli.data.order import block_rng, order_rng
 from vitcli.data.source import Ints
 from vitcli.errors import DataError, ImageError
@@ -120,7 +120,7 @@ class Stream:
                 return int(text)
             what = f"label {text} is out of range: the classes are 0 to {len(self.classes) - 1}"
         else:
-            found = self._index.find(ClassLabel(text, text))
+            found = self._index.find(class_of(text))
             if len(found) == 1:
                 return found[0]
             what = f"the classes do not include the label '{text:.80}'"
@@ -155,21 +155,18 @@ class Stream:
     def lane(self, lane: int, batch: int, seed: int, step: int) -> Iterator[tuple[int, Sample]]:
         """(epoch, sample) of a lane from a step on, without end."""
         position = step * batch
+        size = max(1, SHUFFLED // min(self.lanes, batch))  # only so many have a place
         for epoch in itertools.count(position // len(self)):
             first = self._taken(epoch * len(self), batch)
             shares = self._taken((epoch + 1) * len(self), batch) - first
             start = int(shares[:lane].sum())
             done = max(0, int((self._taken(position, batch) - first)[lane]))
-            block, rest = divmod(done, self._block)
+            block, rest = divmod(done, size)
             stop = start + int(shares[lane])
-            read = self._read(order_rng(seed, epoch), start + block * self._block, stop)
+            read = self._read(order_rng(seed, epoch), start + block * size, stop)
             rngs = (block_rng(seed, epoch, lane, i) for i in itertools.count(block))
-            mixed = shuffle(read, self._block, rngs)
+            mixed = shuffle(read, size, rngs)
             yield from ((epoch, sample) for sample in itertools.islice(mixed, rest, None))
-
-    @property
-    def _block(self) -> int:
-        return max(1, SHUFFLED // self.lanes)
 
     def _read(self, rng: np.random.Generator, start: int, stop: int) -> Iterator[Sample]:
         """The samples start to stop of all shards in a random order."""
