@@ -11,6 +11,7 @@ from data.conftest import DAMAGES, jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import listing
 from vitcli.data.cache import cache_directory
+from vitcli.data.classes import class_of
 from vitcli.data.dataset import open_data, open_dataset, open_split, unreadable_images
 from vitcli.data.files import HAS_HEIF, walk
 from vitcli.errors import DataError, ImageError
@@ -110,6 +111,18 @@ def test_a_list_of_classes_gives_order_and_names(make_directory, tmp_path):
     (root / "classes.txt").write_text("cat\n")
     with pytest.raises(DataError, match="'dog'"):
         open_data(DataConfig(str(root)))
+
+
+def test_a_list_of_classes_may_have_synsets_with_their_names(make_directory):
+    root = make_directory({"n00000002_crane": 2, "n00000001_crane": 3})
+    (root / "classes.txt").write_text("n00000002_crane\nn00000001 crane, a machine\n")
+    splits = open_data(DataConfig(str(root), val_fraction=0))
+    assert splits.classes[1] == ClassLabel("n00000001", "crane, a machine")
+    assert list(splits.train.counts()) == [2, 3]
+
+
+def test_a_class_whose_directory_has_a_name_that_is_no_text():
+    assert class_of("caf\udce9") == ClassLabel("caf?", "caf?")
 
 
 def test_links_are_followed_but_never_back_up(make_directory, tmp_path):
