@@ -64,7 +64,13 @@ def test_an_unlabelled_test_directory_is_ignored(make_directory):
 @pytest.mark.parametrize("names", [("exam", "test"), ("bus", "car", "train")])
 def test_a_class_may_be_called_like_a_split(make_directory, names):
     opened = open_data(DataConfig(str(make_directory(dict.fromkeys(names, 4)))))
-    assert tuple(label.id for label in opened.classes) == names
+    assert tuple(label.id for label in opened.classes) == names and not opened.warnings
+
+
+def test_a_class_that_may_be_meant_as_a_split_is_named(make_directory):
+    counts = dict.fromkeys(("trainval/a", "trainval/b", "test/a", "test/b"), 2)
+    opened = open_data(DataConfig(str(make_directory(counts))))
+    assert len(opened.classes) == 2 and "'test'" in opened.warnings[0]
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
