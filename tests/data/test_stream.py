@@ -275,6 +275,15 @@ def test_labels_beyond_the_classes(web):
     assert "--classes" in str(caught.value.hint)
 
 
+def test_the_samples_of_signed_addresses_are_those_of_others(web):
+    assert names(opened(web, f"{PATTERN}?key=a/b")) == names(opened(web))
+
+
+def test_other_addresses_are_refused():
+    with pytest.raises(DataError, match="not an http"):
+        open_data(DataConfig("s3://bucket/train-{0..6}.tar"))
+
+
 def test_what_needs_an_index_is_refused(web):
     splits = opened_splits(web)
     with pytest.raises(DataError, match="stream"):

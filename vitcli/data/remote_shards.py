@@ -38,7 +38,7 @@ class TarShard:
 
     def samples(self, start: int) -> Iterator[Sample]:
         """The samples from number `start` on; files that belong to none are skipped."""
-        short = self.name.rpartition("/")[2]
+        short = _parts(self.name)[1]
         with contextlib.ExitStack() as stack:
             try:
                 raw = stack.enter_context(self._open())
@@ -69,6 +69,9 @@ def open_remote_shards(
     """
     groups = dict[str, list[str]]()
     for url in webdataset().shardlists.expand_urls(path):
+        if "://" in url and not is_url(url):
+            hint = "download the shards, or pass http(s) URLs, which may be signed"
+            raise DataError("not an http(s) URL", where=url, hint=hint)
         place = urlsplit(url).path if is_url(url) else url
         groups.setdefault(last_split("/".join(place.split("/")[-2:])), []).append(url)
     urls = groups.pop("train", [])
