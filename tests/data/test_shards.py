@@ -156,6 +156,7 @@ def test_long_names_metadata_and_other_files(tmp_path, format):
         "README.txt": b"about",
         f"{key}.seg.png": b"mask",
         f"{key}.JPG": jpeg(1),
+        f"{key[:120]}/._x.cls": b"as macOS adds",
         f"{key}.cls": b" 1\n",
         "z.jpeg": jpeg(2),
         "z.cls": b"0",
@@ -297,6 +298,8 @@ MINUS_ONE = b"\xff" * 12
         tar_of({"a.cls": b"0", "a.txt": b"x"}),
         tar_of({"a.jpg": b"x", "a.JPG": b"y", "a.cls": b"0"}),
         tar_of({"a.jpg": b"x", "a.cls": b"-3"}),
+        tar_of({"a.jpg": b"x", "a.cls": b""}),
+        tar_of({"a.jpg": b"x", "a.json": b'{"label": null}'}),
         tar_of({}),
     ],
 )  # fmt: skip

@@ -116,10 +116,11 @@ def read_samples(
 def _label_of(sample: Mapping[str, Any]) -> str | None:
     """Its .cls, or `label`, `cls` or `class` in its .json; None if it has none."""
     if "cls" in sample:
-        return str(sample["cls"].decode("utf-8", "replace").strip())
+        return str(sample["cls"].decode("utf-8", "replace").strip()) or None
     try:
         fields = json.loads(sample.get("json", b""))
-        return next((str(fields[key]) for key in _LABELS if key in fields), None)
+        found = (str(fields[key]) for key in _LABELS if key in fields and fields[key] is not None)
+        return next(found, None)
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -152,7 +153,8 @@ def _members(tar: IO[bytes], shard: object, total: float) -> Iterator[tuple[str,
             given |= _extended(tar.read(min(header.size, _LONGEST)))
         else:
             name = given.get("path", header.name)
-            if header.isreg() and not re.match(r"__[^/]*__($|/)", name):
+            hidden = name.rpartition("/")[2].startswith(".")  # as macOS adds to those it packs
+            if header.isreg() and not hidden and not re.match(r"__[^/]*__($|/)", name):
                 yield name, start, header.size
             given = {}
         blocks = -(-header.size // _BLOCK) if header.type not in _EMPTY else 0
