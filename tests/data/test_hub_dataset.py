@@ -103,6 +103,11 @@ def test_a_list_of_classes_and_datasets_that_cannot_be_streamed(files, tmp_path)
     assert found["classes"] == ["bird", "cat", "dog"] and found["val"] == [1, 2, 0]
     labels, keys = found["seen"][0]
     assert labels[keys.index("train-00000-of-00005.parquet row 0")] == 1
+    digits = {f"{split}.parquet": parquet_of(0, [0, 1], ["1", "0"]) for split in ("train", "val")}
+    listing.write_text("0\n1\n")
+    found = run({"README.md": b""} | digits, tmp_path / "digits", str(listing))
+    labels, keys = found["seen"][0]
+    assert labels[keys.index("train.parquet row 0")] == found["val"][0] == 1
     error = run(files, tmp_path, repo="org/other")["error"]
     assert "no such dataset on the Hub" in error and error.count("\n") == 1
     images = {"README.md": b"", "data/1.jpg": jpeg(1), "data/2.jpg": jpeg(2)}

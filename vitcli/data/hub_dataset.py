@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitcli.config import HUB
-from vitcli.data.classes import NAME_THEM, Classes, listed
+from vitcli.data.classes import NAME_THEM, Classes, listed, match_classes
 from vitcli.data.parquet import class_names, columns, label_tables, library
 from vitcli.data.remote import AT_OPENING
 from vitcli.data.source import Dataset, Names, split_of
@@ -36,8 +36,8 @@ class HubShard:
     name: str
     image: str
     label: str
-    classes: Classes = ()
-    """The classes that the labels index, if the run uses others."""
+    table: tuple[int, ...] = ()
+    """The index of each of the dataset's classes in the run's list of classes, if it has one."""
 
     def samples(self, start: int) -> Iterator[Sample]:
         """The rows from number `start` on; continues after temporary failures."""
@@ -53,8 +53,8 @@ class HubShard:
 
         while (row := persist(read, lambda error: explain(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
-            if self.classes and isinstance(label, int) and label >= 0:
-                label = self.classes[label].id
+            if self.table and isinstance(label, int) and label >= 0:
+                label = self.table[label]
             image = value.get("bytes") if isinstance(value, dict) else value
             key = f"{self.name.rpartition('/')[2]} row {number}"
             image = image if isinstance(image, bytes) else None  # never a path on this machine
@@ -140,14 +140,14 @@ def open_hub(
             repo, configuration or None, revision=found.sha
         )
     )
-    files = {s: [*map(str, group)] for s, group in (builder.config.data_files or {}).items()}
+    groups = builder.config.data_files or {}
+    files = {str(split): [*map(str, group)] for split, group in groups.items()}
+    hint = f"download it with `hf download --repo-type dataset {repo}`"
     if not files or not all(f.endswith(".parquet") for group in files.values() for f in group):
-        hint = f"download it with `hf download --repo-type dataset {repo}`"
         raise DataError("the dataset is not stored as parquet files", where=path, hint=hint)
     by_split = {s: group for word, group in files.items() if (s := split_of(word))}
     if not by_split:
         what = f"no split is called train, validation or test: the splits are {listed(files)}"
-        hint = f"download it with `hf download --repo-type dataset {repo}`"
         raise DataError(what, where=path, hint=hint)
     train, features = by_split.pop("train", None), builder.info.features
     others = Dataset()
@@ -168,8 +168,10 @@ def open_hub(
     classes = known or named
     if not classes:
         raise DataError("the classes are not known", where=path, hint=NAME_THEM)
-    theirs = named if known and named else ()
-    shards = tuple(HubShard(file, image, label, theirs) for file in train)
+    table = ()
+    if named and known:
+        table = tuple(match_classes(named, known, path, "the list of classes").tolist())
+    shards = tuple(HubShard(file, image, label, table) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
     stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
     return Dataset(stream, others.val, others.test, others.warnings)
