@@ -364,6 +364,7 @@ def test_seeking_forwards_leaves_out_what_is_far(web):
         ([Fault("status", status=500, times=999)], "500"),
         ([Fault("status", status=404, times=999)], "404"),
         ([Fault("status", status=403)], "403"),
+        ([Fault("status", status=302, headers={"Location": "/x"}, times=999)], "302"),
         ([Fault("body", body=b"<html>", headers={"Content-Type": "text/html"})], "web page"),
     ],
 )

@@ -150,7 +150,8 @@ class RemoteFile(io.RawIOBase):
         where, hint = self.url, "try again, or check the URL in a browser"
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-            what = f"the server answered {error.code} ({error.reason})"
+            reason = str(error.reason).partition("\n")[0]
+            what = f"the server answered {error.code} ({reason})"
             if error.code in (403, 404, 410):
                 self._missed += 1
                 missing = Missing(what, where=where, hint="check the URL")
@@ -159,15 +160,15 @@ class RemoteFile(io.RawIOBase):
             wait = float(said) if said.isdecimal() else 0.0
             passes = error.code in (408, 429) or error.code >= 500
             return Failure(DataError(what, where=where, hint=hint), passes, wait)
-        reason: Any = getattr(error, "reason", None) or error  # URLError wraps what happened
-        if isinstance(reason, TimeoutError):
+        cause: Any = getattr(error, "reason", None) or error  # URLError wraps what happened
+        if isinstance(cause, TimeoutError):
             what = f"the server did not respond for {self._allowed:.2g} seconds"
             return Failure(DataError(what, where=where, hint=hint), True, silent=True)
-        passes = not isinstance(reason, http.client.InvalidURL)
-        if passes and isinstance(reason, OSError | http.client.HTTPException):
-            text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        passes = not isinstance(cause, http.client.InvalidURL)
+        if passes and isinstance(cause, OSError | http.client.HTTPException):
+            text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
             return Failure(DataError(f"cannot be read: {text}", where=where, hint=hint), True)
-        what = f"not a valid URL: {reason}"
+        what = f"not a valid URL: {cause}"
         return Failure(DataError(what, where=where, hint="check the URL"), False)
 
 
