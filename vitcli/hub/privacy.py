@@ -23,6 +23,8 @@ VARIANT = re.compile(r"(R\d*\+)?(Ti|S|M|B|L|H|g|G|So400m)/\d{1,2}")
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SECRETS = ((re.compile(r"\bhf_\w{8,}"), "hf_..."), (re.compile(r"(?<=://)[^/@\s]+@"), ""))
 """Tokens of the Hub; names and passwords in URLs."""
+QUERY = re.compile(r"\?((?!::).)*")
+"""What follows an address, up to the next one; it may be a signature that gives access."""
 
 
 def publishable(
@@ -82,7 +84,7 @@ def _value(value: str, known: Collection[str]) -> str:
     repo = re.sub(r"^(hf-hub:|hf://)|@.*$", "", value)
     is_url = "://" in value and not value.startswith("file:")
     if is_url or VARIANT.fullmatch(value) or repo in known:
-        return str(_text(value, ()))
+        return str(_text(QUERY.sub("", value), ()))
     return _last(value)
 
 
