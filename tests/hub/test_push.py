@@ -142,7 +142,7 @@ def test_edits_of_a_runs_card_are_published(run, tmp_path):
     card = packed(run, tmp_path).directory / "README.md"
     old = card.read_text().replace("license: apache-2.0", "license: mit").replace(REPO, "run")
     old = old.replace("## How", f"{TABLE}\n\n## How").replace("## Use", f"{NOTES}\n\n## Use")
-    (run / "README.md").write_text(old)
+    (run / "README.md").write_text(old.replace("- vitcli\n", ""))  # tags are edited, too
     (run / "mine.png").write_bytes(b"\x89PNG")
     package = packed(run, tmp_path)
     text = package.files["README.md"].read_text()
@@ -256,6 +256,16 @@ def test_a_commit_whose_answer_is_lost_was_made(run, tmp_path, hub):
     hub.faults.append(Fault("status", "/commit/", status=504, done=True, times=99))
     done = pushed(packed(run, tmp_path))
     assert done.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
+
+
+def test_where_to_look_if_nobody_knows_what_happened(run, tmp_path, hub):
+    hub.add(REPO, {"config.json": b"old"})
+    hub.faults += [
+        Fault("status", f"/{page}/", status=500, times=99) for page in ("commit", "commits")
+    ]
+    with pytest.raises(HubError) as caught:
+        pushed(packed(run, tmp_path), "next")
+    assert f"{REPO}/commits/next" in caught.value.__notes__[0]
 
 
 def test_a_repo_whose_answer_is_lost_was_created(run, tmp_path, hub):

@@ -316,7 +316,8 @@ class Card(NamedTuple):
     @property
     def is_ours(self) -> bool:
         """Whether `vit` wrote the card, which a person may have edited since."""
-        return bool(re.search(r"^ *- vitcli$", self.parts.get("tags:", ""), re.MULTILINE))
+        tags = self.parts.get("tags:", "")
+        return bool(self.digests or re.search(r"^ *- vitcli$", tags, re.MULTILINE))
 
     def edited(self) -> list[str]:
         """The parts that a person wrote or changed; all of them where no digest is known."""

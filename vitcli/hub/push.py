@@ -348,7 +348,7 @@ def push(
             found = _find_commit(target, title, parent)
         if found and isinstance(error, HubError):
             return Pushed(f"{target.page}/commit/{found}", found, created)
-        error.add_note(_what_happened(target.page, found, create_pr and sent, created))
+        error.add_note(_what_happened(target, found, create_pr and sent, created))
         raise
     return Pushed(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
 
@@ -377,14 +377,17 @@ def _find_commit(target: Target, title: str, before: str | None) -> str | None:
     return latest.commit_id if is_ours else ""
 
 
-def _what_happened(page: str, found: str | None, requested: bool, created: bool) -> str:
+def _what_happened(target: Target, found: str | None, requested: bool, created: bool) -> str:
     """What an interrupted push has done, in words."""
+    page = target.page
     if requested:
         return f"a pull request may have been opened: see {page}/discussions"
     if found:
         return f"the commit was made: {page}/commit/{found}"
     if found is None:
-        return f"unknown whether the commit was made: see {page}/commits/main"
+        return (
+            f"unknown whether the commit was made: see {page}/commits/{target.revision or 'main'}"
+        )
     if created:
         return f"{page} was created and is empty: push again, or delete it there"
     return f"nothing in {page} was changed"
