@@ -163,6 +163,15 @@ def test_weights_that_are_not_numbers_are_named(tmp_path: Path, dtype: str) -> N
     assert job.nan == ["norm.bias"]
 
 
+def test_quantized_weights_are_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(TIMM, tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    quantized = {"blocks.0.attn.qkv.weight": tensors["blocks.0.attn.qkv.weight"].to(torch.int8)}
+    save_file(tensors | quantized, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="qkv.weight"):
+        read_info(folder)
+
+
 @pytest.mark.parametrize("target", ["x.safetensors", "x.npz", "x"])
 @pytest.mark.parametrize("most", [0, 1, 40_000])
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, target: str, most: int) -> None:

@@ -177,20 +177,19 @@ def test_an_npz_stays_one(tmp_path: Path, name: str) -> None:
         plan_resize(source, grid=(6, 6), output=tmp_path / "y.safetensors")
 
 
-def test_members_of_an_npz_are_copied_as_they_lie(tmp_path: Path) -> None:
+def test_the_comment_of_an_npz_is_kept(tmp_path: Path) -> None:
     source = tmp_path / "x.npz"
-    np.savez_compressed(source, **np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz"))
+    arrays = np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz")
+    np.savez_compressed(source, **{name: np.asfortranarray(arrays[name]) for name in arrays})
     with zipfile.ZipFile(source, "a") as archive:
         archive.comment = b"from the authors"
     again = resize(resize(source, grid=(3, 7)), grid=(5, 2), output=tmp_path / "y.npz")
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(again) as new:
-        assert new.testzip() is None
-        assert new.comment.splitlines()[0] == b"from the authors"
-        assert len(new.comment.splitlines()) == 2
-        kept = ("filename", "date_time", "compress_type", "CRC", "compress_size", "file_size")
-        for a, b in zip(old.infolist(), new.infolist(), strict=True):
-            if "pos" not in a.filename:
-                assert [getattr(a, key) for key in kept] == [getattr(b, key) for key in kept]
+    with zipfile.ZipFile(again) as archive:
+        assert archive.testzip() is None
+        assert archive.comment.splitlines()[0] == b"from the authors"
+        assert len(archive.comment.splitlines()) == 2
+    found = np.load(again)
+    assert all((found[name] == arrays[name]).all() for name in arrays if "pos" not in name)
     info, _ = read.read_info(again)
     assert info.model.grid == (5, 2)
     resized = {"method": "bilinear", "from": [3, 7], "to": [5, 2]}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from vitcli.checkpoints.tensor_file import (
     Container,
     LazyTensor,
     Store,
+    check_types,
     numpy_dtype,
     tensor_bytes,
 )
@@ -106,58 +106,32 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
     Raises:
         OutputError: it cannot be written.
     """
+    from numpy.lib import format as npy
+
     with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, tensor in tensors.items():
+            data, dtype = tensor_bytes(tensor), str(tensor.dtype)
+            descr = "|V2" if dtype == "bfloat16" else numpy_dtype(dtype).str
+            about = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
             # Dated 1980, ZipInfo's default: the same arrays make the same file.
-            _write_array(archive, zipfile.ZipInfo(f"{name}.npy"), tensor)
-        archive.comment = b"\n".join(_lines(metadata))
+            member = zipfile.ZipInfo(f"{name}.npy")
+            with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:
+                npy.write_array_header_1_0(out, about)
+                out.write(data)
+        lines = (f"{key} {value}".rstrip() for key, value in metadata.items())
+        archive.comment = "\n".join(lines).encode()
 
 
 def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
-    """Writes an .npz file with these arrays in place of its own, and this metadata added; the other
-    members, their order and how they are compressed stay.
+    """Writes an .npz file with these arrays in place of its own, and this metadata added.
 
     Raises:
         CheckpointError: the source is damaged.
         OutputError: the target cannot be written.
     """
-    with (
-        reading(source),
-        zipfile.ZipFile(source) as old,
-        whole_file(target) as file,
-        zipfile.ZipFile(file, "w") as new,
-    ):
-        for member in old.infolist():
-            copy = zipfile.ZipInfo(member.filename, member.date_time)
-            copy.compress_type, copy.external_attr = member.compress_type, member.external_attr
-            name = member.filename.removesuffix(".npy")
-            if name in changed:
-                _write_array(new, copy, changed[name])
-                continue
-            zip64 = member.file_size > 1 << 30
-            with old.open(member) as data, new.open(copy, "w", force_zip64=zip64) as out:
-                shutil.copyfileobj(data, out, 1 << 20)
-        keys = {key.encode() for key in metadata}
-        kept = [line for line in old.comment.splitlines() if line.partition(b" ")[0] not in keys]
-        new.comment = b"\n".join([*kept, *_lines(metadata)])
-
-
-def _lines(metadata: Mapping[str, str]) -> list[bytes]:
-    return [f"{key} {value}".encode() for key, value in metadata.items()]
-
-
-def _write_array(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, tensor: np.ndarray | LazyTensor
-) -> None:
-    """Appends an array to an archive as a .npy file."""
-    from numpy.lib import format as npy
-
-    data, name = tensor_bytes(tensor), str(tensor.dtype)
-    descr = "|V2" if name == "bfloat16" else numpy_dtype(name).str
-    about = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
-    with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:
-        npy.write_array_header_1_0(out, about)
-        out.write(data)
+    old = open_npz(source)
+    check_types(old.tensors, source)  # also of what is not part of the model
+    write(target, {**old.tensors, **changed}, {**old.metadata, **metadata})
 
 
 NPZ = Container(open_npz, ".npz", write, rewrite)

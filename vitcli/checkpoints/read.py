@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 from vitcli.checkpoints.info import Checkpoint as Checkpoint
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import open_store
-from vitcli.checkpoints.tensor_file import check_types
+from vitcli.checkpoints.tensor_file import FLOATS, check_types
 from vitcli.config import ClassLabel, Size
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
@@ -101,7 +101,7 @@ def open_file(
         found = read_layout(store, grid)
         info = _with_known_classes(found.info, entry)
         found = dataclasses.replace(found, info=info, entry=entry)
-    check_types(found.tensors, file)
+    check_types(found.tensors, file, FLOATS)
     if entry is not None and (stated or "assumed" not in found.info.provenance):
         _warn_of_departures(found.info, entry)
     return found

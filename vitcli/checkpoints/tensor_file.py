@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +39,8 @@ DTYPES = {
     "BOOL": "bool",
 }
 """safetensors' names of element types, and numpy's; bfloat16 is the one of ml_dtypes."""
+FLOATS = tuple(name for name in DTYPES.values() if "float" in name)
+"""Types that models compute with."""
 
 
 class LazyTensor(NamedTuple):
@@ -130,11 +132,13 @@ def read_header(path: str | Path) -> Store:
         raise _damaged(path, error) from error
 
 
-def check_types(tensors: Mapping[str, LazyTensor], where: Path) -> None:
-    """Raises CheckpointError for a tensor of a type that is neither computed with nor written."""
+def check_types(
+    tensors: Mapping[str, LazyTensor], where: Path, types: Collection[str] = tuple(DTYPES.values())
+) -> None:
+    """Raises CheckpointError for a tensor of a type that is not one of these."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES.values():
-            raise CheckpointError(f"'{name}' has the unknown type {tensor.dtype}", where=where)
+        if tensor.dtype not in types:
+            raise CheckpointError(f"'{name}' has the unsupported type {tensor.dtype}", where=where)
 
 
 def _read_tensor(path: str | Path, name: str) -> np.ndarray:
@@ -171,7 +175,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whole or not at all, with two tensors in memory at a time.
+    """Write a safetensors file whole or not at all, with one tensor in memory at a time.
 
     The order is the mapping's, but wider types come first, so that each tensor lies aligned.
 
@@ -191,8 +195,8 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         file.write(len(text).to_bytes(8, "little") + text)
-        for data in _made_ahead(tensors[name] for name in order):
-            file.write(data)
+        for name in order:
+            file.write(tensor_bytes(tensors[name]))
 
 
 def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
@@ -205,20 +209,6 @@ def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, 
     header = read_header(source)
     check_types(header.tensors, source)  # also of what is not part of the model
     write(target, {**header.tensors, **changed}, {**header.metadata, **metadata})
-
-
-def _made_ahead(tensors: Iterable[np.ndarray | LazyTensor]) -> Iterator[memoryview]:
-    """The bytes of each tensor; the next is made in a thread while one is written."""
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as thread:
-        made: Future[memoryview] | None = None
-        for tensor in tensors:
-            previous, made = made, thread.submit(tensor_bytes, tensor)
-            if previous is not None:
-                yield previous.result()
-        if made is not None:
-            yield made.result()
 
 
 def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype[Any]:
