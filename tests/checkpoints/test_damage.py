@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN, sharded
+from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.read import read_info
-from vitcli.errors import CheckpointError, OutputError
+from vitcli.errors import CheckpointError, ConfigError, OutputError
 
 TIMM = GOLDEN / "timm_vit_default"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
@@ -161,6 +162,16 @@ def test_weights_that_are_not_numbers_are_named(tmp_path: Path, dtype: str) -> N
     job = plan_convert(folder, tmp_path / "out")
     write(job)
     assert job.nan == ["norm.bias"]
+
+
+def test_values_beyond_the_range_of_a_type_are_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(TIMM, tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["norm.bias"][3] = 1e5
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match="norm.bias"):
+        convert(folder, tmp_path / "out", changes=Changes(dtype="float16"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_quantized_weights_are_refused(tmp_path: Path) -> None:

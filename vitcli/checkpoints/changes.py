@@ -115,7 +115,7 @@ def change(
             dtype = changes.dtype or next(iter(tensors.values())).dtype
             changed[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
             continue
-        tensor = _cast(tensors[name], changes.dtype)
+        tensor = _cast(name, tensors[name], changes.dtype)
         if tensor.shape != shape:  # the patch embedding at another size
             read = functools.partial(_adapted, name, tensor, old, model)
             tensor = LazyTensor(tensor.dtype, shape, read)
@@ -218,8 +218,17 @@ def _adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:
     return array
 
 
-def _cast(tensor: LazyTensor, dtype: str | None) -> LazyTensor:
-    if dtype is None or "float" not in tensor.dtype or tensor.dtype == dtype:
+def _cast(name: str, tensor: LazyTensor, dtype: str | None) -> LazyTensor:
+    if dtype is None or tensor.dtype == dtype:
         return tensor
-    wanted = tensor_file.numpy_dtype(dtype)
-    return LazyTensor(dtype, tensor.shape, lambda: tensor.read().astype(wanted))
+
+    def read() -> np.ndarray:
+        import numpy as np
+
+        try:
+            with np.errstate(over="raise"):
+                return tensor.read().astype(tensor_file.numpy_dtype(dtype))
+        except FloatingPointError as error:
+            raise ConfigError(f"{name} has values that are too large for {dtype}") from error
+
+    return LazyTensor(dtype, tensor.shape, read)
