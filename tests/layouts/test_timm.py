@@ -171,6 +171,13 @@ def test_labels_come_as_a_list_or_a_table_and_with_descriptions() -> None:
     assert from_config(ForeignJson(config)).classes == ()
 
 
+def test_what_only_training_uses_is_ignored() -> None:
+    config = golden("timm_vit_default")
+    rates = {"drop_rate": 0.1, "drop_path_rate": 0.1, "patch_drop_rate": 0.5}
+    trained = config | {"model_args": {**config["model_args"], **rates}}
+    assert from_config(ForeignJson(trained)).model == from_config(ForeignJson(config)).model
+
+
 def test_old_files_keep_everything_in_one_table() -> None:
     config = golden("timm_vit_default")
     flat = {**config["pretrained_cfg"], "architecture": "vit_base_patch32_384"}

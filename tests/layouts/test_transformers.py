@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.changes import Changes
-from vitcli.checkpoints.convert import convert
+from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
@@ -139,6 +139,8 @@ def test_dinov2_is_given_images_of_the_size_that_they_are_cropped_to(tmp_path: P
         assert again["crop_size"] == {"height": 28, "width": 28}
         larger = convert(folder, tmp_path / f"{name} 16", changes=Changes(patch_size=16))
         assert Predictor(larger).info.model.image_size == (32, 32)
+    bare = plan_convert(tmp_path / "hf_dinov2", tmp_path / "x", changes=Changes(drop_head=True))
+    assert any("28 x 28" in text for text in bare.warnings)  # timm would use another size
 
 
 def test_blocks_without_the_prefix_of_the_rest(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ _RESNET_NEUTRAL: Args = {
 }
 """Arguments with the one value that our models have."""
 
-_IGNORED = r"num_classes|.*drop_rate|weight_init|fix_init|(dynamic|strict)_img_size"
+_IGNORED = r"num_classes|.*drop_(path_)?rate|weight_init|fix_init|(dynamic|strict)_img_size"
 _RESNET_IGNORED = r"num_classes|img_size|.*drop_(path_)?rate|zero_init_last"
 """Arguments that change nothing once the weights are loaded, or are read elsewhere."""
 
@@ -459,6 +459,10 @@ def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
         )
     if model.posemb == "sincos2d":
         found.append("timm loads the sine-cosine position embeddings as learned ones")
+    if "input_size" in info.provenance:
+        sizes = model.image_size, info.provenance["input_size"]
+        timms, own = (f"{height} x {width}" for height, width in sizes)
+        found.append(f"timm uses images of {timms} pixels, vit and transformers of {own}")
     return found
 
 
