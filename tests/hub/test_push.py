@@ -258,6 +258,15 @@ def test_a_commit_whose_answer_is_lost_was_made(run, tmp_path, hub):
     assert done.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
 
 
+@pytest.mark.parametrize(("status", "said"), [(403, "nothing in"), (500, "may have been opened")])
+def test_whether_a_pull_request_was_opened(run, tmp_path, hub, status, said):
+    hub.add(REPO, {"config.json": b"old"})
+    hub.faults.append(Fault("status", "/commit/", status=status, times=99))
+    with pytest.raises(HubError) as caught:
+        pushed(packed(run, tmp_path), create_pr=True)
+    assert said in caught.value.__notes__[0]
+
+
 def test_where_to_look_if_nobody_knows_what_happened(run, tmp_path, hub):
     hub.add(REPO, {"config.json": b"old"})
     hub.faults += [

@@ -342,13 +342,13 @@ def push(
         sent = True
         done = target.ask(commit)
     except (HubError, KeyboardInterrupt, SystemExit) as error:
-        found: str | None = ""
         # 412 is also the answer to a second try of what was done.
-        if sent and (not isinstance(error, HubError) or error.may_pass or error.reason == "412"):
-            found = _find_commit(target, title, parent)
+        refused = isinstance(error, HubError) and not (error.may_pass or error.reason == "412")
+        in_doubt = sent and not refused
+        found = _find_commit(target, title, parent) if in_doubt else ""
         if found and isinstance(error, HubError):
             return Pushed(f"{target.page}/commit/{found}", found, created)
-        error.add_note(_what_happened(target, found, create_pr and sent, created))
+        error.add_note(_what_happened(target, found, create_pr and in_doubt, created))
         raise
     return Pushed(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
 
