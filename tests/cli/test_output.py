@@ -31,6 +31,9 @@ def test_json_is_valid_whatever_it_holds(capsys):
     assert json.loads(text) == {"file": "caf\udce9 ü.jpg", "score": None, "n": [None, 1.5]}
     output.json_line({"label": "Grüne Mamba"})
     assert capsys.readouterr().out == '{"label": "Grüne Mamba"}\n'
+    ascii = io.TextIOWrapper(io.BytesIO(), "ascii", "backslashreplace")
+    output.json_line({"label": "Grüne Mamba"}, ascii)
+    assert json.loads(ascii.buffer.getvalue()) == {"label": "Grüne Mamba"}
 
 
 def test_notes_and_errors_go_to_stderr_without_control_characters(capsys, monkeypatch):

@@ -45,8 +45,11 @@ def line(text: str = "", file: TextIO | None = None) -> None:
 
 def json_line(value: Any, file: TextIO | None = None) -> None:
     """One JSON object on one line; numbers that JSON cannot write (NaN) become null."""
+    file = file or sys.stdout
     text = json.dumps(_finite(value), ensure_ascii=False)
-    if any("\ud800" <= c <= "\udfff" for c in text):  # a file name that is no text
+    try:
+        text.encode(file.encoding or "utf-8")
+    except UnicodeEncodeError:  # not in the stream's encoding, or a file name that is no text
         text = json.dumps(_finite(value))
     line(text, file)
 
