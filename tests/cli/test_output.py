@@ -84,6 +84,13 @@ def test_a_row_of_a_table_is_a_line_without_markup(capsys, terminal):
         assert cell in screen.getvalue()
 
 
+def test_a_table_that_is_too_wide_for_a_terminal_keeps_its_numbers(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    numbers, screen = [f"{1000 + i}" for i in range(20)], terminal("stdout")
+    output.table(["飛行機", "words", *numbers], [["cat", "a b " * 20, *numbers]], range(2, 22))
+    assert all(screen.getvalue().count(number) == 2 for number in numbers)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

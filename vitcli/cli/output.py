@@ -29,6 +29,8 @@ SPEED_OF = 10.0
 """Seconds that the speed of a download is averaged over."""
 STALLED = 2.0
 """Seconds without data after which a bar says so instead of a speed."""
+FOLDED = 12
+"""Characters to which a narrow terminal may fold a column of words."""
 
 quiet = False
 """Whether notes and progress are left out. Every command sets it, by --quiet."""
@@ -147,24 +149,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
     """
     right, columns = set(numbers), list(map(printable, columns))
     cells = [list(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    by_column = list(zip(columns, *cells, strict=True))
     if sys.stdout.isatty():
         from rich.box import SIMPLE_HEAD
+        from rich.cells import cell_len
         from rich.markup import escape
         from rich.table import Table
 
+        widths = [max(map(cell_len, column)) for column in by_column]
+        # The first column (which is often typed next), numbers and short words stay whole.
+        whole = [i == 0 or i in right or width <= FOLDED for i, width in enumerate(widths)]
+        least = [w if keep else FOLDED for w, keep in zip(widths, whole, strict=True)]
         console = _console(sys.stdout)
+        # Lines that are still too wide are broken by the terminal; Rich would cut off digits.
+        console.width = max(console.width, sum(least) + len(least))
         roomy = sum(widths) + 2 * len(widths) <= console.width
         drawn = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, int(roomy), 0, 0))
         for i, column in enumerate(columns):
-            # The first column (which is often typed next), numbers and short words stay whole.
-            whole = i == 0 or i in right or widths[i] <= 12
             side: Literal["left", "right"] = "right" if i in right else "left"
-            drawn.add_column(escape(column), justify=side, no_wrap=whole, overflow="fold")
+            drawn.add_column(escape(column), justify=side, no_wrap=whole[i], overflow="fold")
         for row in cells:
             drawn.add_row(*map(escape, row))
         console.print(drawn)
         return
+    widths = [max(map(len, column)) for column in by_column]
     for row in [columns, *cells]:
         padded = [
             cell.rjust(width) if i in right else cell.ljust(width)
