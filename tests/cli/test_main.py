@@ -135,5 +135,6 @@ def test_the_shell_completes_commands_options_and_models():
     assert complete("pre") == ["predict", "pretrain"]
     assert complete("predict", "--top") == ["--top-k"]
     assert complete("predict", "--precision", "b") == ["bf16"]
+    assert complete("inspect", "--view", "p") == ["pca", "posemb"]
     assert {"default", "default-pretrained"} <= set(complete("predict", "--model", "def"))
     assert "vit-b16-i21k" in complete("info", "vit-b16-")

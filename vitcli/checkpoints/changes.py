@@ -43,7 +43,7 @@ class Changes:
 
     dtype: SaveDtype | None = option(
         None,
-        "--dtype float32|float16|bfloat16",
+        "--dtype",
         "Data type of the stored weights.  [default: the source's]",
     )
     drop_head: bool = option(

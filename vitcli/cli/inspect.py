@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -39,7 +39,7 @@ class Inspect(Computing):
     )
     view: View | None = option(
         None,
-        f"--view {'|'.join(get_args(View))}",
+        "--view",
         "What to show. attention: a map over each image; heads: every head of one layer; pca: "
         "patch features as colours; distance: mean attention distance by layer; filters, posemb: "
         "patch filters and position embeddings, without images.  [default: attention; without "

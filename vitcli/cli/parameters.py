@@ -176,10 +176,10 @@ def _annotation(place: _Place, required: bool) -> Any:
         kind = bool
     else:
         settings["parser"] = parse
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
+    literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+    if choices := [choice for kind in literals for choice in get_args(kind)]:
         settings["metavar"] = settings["metavar"] or "|".join(choices)
-        settings["autocompletion"] = lambda: list(choices)
+        settings["autocompletion"] = lambda: choices
     if declared.metavar in MODELS:
         settings["autocompletion"] = complete_model
     if "--debug" in declared.names:

@@ -21,7 +21,7 @@ from vitcli.config import TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
-from vitcli.presets import PRESETS, PRETRAINING, PresetName, PretrainName, recipe
+from vitcli.presets import PresetName, PretrainName, recipe
 from vitcli.train_config import MACHINE, RECIPE, RUN, TrainConfig
 from vitcli.words import counted
 
@@ -44,14 +44,14 @@ class Start(Fetching):
     force: bool = option(False, "--force", "Replace the run in the output directory.")
     preset: PresetName | None = option(
         None,
-        f"--preset {'|'.join(PRESETS)}",
+        "--preset",
         "Use the paper's fine-tuning recipe for this dataset; other options override it.",
         RECIPE,
         task="finetune",
     )
     pretraining: PretrainName | None = option(
         None,
-        f"--preset {'|'.join(PRETRAINING)}",
+        "--preset",
         "Use the paper's pre-training recipe for this dataset and --variant, or big_vision's for "
         "S/16 on ImageNet-1k (s16-i1k); other options override it.",
         RECIPE,
