@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vitcli.plots import ORANGE, figure_file
+from vitcli.plots import ORANGE, figure_file, one_line
 
 Floats = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
@@ -84,10 +84,6 @@ def _bar(figure: Figure, axes: Any, scale: Normalize, label: str) -> None:
     bar.set_label(label)
 
 
-def _short(title: str, most: int) -> str:
-    return title if len(title) <= most else title[: most - 1] + "…"
-
-
 def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
     """An image and its map, as in Figure 6 of the paper.
 
@@ -104,7 +100,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
         _overlay(right, panel.image, panel.map, scale)
         if scale is not None:
             _bar(figure, right, scale, label)
-        figure.suptitle(_short(panel.title, 90), fontsize=10)
+        figure.suptitle(one_line(panel.title, 90), fontsize=10)
 
 
 def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
@@ -121,7 +117,7 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
         for i, panel in enumerate(panels):
             row, column = divmod(i, across)
             cells[row, 2 * column].imshow(panel.image)
-            cells[row, 2 * column].set_title(_short(panel.title, 40), loc="left", fontsize=7)
+            cells[row, 2 * column].set_title(one_line(panel.title, 40), loc="left", fontsize=7)
             _overlay(cells[row, 2 * column + 1], panel.image, panel.map)
 
 
@@ -145,7 +141,7 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
                 _overlay(cell, image, maps[head], scale)
                 cell.set_title(f"head {head}", fontsize=8)
         _bar(figure, cells, scale, "attention")
-        figure.suptitle(_short(title, 90), fontsize=10)
+        figure.suptitle(one_line(title, 90), fontsize=10)
 
 
 def filter_tiles(filters: Floats, path: str | Path) -> None:
@@ -199,4 +195,4 @@ def faithfulness_curves(
             axes.legend()
         cells[0].set_ylabel("score")
         cells[0].set_ylim(0, 1.08 * max(float(c.max()) for c in (*deletion, *insertion)))
-        figure.suptitle(_short(title, 80), fontsize=10)
+        figure.suptitle(one_line(title, 80), fontsize=10)

@@ -87,7 +87,7 @@ def figure_file(
 def _fonts(text: str) -> tuple[list[str], set[str]]:
     """The font families that show a text, matplotlib's own before others of this machine, and the
     characters that no font has."""
-    families, missing = ["DejaVu Sans"], set(text)
+    families, missing = ["DejaVu Sans"], {c for c in text if c.isprintable()}
     fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: font.name != families[0])
     for font in fonts:
         if not missing:
@@ -101,10 +101,15 @@ def _fonts(text: str) -> tuple[list[str], set[str]]:
     return families, missing
 
 
+def one_line(text: str, most: int) -> str:
+    """At most so many characters of a text, as a figure can show it."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
 def _drawable(names: Sequence[str], path: str | Path) -> list[str]:
     """Names of classes as an image can show them: shortened, or "#3" if no font can show one."""
-    lines = ["".join(c if c.isprintable() else " " for c in name) for name in names]
-    lines = [line if len(line) <= 24 else line[:23] + "…" for line in lines]
+    lines = [one_line(name, 24) for name in names]
     if str(path).lower().endswith(".svg"):
         return lines
     lacking = _fonts("".join(lines))[1]
