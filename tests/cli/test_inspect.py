@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,24 @@ def test_images_of_one_name_get_figures_of_their_own(vit, model, photos, tmp_pat
     assert (tmp_path / "wide-attention.png").exists() and (
         tmp_path / "wide-2-attention.png"
     ).exists()
+
+
+def test_a_name_that_is_no_text(vit, model, photos, tmp_path):
+    image = tmp_path / os.fsdecode(b"\xff\n.png")
+    shutil.copy(photos / "tiny.png", image)
+    done = vit("inspect", image, "--model", model, "-o", tmp_path, "--json", *CPU)
+    assert done.exit_code == 0 and len(list(tmp_path.glob("*-attention.png"))) == 1
+
+
+def test_options_that_a_view_does_not_have_are_refused(vit, photos):
+    assert vit("inspect", photos, "--view", "pca", "--faithfulness").exit_code == 2
+    assert vit("inspect", "--class", "bee").exit_code == 2
+
+
+def test_arrays_that_cannot_be_written_are_found_before_the_work(vit, model, photos, tmp_path):
+    words = ("--arrays", tmp_path / "no" / "x.npz", "-o", tmp_path / "out")
+    assert vit("inspect", photos, "--model", model, *words, *CPU).exit_code == 1
+    assert not list((tmp_path / "out").glob("*"))
 
 
 def test_a_resnet_is_refused(vit, resnet, photos, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from vitcli.inspection.inspector import Inspected, Inspector
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
+USED_BY: dict[str, tuple[View, ...]] = {
+    **dict.fromkeys(("method", "head", "label", "faithfulness"), ("attention",)),
+    "layer": ("attention", "heads"),
+}
+"""Options that not every view has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +104,12 @@ def inspect(args: Inspect) -> None:
         raise UsageError(f"--view {view} shows the weights and takes no images")
     if not weights_only and not images:
         raise UsageError(f"--view {view} requires images: vit inspect IMAGES... --view {view}")
+    for field in dataclasses.fields(args):
+        views = USED_BY.get(field.name)
+        given = getattr(args, field.name) != field.default
+        if views and given and (weights_only or (view or "attention") not in views):
+            name = field.metadata["option"].names[0]
+            raise UsageError(f"{name} requires images and --view {' or '.join(views)}")
     if args.head is not None and args.method != "last":
         raise UsageError(
             f"--head cannot be used with --method {args.method}, which averages over heads: use "
@@ -112,6 +124,7 @@ def inspect(args: Inspect) -> None:
     except OSError as error:
         what = f"cannot be used as a directory: {error.strerror}"
         raise OutputError(what, where=args.output) from error
+    output.check_writable(args.arrays)
     predictor = open_predictor(args, args.resolution)
     inspector = Inspector(predictor)
     if images:
