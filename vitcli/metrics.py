@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,7 @@ class ClassMetrics:
     """The class that its other images are most often taken for."""
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """Confidence against accuracy. The confidence of a prediction is its score; bin m of `BINS`
     holds those with a confidence in ((m - 1) / BINS, m / BINS]."""
 

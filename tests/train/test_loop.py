@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from train.runs import (
     same_weights,
     weights,
 )
+from vitcli import plots
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import DivergedError, OutputError, RunError
@@ -64,6 +66,15 @@ def test_a_run_learns_and_writes_its_directory(tiny_run, drawn):
     assert [label.name for label in model.classes] == ["blue", "green", "red"]
     assert "vit pretrain --data colours" in (directory / "README.md").read_text()
     assert model.info.provenance["metrics"]["val_top1"] == 1.0
+
+
+def test_classes_of_one_name_are_told_apart_in_the_figures(tiny_run, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(plots, "confusion_matrix", lambda _, names, path: drawn.extend(names))
+    (tmp_path / "classes.txt").write_text("blue\tcrane\ngreen\tcrane\nred\n")
+    data = replace(tiny_run().data, classes=str(tmp_path / "classes.txt"))
+    train(tiny_run(steps=1, data=data))
+    assert "crane" not in drawn and len({*drawn}) == len(drawn)
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_the_workers(tiny_run, finished):

@@ -376,6 +376,5 @@ def draw(
         plots.accuracy_by_resolution(lines, stored, plot)
         output.note(f"accuracy against resolution: {plot}")
     if reliability is not None and own is not None:
-        bins = own.calibration
-        plots.reliability(bins.counts, bins.confidence, bins.accuracy, bins.error, reliability)
+        plots.reliability(*own.calibration, own.ece, reliability)
         output.note(f"reliability diagram: {reliability}")

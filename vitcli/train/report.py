@@ -6,6 +6,7 @@ import dataclasses
 
 from vitcli import plots
 from vitcli.atomic import write_text
+from vitcli.checkpoints.info import unique_names
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.errors import DataError
 from vitcli.evaluate import evaluate_source
@@ -40,13 +41,11 @@ def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
         directory.lines(directory.metrics), path / card.CURVES, run.progress.best_step
     )
     if shown is not None:
-        names = [info.classes[i].name for i in shown.seen]
-        if len(names) <= plots.DRAWN:
-            plots.confusion_matrix(shown.confusion_of(shown.seen), names, path / card.CONFUSION)
-        bins = shown.calibration
-        plots.reliability(
-            bins.counts, bins.confidence, bins.accuracy, bins.error, path / card.RELIABILITY
-        )
+        seen, names = shown.seen, unique_names(info.classes)
+        if len(seen) <= plots.DRAWN:
+            counts = shown.confusion_of(seen)
+            plots.confusion_matrix(counts, [names[i] for i in seen], path / card.CONFUSION)
+        plots.reliability(*shown.calibration, shown.ece, path / card.RELIABILITY)
     images = card.figures_in(path)
     write_text(directory.card, card.model_card(info, shown, name=directory.name, images=images))
     return metrics
