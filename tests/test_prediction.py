@@ -89,6 +89,12 @@ def test_bf16_names_the_same_class(tiny_checkpoint, image_folder, timm_logits):
         assert scores(result) == pytest.approx(softmax(row).tolist(), abs=0.02)
 
 
+def test_a_resolution_is_one_side_or_both(tiny_checkpoint, image_folder):
+    image, sizes = image_folder / "a.png", (32, (32, 32))
+    (one,), (both,) = (module.predict(tiny_checkpoint, image, resolution=size) for size in sizes)
+    assert one.predictions and one == both
+
+
 # ---------------------------------------------------------------------------------------------
 # Ahead of the model
 

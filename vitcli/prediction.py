@@ -75,7 +75,7 @@ def predict(
     workers: int | None = None,
     device: str = "auto",
     precision: str = "auto",
-    resolution: Size | None = None,
+    resolution: int | Size | None = None,
     posemb_method: PosembMethod = "bilinear",
     preprocess: Mapping[str, Any] | None = None,
     offline: bool = False,
@@ -94,7 +94,7 @@ def predict(
         workers: threads that decode images; None: one for each core.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto (bf16 where the hardware has it), fp32, bf16 or fp16.
-        resolution: (height, width) of the images; None: the checkpoint's.
+        resolution: of the images, both sides or (height, width); None: the checkpoint's.
         posemb_method: how position embeddings are resized for another resolution.
         preprocess: fields of `Preprocess` whose values are not the checkpoint's.
         offline: never use the network.
@@ -129,7 +129,7 @@ class Predictor:
         precision: str = "auto",
         offline: bool = False,
         on_progress: Progress | None = None,
-        resolution: Size | None = None,
+        resolution: int | Size | None = None,
         posemb_method: PosembMethod = "bilinear",
         allow_pickle: bool = False,
         preprocess: Mapping[str, Any] | None = None,
@@ -144,6 +144,8 @@ class Predictor:
         if resolution is None and "input_size" in self.info.provenance:  # as transformers does
             height, width = self.info.provenance["input_size"]
             resolution, posemb_method = (height, width), "bicubic-hf"
+        if isinstance(resolution, int):
+            resolution = resolution, resolution
         self.stored, self.posemb_method = self.info.model, posemb_method
         if resolution is not None and resolution != self.stored.image_size:
             from vitcli.checkpoints.adapt import at_size

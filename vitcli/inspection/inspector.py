@@ -275,9 +275,8 @@ def inspect(
     Raises:
         VitError: the model cannot be loaded, has no attention, or lacks what is asked for.
     """
-    size = (resolution, resolution) if isinstance(resolution, int) else resolution
     inspector = Inspector(
-        Predictor(spec, device, "fp32", offline, resolution=size, allow_pickle=allow_pickle)
+        Predictor(spec, device, "fp32", offline, resolution=resolution, allow_pickle=allow_pickle)
     )
     if view == "filters":
         return Inspection(filter_components(inspector.model))
