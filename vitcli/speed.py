@@ -141,6 +141,8 @@ def _measure(
         )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    elif device.type == "mps":
+        torch.mps.empty_cache()  # what the larger batches of the search took is not of this one
     else:
         machine.reset_peak_memory()
     images = torch.randn((count, 3, *config.image_size), device=device).to(kind)
@@ -217,8 +219,10 @@ def _training(
 
 
 def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # without it the current one, which may be another
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def _times(compute: Callable[[], object], device: torch.device) -> list[float]:

@@ -54,6 +54,13 @@ def test_the_ceiling_is_measured(monkeypatch):
     assert matrix_flops(torch.device("cpu"), torch.float32) > 0
 
 
+def test_the_device_that_computes_is_waited_for(monkeypatch):
+    devices = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: devices.append(device))
+    speed._wait(torch.device("cuda:1"))
+    assert devices == [torch.device("cuda:1")]
+
+
 def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
     monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, limit: 7)
     done = vit("bench", "Ti/16", "--resolution", "32", "--batch-size", "8")
