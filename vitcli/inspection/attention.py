@@ -266,6 +266,6 @@ def patch_distance(weights: Tensor, pixels: Tensor, prefix: int) -> npt.NDArray[
     """
     patches = weights[..., prefix:, prefix:]
     weighted = torch.einsum("bhij,ij->bhi", patches, pixels)
-    mean = (weighted / patches.sum(dim=-1)).double().mean(dim=-1)  # over queries
-    total: npt.NDArray[np.float64] = mean.sum(dim=0).cpu().numpy()
+    distances = (weighted / patches.sum(dim=-1)).cpu().double()  # MPS has no float64
+    total: npt.NDArray[np.float64] = distances.mean(dim=-1).sum(dim=0).numpy()  # over queries
     return total
