@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from train.runs import Killed, same_weights
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig
 from vitcli.errors import DataError, RunError
-from vitcli.train import sweep
+from vitcli.train import setup, sweep
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import Outcome, train
 from vitcli.train.sweep import Trial, _Sweep, choose, run_sweep
@@ -117,6 +118,20 @@ def test_the_best_rate_trains_on_everything(whole, tiny_run, colours):
     assert len(texts) == len(set(texts)) == 2
     marks = [trial_of(events[:i]) for i, event in enumerate(events) if event.kind == "evaluation"]
     assert marks == [rate for rate in RATES for _ in range(2)]
+
+
+def test_one_model_is_in_memory_at_a_time(tiny_sweep, monkeypatch):
+    prepare, models = setup.prepare, []
+
+    def prepare_alone(*args: Any) -> Any:
+        assert not any(model() for model in models)
+        run = prepare(*args)
+        models.append(weakref.ref(run.model))
+        return run
+
+    monkeypatch.setattr(setup, "prepare", prepare_alone)
+    run_sweep(tiny_sweep(retrain=False, steps=1))
+    assert len(models) == 1 + len(RATES)
 
 
 def test_without_retraining_the_best_run_is_kept(whole, tiny_run):

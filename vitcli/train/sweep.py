@@ -92,11 +92,12 @@ def run_sweep(
                 if first:
                     directory.check_free(force, config.data)
                 options = (tell, False, offline, allow_pickle)
-                prepared = setup.prepare(config, directory, ranks, *options)
-                config, trials = _plan(prepared, tell), []
+                # Without a name for the prepared run, as the trials need the memory of its model.
+                config, split = _plan(setup.prepare(config, directory, ranks, *options), tell)
+                trials = []
                 if first:
                     directory.start()
-                    directory.write_json(directory.split, prepared.splits.record)
+                    directory.write_json(directory.split, split)
             sweep = _Sweep(config, directory, ranks, trials, tell, offline, allow_pickle)
             if not resume:
                 sweep.write()
@@ -104,8 +105,9 @@ def run_sweep(
             return sweep.try_rates() or sweep.finish()
 
 
-def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
-    """The configuration without gaps. Whatever can be wrong is found before a file is written."""
+def _plan(prepared: Run, tell: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
+    """The configuration without gaps, and the record of the split. Whatever can be wrong is found
+    before a file is written."""
     config: TrainConfig = prepared.config
     if prepared.splits.val is None:
         raise RunError(
@@ -119,7 +121,7 @@ def _plan(prepared: Run, tell: OnEvent) -> TrainConfig:
     plan = vars(plan_of(prepared))
     plan |= {"lr": None, "estimated_seconds": (plan["estimated_seconds"] or 0) * runs or None}
     tell(SweepPlan(**plan, sweep=config.sweep, retrain=config.retrain))
-    return dataclasses.replace(config, lr=None)
+    return dataclasses.replace(config, lr=None), prepared.splits.record
 
 
 @dataclass
