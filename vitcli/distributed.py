@@ -33,6 +33,10 @@ T = TypeVar("T")
 
 _GRACE = 5.0
 """Seconds to wait for the other ranks' reasons once one is unreachable."""
+_NCCL_GRACE = 60.0
+"""Seconds that NCCL waits longer than the CPU groups for an unresponsive rank: it aborts the
+process, which could not say any more which rank that is."""
+_ONLY_SLOW = "look for an earlier error; if a rank is only slow, raise --rank-timeout"
 
 
 def restarts() -> int:
@@ -170,7 +174,8 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
         store, rank, count = next(rendezvous("env://")) if is_launched() else alone
         store = PrefixStore(f"start-{restarts()}", store)  # the launcher may keep its store
         group = PrefixStore("group", store)
-        dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=timeout)
+        longer = timeout + timedelta(seconds=_NCCL_GRACE * nccl)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=longer)
         control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
     except (ValueError, RuntimeError) as error:
         _await_the_launcher(_GRACE if is_launched() else 0.0)
@@ -234,7 +239,11 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         if failure.exitcode < 0:
-            raise RankError(f"rank {rank} was killed by {failure.signal_name()}") from failed
+            aborted = failure.exitcode == -signal.SIGABRT  # as NCCL does if another rank hangs
+            raise RankError(
+                f"rank {rank} was killed by {failure.signal_name()}",
+                hint=_ONLY_SLOW if aborted else None,
+            ) from failed
         return int(failure.exitcode)
     return 0
 
@@ -247,7 +256,8 @@ def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
     because the launcher then names the one that died; else the first of these names the silent.
     """
     key = "left/{}".format
-    lost = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+    its_own = torch.OutOfMemoryError, torch.AcceleratorError  # of the device
+    lost = isinstance(error, RuntimeError) and not isinstance(error, its_own)
     words = "" if lost else f"{type(error).__name__}: {error}"
     if lost:
         _await_the_launcher()
@@ -278,7 +288,7 @@ def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
         return LeftError("another rank has failed")
     return RankError(
         f"{_named(silent)} died or did not respond in time",
-        hint="look for an earlier error; if a rank is only slow, raise --rank-timeout",
+        hint=_ONLY_SLOW,
     )
 
 
