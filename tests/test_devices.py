@@ -1,13 +1,20 @@
 """What differs between devices: exercised here without any but the CPU."""
 
 import dataclasses
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from vitcli import distributed
-from vitcli.devices import check_count, choose_device, choose_precision, ran_out_of_memory
+from vitcli.devices import (
+    check_count,
+    choose_device,
+    choose_precision,
+    free_memory,
+    ran_out_of_memory,
+)
 from vitcli.distributed import joined
 from vitcli.errors import ConfigError, RankError
 
@@ -49,18 +56,20 @@ def test_one_rank_on_mps_sums_by_itself_and_several_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("nccl", [True, False])
 def test_cuda_without_nccl_takes_gloo(monkeypatch, nccl):
-    backends = list[str]()
+    backends, patience = list[str](), list[float]()
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
 
-    def start(backend: str, **rest: object) -> None:
+    def start(backend: str, timeout: timedelta, **rest: object) -> None:
         backends.append(backend)
+        patience.append(timeout.total_seconds())
         raise RuntimeError("far enough")
 
     monkeypatch.setattr(dist, "init_process_group", start)
-    with pytest.raises(RankError), joined(torch.device("cuda:0")):
+    with pytest.raises(RankError), joined(torch.device("cuda:0"), timeout=100.0):
         pass
     assert backends == ["cpu:gloo,cuda:nccl" if nccl else "gloo"]
+    assert (patience[0] > 100) == nccl  # the CPU groups name the rank before NCCL aborts
 
 
 def test_auto_precision_is_of_the_gpu_that_was_asked_for(monkeypatch):
@@ -76,6 +85,8 @@ def test_the_words_of_every_device_for_want_of_memory():
     assert ran_out_of_memory(caught.value)
     assert ran_out_of_memory(torch.OutOfMemoryError())
     assert ran_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB)"))
+    failure = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    assert ran_out_of_memory(RuntimeError(failure))
     assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
@@ -85,3 +96,20 @@ def test_more_devices_than_there_are(two_gpus):
     for name, there in (("auto", 2), ("cuda:1", 1)):
         with pytest.raises(ConfigError, match=f"--devices 4, but this machine has {there} cuda"):
             check_count(4, name)
+
+
+def test_memory_that_torch_keeps_for_reuse_is_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 25)
+    assert free_memory(torch.device("cuda:0")) == 45
+
+
+def test_a_rank_whose_device_fails_speaks_for_itself(monkeypatch):
+    """The others wait for it in NCCL, and are not to blame."""
+    monkeypatch.setattr(distributed, "_await_the_launcher", lambda: None)
+    monkeypatch.setattr(distributed, "_GRACE", 0.0)
+    with joined(torch.device("cpu")) as ranks:
+        several = dataclasses.replace(ranks, count=2)
+        failure = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+        assert distributed._last_word(several, failure) is failure

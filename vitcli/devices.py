@@ -8,6 +8,7 @@ from torch import Tensor
 from vitcli import machine
 from vitcli.errors import ConfigError
 from vitcli.models import cpu
+from vitcli.words import counted
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,11 +30,14 @@ def choose_device(name: str) -> torch.device:
     if kind not in found or not (index or "0").isdecimal():
         raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
     if int(index or 0) >= found[kind]:
-        raise ConfigError(
-            f"device '{name}' is not available",
-            hint="use --device auto or cpu, or install torch with support for the device: "
-            "https://pytorch.org/get-started/locally/",
+        hint = (
+            "use --device auto or cpu, or install torch with support for the device: "
+            "https://pytorch.org/get-started/locally/"
         )
+        if found[kind]:
+            hint = f"torch finds {counted(found[kind], 'CUDA device')} on this machine"
+            hint += ": start no more ranks, or use --device cpu" * machine.is_launched()
+        raise ConfigError(f"device '{name}' is not available", hint=hint)
     return torch.device(name)
 
 
@@ -61,9 +65,10 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch means that. CUDA has a class for it, MPS and the CPU only messages
-    ("MPS backend out of memory", "can't allocate memory: you tried to ...")."""
-    words = ("out of memory", "you tried to allocate")
+    """Whether an error of torch means that. CUDA has a class for it, its libraries, MPS and the CPU
+    only messages ("CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory", "can't allocate
+    memory: you tried to ...")."""
+    words = ("out of memory", "you tried to allocate", "_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
@@ -86,7 +91,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that a device has left for this process."""
+    """Bytes that a device has left for this process, those that torch keeps for reuse included."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + kept)
     return machine.free_memory()
