@@ -29,8 +29,8 @@ SPEED_OF = 10.0
 """Seconds that the speed of a download is averaged over."""
 STALLED = 2.0
 """Seconds without data after which a bar says so instead of a speed."""
-FOLDED = 12
-"""Characters to which a narrow terminal may fold a column of words."""
+WHOLE, FOLDED = 12, 6
+"""Characters of a column of words up to which it is never folded, and to which others may be."""
 
 quiet = False
 """Whether notes and progress are left out. Every command sets it, by --quiet."""
@@ -158,7 +158,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
 
         widths = [max(map(cell_len, column)) for column in by_column]
         # The first column (which is often typed next), numbers and short words stay whole.
-        whole = [i == 0 or i in right or width <= FOLDED for i, width in enumerate(widths)]
+        whole = [i == 0 or i in right or width <= WHOLE for i, width in enumerate(widths)]
         least = [w if keep else FOLDED for w, keep in zip(widths, whole, strict=True)]
         console = _console(sys.stdout)
         # Lines that are still too wide are broken by the terminal; Rich would cut off digits.
