@@ -224,12 +224,13 @@ def attempt(target: Target, name: str, number: int) -> str:
         path = Path(directory, next(iter(target[0])))
         for _ in range(number and draw.choice((1, 1, 2, 4))):
             path.write_bytes(mutate(path.read_bytes(), draw))
+        outcome = "read"
         try:
             target[1](path)
         except VitError:
-            return "refused"
+            outcome = "refused"
     assert peak() - before < 1e6
-    return "read"
+    return outcome
 
 
 def peak() -> int:
@@ -325,12 +326,14 @@ def test_killed_commands_leave_nothing_half_written(name: str, tmp_path: Path) -
     """kill -9 at random moments; the same command is then run to its end."""
     draw, out = random.Random(name), tmp_path / name
     words = [out if word == "OUT" else word for word in COMMANDS[name]]
+    seconds = 0.0
     for _ in range(4):
         with start_vit(*words) as process:
-            time.sleep(draw.uniform(0.1, 1.5))
+            time.sleep(draw.uniform(0.3, 1) * seconds)
             process.kill()
-        after_kill = contents(out)
+        after_kill, begin = contents(out), time.monotonic()
         with start_vit(*words) as process:
             _, said = process.communicate()
+        seconds = time.monotonic() - begin
         assert process.returncode == 0, said
         assert after_kill in ({}, contents(out)) and list(tmp_path.iterdir()) == [out]

@@ -157,3 +157,8 @@ def run(**fields):
 def test_values_that_nothing_can_have_are_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+def test_variants_are_found_whatever_their_case():
+    assert model_config("ti/16") == model_config("Ti/16")
+    assert variant_name(model_config("ti/16")) == "Ti/16"

@@ -34,9 +34,10 @@ def choose_device(name: str) -> torch.device:
             "use --device auto or cpu, or install torch with support for the device: "
             "https://pytorch.org/get-started/locally/"
         )
-        if found[kind]:
+        if kind == "cuda" and found[kind]:
             hint = f"torch finds {counted(found[kind], 'CUDA device')} on this machine"
-            hint += ": start no more ranks, or use --device cpu" * machine.is_launched()
+            if machine.is_launched():
+                hint += ": start at most as many ranks, or use --device cpu"
         raise ConfigError(f"device '{name}' is not available", hint=hint)
     return torch.device(name)
 

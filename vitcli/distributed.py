@@ -35,7 +35,7 @@ _GRACE = 5.0
 """Seconds to wait for the other ranks' reasons once one is unreachable."""
 _NCCL_GRACE = 60.0
 """Seconds that NCCL waits longer than the CPU groups for an unresponsive rank: it aborts the
-process, which could not say any more which rank that is."""
+process, which can then no longer name that rank."""
 _ONLY_SLOW = "look for an earlier error; if a rank is only slow, raise --rank-timeout"
 
 
@@ -174,7 +174,7 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
         store, rank, count = next(rendezvous("env://")) if is_launched() else alone
         store = PrefixStore(f"start-{restarts()}", store)  # the launcher may keep its store
         group = PrefixStore("group", store)
-        longer = timeout + timedelta(seconds=_NCCL_GRACE * nccl)
+        longer = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
         dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=longer)
         control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
     except (ValueError, RuntimeError) as error:

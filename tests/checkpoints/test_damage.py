@@ -164,10 +164,12 @@ def test_weights_that_are_not_numbers_are_named(tmp_path: Path, dtype: str) -> N
     assert job.nan == ["norm.bias"]
 
 
-def test_values_beyond_the_range_of_a_type_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_beyond_the_range_of_a_type_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = shutil.copytree(TIMM, tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     tensors["norm.bias"][3] = 1e5
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ConfigError, match="norm.bias"):
         convert(folder, tmp_path / "out", changes=Changes(dtype="float16"))

@@ -246,3 +246,12 @@ def test_unreadable_images(vit, tiny_checkpoint, data, tmp_path, readable):
         assert (found["unreadable"], found["images"]) == (1, 2)
     else:
         assert result.stdout == ""
+
+
+def test_a_class_of_the_validation_split_only(vit, tiny_checkpoint, data, tmp_path):
+    """It cannot be learnt from this data, but the model may know it."""
+    for split, name in (("train", "dog"), ("val", "dog"), ("val", "horse")):
+        shutil.copytree(data / "dog", tmp_path / split / name)
+    result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["images"] == 2

@@ -1,6 +1,5 @@
 """`vit pretrain` and `vit finetune` as they are typed: what is printed, and the exit code."""
 
-import dataclasses
 import json
 import shutil
 
@@ -179,18 +178,3 @@ def test_a_run_is_resumed_as_it_was_started(parent, tmp_path):
         assert result.exit_code == 2 and f"leave out {named}" in result.stderr
     result = vit("finetune", "--config", parent, "--preset", "pets", "-o", tmp_path / "run")
     assert result.exit_code == 2 and "--preset" in result.stderr
-
-
-def test_fields_of_the_architecture_are_added_to_those_of_a_configuration(tmp_path):
-    given = {"data": {"path": "x"}, "output": str(tmp_path / "a"), "overrides": {"pool": "gap"}}
-    first = build_config("pretrain", given)
-    record = {"vit": {"train": dataclasses.asdict(first)}}
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    more = {"output": "b", "overrides": {"depth": 6}}
-    again = build_config("pretrain", more, config=str(tmp_path / "config.json"))
-    assert again.overrides == {"pool": "gap", "depth": 6}
-
-
-def test_a_run_is_named_after_its_data_without_the_signature_of_a_url():
-    path = "https://h/b/train-{000..099}.tar?Credential=A/aws4_request&Signature=beef"
-    assert build_config("finetune", {"data": {"path": path}}).output == "runs/train"

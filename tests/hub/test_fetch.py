@@ -308,7 +308,8 @@ def test_a_silent_hub_is_given_up(hub, commit, where, trouble, monkeypatch):
     with pytest.raises(HubError, match="did not answer in time"):
         fetch("me/model", timeout=3)
     # On a slow machine, an earlier answer may come too late.
-    assert fault.struck <= 1 and time.monotonic() - begin < 300
+    assert fault.struck == 1 or (trouble and not fault.struck)
+    assert time.monotonic() - begin < 300
 
 
 def test_a_server_that_ignores_ranges(hub, commit):

@@ -109,3 +109,10 @@ def test_a_run_that_is_killed_at_its_first_evaluation_tells_it_once(tiny_run, si
     lines = (Path(run.output) / "metrics.jsonl").read_text().splitlines()
     evaluations = [line for line in map(json.loads, lines) if line["event"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [0, 2]
+
+
+def test_a_checkpoint_file_is_not_trained_on(tiny_run, six):
+    """Its tensors are the file, mapped into memory."""
+    before = (six / "model.safetensors").read_bytes()
+    train(tiny_run(task="finetune", model=str(six), resolution=None, steps=2, optimizer="sgd"))
+    assert (six / "model.safetensors").read_bytes() == before

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import json
 import os
 import shutil
@@ -124,6 +125,7 @@ def test_one_model_is_in_memory_at_a_time(tiny_sweep, monkeypatch):
     prepare, models = setup.prepare, []
 
     def prepare_alone(*args: Any) -> Any:
+        gc.collect()
         assert not any(model() for model in models)
         run = prepare(*args)
         models.append(weakref.ref(run.model))

@@ -225,10 +225,12 @@ def _cast(name: str, tensor: LazyTensor, dtype: str | None) -> LazyTensor:
     def read() -> np.ndarray:
         import numpy as np
 
-        try:
-            with np.errstate(over="raise"):
-                return tensor.read().astype(tensor_file.numpy_dtype(dtype))
-        except FloatingPointError as error:
-            raise ConfigError(f"{name} has values that are too large for {dtype}") from error
+        values = tensor.read()
+        with np.errstate(over="ignore"):
+            cast = values.astype(tensor_file.numpy_dtype(dtype))
+        if np.isinf(cast).any() and not np.isinf(values).any():
+            what = f"'{name}' has values that are too large for {dtype}"
+            raise ConfigError(what, hint="use bfloat16 or float32" if dtype == "float16" else None)
+        return cast
 
     return LazyTensor(dtype, tensor.shape, read)

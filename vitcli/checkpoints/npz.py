@@ -106,6 +106,14 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
     Raises:
         OutputError: it cannot be written.
     """
+    _write(path, tensors, _lines(metadata))
+
+
+def _lines(metadata: Mapping[str, str]) -> list[str]:
+    return [f"{key} {value}" for key, value in metadata.items()]
+
+
+def _write(path: str | Path, tensors: Arrays, comment: list[str]) -> None:
     from numpy.lib import format as npy
 
     with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
@@ -118,12 +126,12 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
             with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:
                 npy.write_array_header_1_0(out, about)
                 out.write(data)
-        lines = (f"{key} {value}".rstrip() for key, value in metadata.items())
-        archive.comment = "\n".join(lines).encode()
+        archive.comment = "\n".join(comment).encode()
 
 
 def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
-    """Writes an .npz file with these arrays in place of its own, and this metadata added.
+    """Writes an uncompressed .npz file with these arrays in place of its own, and this metadata
+    added to its comment.
 
     Raises:
         CheckpointError: the source is damaged.
@@ -131,7 +139,10 @@ def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, 
     """
     old = open_npz(source)
     check_types(old.tensors, source)  # also of what is not part of the model
-    write(target, {**old.tensors, **changed}, {**old.metadata, **metadata})
+    with zipfile.ZipFile(source) as archive:
+        comment = archive.comment.decode(errors="replace").splitlines()
+    kept = [line for line in comment if line.partition(" ")[0] not in metadata]
+    _write(target, {**old.tensors, **changed}, [*kept, *_lines(metadata)])
 
 
 NPZ = Container(open_npz, ".npz", write, rewrite)

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 USED_BY: dict[str, tuple[View, ...]] = {
-    **dict.fromkeys(("method", "head", "label", "faithfulness"), ("attention",)),
+    "method": ("attention",),
     "layer": ("attention", "heads"),
+    "head": ("attention",),
+    "label": ("attention",),
+    "faithfulness": ("attention",),
 }
-"""Options that not every view has."""
+"""Options that only these views use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +108,11 @@ def inspect(args: Inspect) -> None:
     if not weights_only and not images:
         raise UsageError(f"--view {view} requires images: vit inspect IMAGES... --view {view}")
     for field in dataclasses.fields(args):
-        views = USED_BY.get(field.name)
-        given = getattr(args, field.name) != field.default
-        if views and given and (weights_only or (view or "attention") not in views):
-            name = field.metadata["option"].names[0]
-            raise UsageError(f"{name} requires images and --view {' or '.join(views)}")
+        views = USED_BY.get(field.name, ())
+        given = views and getattr(args, field.name) != field.default
+        if given and (weights_only or (view or "attention") not in views):
+            needed = "images" if view is None else f"--view {' or '.join(views)}"
+            raise UsageError(f"{field.metadata['option'].names[0]} requires {needed}")
     if args.head is not None and args.method != "last":
         raise UsageError(
             f"--head cannot be used with --method {args.method}, which averages over heads: use "

@@ -51,7 +51,7 @@ def json_line(value: Any, file: TextIO | None = None) -> None:
     text = json.dumps(_finite(value), ensure_ascii=False)
     try:
         text.encode(file.encoding or "utf-8")
-    except UnicodeEncodeError:  # not in the stream's encoding, or a file name that is no text
+    except UnicodeEncodeError:  # the stream cannot encode it, or a file name is not Unicode
         text = json.dumps(_finite(value))
     line(text, file)
 

@@ -176,8 +176,8 @@ def _annotation(place: _Place, required: bool) -> Any:
         kind = bool
     else:
         settings["parser"] = parse
-    literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
-    if choices := [choice for kind in literals for choice in get_args(kind)]:
+    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    if choices := [choice for part in literals for choice in get_args(part)]:
         settings["metavar"] = settings["metavar"] or "|".join(choices)
         settings["autocompletion"] = lambda: choices
     if declared.metavar in MODELS:

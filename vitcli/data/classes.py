@@ -26,7 +26,7 @@ _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 def class_of(label: str) -> ClassLabel:
     """The class that a directory's name or a label stands for. "n01440764" and "n01440764_tench"
     have the WordNet synset as their id; any other label is both id and name."""
-    label = label.encode(errors="replace").decode()  # a directory's name may not be valid text
+    label = label.encode(errors="backslashreplace").decode()  # a directory's name may be no text
     match = _SYNSET.fullmatch(label)
     if match is None:
         return ClassLabel(label, label)
@@ -44,7 +44,8 @@ def read_classes(path: Path) -> Classes:
         if not id:
             hint = "write one class per line, in index order: an id, or an id, a tab and a name"
             raise DataError(f"line {number} is empty", where=path, hint=hint)
-        classes.append(ClassLabel(id, name) if name else class_of(id))
+        found = class_of(id)
+        classes.append(ClassLabel(found.id, name or found.name))
     if not classes:
         raise DataError("the list of classes is empty", where=path)
     require_unique_ids(classes, path)

@@ -117,8 +117,8 @@ def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str
     flat = not any(subdirectories(root / name) for name in named)
     if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
         if named and not flat and warnings is not None:
-            what = f"{listed(named)} is taken for a class, because there is no directory 'train'"
-            warnings.append(f"{root}: {what}")
+            what = "there is no directory 'train', so every directory is a class"
+            warnings.append(f"{root}: {what}: {listed(named)}, too")
         return {"train": root}
     for split in set(named.values()):
         same = [name for name in named if named[name] == split]

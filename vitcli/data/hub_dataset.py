@@ -95,10 +95,10 @@ def explain(error: Exception, where: str) -> Failure:
         return Failure(DataError(what, where=where, hint=hint), False)
     if "RevisionNotFoundError" in kinds:
         return Failure(DataError("the dataset has no such revision", where=where), False)
-    if str(error).startswith("Config name is missing"):
-        names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
+    names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
+    if names and str(error).startswith("Config name is missing"):
         what = f"the dataset has several configurations: {listed(names, 20)}"
-        hint = f"pass the path with one of them, {where}/CONFIGURATION"
+        hint = f"add one of them to the path, for instance {where}/{names[0]}"
         return Failure(DataError(what, where=where, hint=hint), False)
     status = getattr(getattr(error, "response", None), "status_code", 0)
     lost = kinds & {"ConnectionError", "TransportError", "TimeoutError"}
@@ -147,7 +147,7 @@ def open_hub(
         raise DataError("the dataset is not stored as parquet files", where=path, hint=hint)
     by_split = {s: group for word, group in files.items() if (s := split_of(word))}
     if not by_split:
-        what = f"no split is called train, validation or test: the splits are {listed(files)}"
+        what = f"no split is called train, validation or test, only {listed(files)}"
         raise DataError(what, where=path, hint=hint)
     train, features = by_split.pop("train", None), builder.info.features
     others = Dataset()

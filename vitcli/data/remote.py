@@ -30,8 +30,7 @@ _DISCARDED = 1 << 20
 
 
 class Missing(DataError):
-    """The server does not have the file, or says no more than that it is not to be read, as S3 does
-    of files that it lacks."""
+    """The server does not have the file, or answers 403, as S3 may where there is none."""
 
 
 class RemoteFile(io.RawIOBase):

@@ -89,6 +89,9 @@ def open_remote_shards(
         others = index_shards(local, path, known, report)
     if not urls:
         return others
+    sample = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
+    if sample is None:
+        raise DataError("the shard has no samples", where=urls[0])
     if not known:
         raise DataError("the classes are not known", where=urls[0], hint=NAME_THEM)
     sizes, exact = _sizes(urls, path, streaming.images)
@@ -96,9 +99,6 @@ def open_remote_shards(
     stream = Stream(known, shards, sizes, streaming.lanes_of(len(shards)), path, exact)
     if not len(stream):
         raise DataError("there are no images to train on", where=path)
-    sample = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
-    if sample is None:
-        raise DataError("the shard has no samples", where=urls[0])
     stream.label(sample)
     warnings = others.warnings
     if not exact:

@@ -72,9 +72,8 @@ def open_shards(
 ) -> Dataset:
     """The splits of a directory of shards, of a pattern (train-{00000..00009}.tar), or of a shard;
     see `group_by_split`. `report` is called with a line before shards are unpacked."""
-    files = _find_shards(path)
-    root = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
-    return index_shards(group_by_split(files, root), path, known, report)
+    root = path if path.is_dir() else path.parent if path.is_file() else None
+    return index_shards(group_by_split(_find_shards(path), root), path, known, report)
 
 
 def index_shards(

@@ -201,10 +201,12 @@ def last_split(text: str) -> str:
     return next((split for word in reversed(words) if (split := split_of(word))), "train")
 
 
-def group_by_split(files: Sequence[Path], root: Path) -> dict[str, list[Path]]:
-    """Files by the split that a word of their names below the directory `root` means; the last such
-    word counts (val/train-list.tar is training). Without such a word: train."""
+def group_by_split(files: Sequence[Path], root: Path | None) -> dict[str, list[Path]]:
+    """Files by the split that a word of their names below the directory `root` means, or of their
+    own and their directories' names; the last such word counts (val/train-list.tar is training).
+    Without such a word: train."""
     grouped: dict[str, list[Path]] = {}
     for file in files:
-        grouped.setdefault(last_split(str(file.relative_to(root))), []).append(file)
+        name = file.relative_to(root) if root else Path(*file.parts[-2:])
+        grouped.setdefault(last_split(str(name)), []).append(file)
     return {split: grouped[split] for split in ("train", "val", "test") if split in grouped}

@@ -92,7 +92,7 @@ def run_sweep(
                 if first:
                     directory.check_free(force, config.data)
                 options = (tell, False, offline, allow_pickle)
-                # Without a name for the prepared run, as the trials need the memory of its model.
+                # The prepared run is kept in no variable: its model is freed before the trials.
                 config, split = _plan(setup.prepare(config, directory, ranks, *options), tell)
                 trials = []
                 if first:
