@@ -1,26 +1,17 @@
-"""Plots: confusions, calibration, the curves of a run. Arrays in, an image file out.
-
-matplotlib is used without pyplot: nothing opens a window. The file's suffix (.png, .pdf, .svg)
-decides its format.
-"""
+"""Plots: confusions, calibration, the curves of a run. Arrays in, an image file out."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
 from matplotlib.ticker import (
     LogLocator,
     MaxNLocator,
@@ -29,26 +20,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from vitcli.atomic import whole_file
-
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.5,
-    "hatch.linewidth": 0.6,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-    "text.parse_math": False,  # a class may be called "$5 or $10"
-}
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#555555"
-COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GREY)
-"""Distinct for colour-blind readers too (Okabe and Ito)."""
+from vitcli.figure_file import BLUE, COLOURS, GREY, ORANGE, drawable, figure_file
 
 NUMBERED, NAMED, DRAWN = 25, 100, 2000
 """The most classes of a confusion matrix whose cells show counts; whose names are all shown; that
@@ -56,64 +28,6 @@ can be drawn at all."""
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
-
-
-@contextlib.contextmanager
-def figure_file(
-    path: str | Path, width: float, height: float, text: str = "", grid: bool = True
-) -> Iterator[Figure]:
-    """A figure of this size in inches, in the style of all plots and with fonts for a text of any
-    script; written at the end of the block, whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    kind = Path(path).suffix.lower().removeprefix(".") or "png"
-    # Without date and version, the same numbers give the same file.
-    stamps = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Producer"]}
-    style: Any = {**STYLE, "axes.grid": grid, "font.family": _fonts(text)[0]}
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure
-        drawn = io.BytesIO()
-        with warnings.catch_warnings():
-            if kind == "svg":  # its viewer brings the fonts
-                warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
-            figure.savefig(drawn, format=kind, dpi=200, metadata=dict.fromkeys(stamps[kind]))
-    with whole_file(Path(path)) as file:
-        file.write(drawn.getvalue())
-
-
-def _fonts(text: str) -> tuple[list[str], set[str]]:
-    """The font families that show a text, matplotlib's own before others of this machine, and the
-    characters that no font has."""
-    families, missing = ["DejaVu Sans"], {c for c in text if c.isprintable()}
-    fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: font.name != families[0])
-    for font in fonts:
-        if not missing:
-            break
-        if font.style != "normal" or "Last" in font.name:  # Last Resort draws the code of a script
-            continue
-        with contextlib.suppress(OSError, RuntimeError):
-            held = {c for c in missing if ord(c) in font_manager.get_font(font.fname).get_charmap()}
-            missing -= held
-            families += [font.name] * bool(held and font.name not in families)
-    return families, missing
-
-
-def one_line(text: str, most: int) -> str:
-    """At most so many characters of a text, as a figure can show it."""
-    line = "".join(c if c.isprintable() else " " for c in text)
-    return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def _drawable(names: Sequence[str], path: str | Path) -> list[str]:
-    """Names of classes as an image can show them: shortened, or "#3" if no font can show one."""
-    lines = [one_line(name, 24) for name in names]
-    if str(path).lower().endswith(".svg"):
-        return lines
-    lacking = _fonts("".join(lines))[1]
-    return [f"#{i}" if lacking & set(line) else line for i, line in enumerate(lines)]
 
 
 def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) -> None:
@@ -127,7 +41,7 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
     counts, k = np.asarray(confusion), len(confusion)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.4 + (0.42 * k if k <= NUMBERED else 0.14 * k if k <= NAMED else 7.0)
-    short, named = _drawable(names, path), _most_confused(counts)
+    short, named = drawable(names, path), _most_confused(counts)
     with figure_file(path, side + 0.8, side, "".join(short), grid=False) as figure:
         axes = figure.add_subplot()
         # The square root makes a confusion of a few per cent visible beside a full diagonal.
@@ -314,7 +228,7 @@ def accuracy_by_resolution(
     """
     sizes = {size for points in lines.values() for size, _ in points} | {trained}
     side = {size: math.sqrt(math.prod(size)) for size in sizes}
-    names = _drawable(list(lines), path)
+    names = drawable(list(lines), path)
     with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
         axes.axvline(side[trained], color=GREY, linewidth=0.8, linestyle="--")
@@ -343,7 +257,7 @@ def speed_by_resolution(
             batch) of each resolution.
     """
     models = list(dict.fromkeys(model for model, _ in lines))
-    names = dict(zip(models, _drawable(models, path), strict=True))
+    names = dict(zip(models, drawable(models, path), strict=True))
     height = 2.8 + 0.17 * (1 + len(lines) // 2)
     with figure_file(path, 7.2, height, "".join(names.values())) as figure:
         panels = figure.subplots(1, 2)

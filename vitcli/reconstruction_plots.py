@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitcli.plots import figure_file
+from vitcli.figure_file import figure_file
 
 Colours = npt.NDArray[np.floating[Any]]
 

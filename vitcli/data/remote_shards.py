@@ -89,6 +89,7 @@ def open_remote_shards(
         others = index_shards(local, path, known, report)
     if not urls:
         return others
+    # Before the classes: a server that refuses everything has no list of them either.
     sample = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
     if sample is None:
         raise DataError("the shard has no samples", where=urls[0])

@@ -1,0 +1,97 @@
+"""How figures are written: one style, fonts for any script, whole files.
+
+matplotlib is used without pyplot: nothing opens a window. The file's suffix (.png, .pdf, .svg)
+decides its format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+
+from vitcli.atomic import whole_file
+
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,  # a class may be called "$5 or $10"
+}
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#555555"
+COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GREY)
+"""Distinct for colour-blind readers too (Okabe and Ito)."""
+
+
+@contextlib.contextmanager
+def figure_file(
+    path: str | Path, width: float, height: float, text: str = "", grid: bool = True
+) -> Iterator[Figure]:
+    """A figure of this size in inches, in the style of all plots and with fonts for a text of any
+    script; written at the end of the block, whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    kind = Path(path).suffix.lower().removeprefix(".") or "png"
+    # Without date and version, the same numbers give the same file.
+    stamps = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Producer"]}
+    style: Any = {**STYLE, "axes.grid": grid, "font.family": _fonts(text)[0]}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        drawn = io.BytesIO()
+        with warnings.catch_warnings():
+            if kind == "svg":  # its viewer brings the fonts
+                warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+            figure.savefig(drawn, format=kind, dpi=200, metadata=dict.fromkeys(stamps[kind]))
+    with whole_file(Path(path)) as file:
+        file.write(drawn.getvalue())
+
+
+def _fonts(text: str) -> tuple[list[str], set[str]]:
+    """The font families that show a text, matplotlib's own before others of this machine, and the
+    characters that no font has."""
+    families, missing = ["DejaVu Sans"], {c for c in text if c.isprintable()}
+    fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: font.name != families[0])
+    for font in fonts:
+        if not missing:
+            break
+        if font.style != "normal" or "Last" in font.name:  # Last Resort draws the code of a script
+            continue
+        with contextlib.suppress(OSError, RuntimeError):
+            held = {c for c in missing if ord(c) in font_manager.get_font(font.fname).get_charmap()}
+            missing -= held
+            families += [font.name] * bool(held and font.name not in families)
+    return families, missing
+
+
+def one_line(text: str, most: int) -> str:
+    """At most so many characters of a text, as a figure can show it."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def drawable(names: Sequence[str], path: str | Path) -> list[str]:
+    """Names of classes as an image can show them: shortened, or "#3" if no font can show one."""
+    lines = [one_line(name, 24) for name in names]
+    if str(path).lower().endswith(".svg"):
+        return lines
+    lacking = _fonts("".join(lines))[1]
+    return [f"#{i}" if lacking & set(line) else line for i, line in enumerate(lines)]
