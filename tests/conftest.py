@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,9 @@ from vitcli.config import ClassLabel, ModelConfig, Preprocess
 
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden" / "timm_vit_default"
+
+# A shell's background jobs ignore Ctrl-C, and so would commands that tests start there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,17 +85,19 @@ def timm_logits() -> np.ndarray:
     return np.load(GOLDEN / "io.npz")["logits"]
 
 
-def start_vit(*words: object, **environment: str) -> subprocess.Popen[str]:
-    """`vit` in a process of its own; Ctrl-C ends it even if the tests run in the background."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "vitcli", *map(str, words)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+class VitProcess(subprocess.Popen[str]):
+    """`vit` in a process of its own."""
+
+    def __init__(self, *words: object, **environment: str) -> None:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-m", "vitcli", *map(str, words)]
+        env = os.environ | environment
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
+
+    def __exit__(self, kind: type[BaseException] | None, *failure: Any) -> None:
+        if kind is not None:
+            self.kill()  # the test has failed: nobody will end what it waits for
+        super().__exit__(kind, *failure)
 
 
 def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:

@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save
 from typer.testing import CliRunner
 
-from conftest import start_vit
+from conftest import VitProcess
 from layouts.released_names import open_clip
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -328,11 +328,11 @@ def test_killed_commands_leave_nothing_half_written(name: str, tmp_path: Path) -
     words = [out if word == "OUT" else word for word in COMMANDS[name]]
     seconds = 0.0
     for _ in range(4):
-        with start_vit(*words) as process:
+        with VitProcess(*words) as process:
             time.sleep(draw.uniform(0.3, 1) * seconds)
             process.kill()
         after_kill, begin = contents(out), time.monotonic()
-        with start_vit(*words) as process:
+        with VitProcess(*words) as process:
             _, said = process.communicate()
         seconds = time.monotonic() - begin
         assert process.returncode == 0, said

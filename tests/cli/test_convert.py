@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from conftest import start_vit
+from conftest import VitProcess
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.tensor_file import write
 from vitcli.config import ModelConfig
@@ -137,13 +137,13 @@ def test_killed_in_the_middle(vit, tmp_path):
     os.link(source, original)
     words = ("resize-posemb", source, "--in-place", "-q", "--grid")
     start = time.monotonic()
-    process = start_vit(*words, 16)
+    process = VitProcess(*words, 16)
     _, said = process.communicate()
     assert process.returncode == 0, said
     took, expected = time.monotonic() - start, source.read_bytes()
     for moment in range(12):
         shutil.copy(original, source)
-        process = start_vit(*words, 16)
+        process = VitProcess(*words, 16)
         time.sleep(took * (0.3 + 0.06 * moment))
         process.kill()
         process.communicate()

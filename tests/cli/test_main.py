@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import start_vit, wait_for
-from vitcli.cli import main
+from conftest import VitProcess, wait_for
 from vitcli.cli.main import COMMANDS
 from vitcli.cli.options import Common
 from vitcli.cli.parameters import command
@@ -34,8 +33,7 @@ def failing(monkeypatch):
         def fail(args: Common) -> None:
             raise error
 
-        module = SimpleNamespace(fail=fail)
-        monkeypatch.setattr(main.importlib, "import_module", lambda name: module)
+        monkeypatch.setitem(sys.modules, "vitcli.cli.fail", SimpleNamespace(fail=fail))
         monkeypatch.setitem(COMMANDS, "fail", "Fail.")
 
     return make
@@ -87,7 +85,7 @@ def test_results_that_cannot_be_printed():
 def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, image_folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"{image_folder / 'a.png'}\n" * 3000)
-    with start_vit("predict", f"@{listed}", "-m", tiny_checkpoint, "--json", "-q") as done:
+    with VitProcess("predict", f"@{listed}", "-m", tiny_checkpoint, "--json", "-q") as done:
         assert "a.png" in done.stdout.readline()
         done.stdout.close()
         assert done.stderr.read() == ""
@@ -108,7 +106,7 @@ def test_streams_may_be_closed(tiny_checkpoint):
 def test_signals_leave_no_half_file(tiny_checkpoint, image_folder, tmp_path, number, code):
     """The first lines of a long list, then a silence: the command waits, and is stopped."""
     words = ("predict", "@-", "-m", tiny_checkpoint, "-o", tmp_path / "out.txt", "-q")
-    with start_vit(*words) as process:
+    with VitProcess(*words) as process:
         process.stdin.write(f"{image_folder}/a.png\n")
         process.stdin.flush()
         # Until the first line is written.

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cli.training_runs import SHORT, vit
-from conftest import start_vit, wait_for
+from conftest import VitProcess, wait_for
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -107,7 +107,7 @@ def test_a_sweep_stopped_in_its_third_rate_goes_on(images, parent, tmp_path, num
     words += ["--eval-every", "30"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert vit(*words, "-o", whole).exit_code == 0
-    process = start_vit(*words, "-o", broken)
+    process = VitProcess(*words, "-o", broken)
     third = broken / "sweep" / "lr-0.01" / "metrics.jsonl"
     wait_for(third.exists, process)
     process.send_signal(number)

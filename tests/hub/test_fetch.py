@@ -18,7 +18,7 @@ from huggingface_hub import (
 )
 
 from checkpoints.golden_cases import GOLDEN
-from conftest import start_vit, use_hub, wait_for
+from conftest import VitProcess, use_hub, wait_for
 from loopback import ON_ANSWER, Fault
 from vitcli.errors import HubError, VitWarning
 from vitcli.hub.cache import RepoCache
@@ -330,7 +330,7 @@ def test_the_hub_says_how_long_to_wait(hub, commit, pauses):
 
 def test_a_killed_download_is_resumed(hub, commit):
     hub.faults.append(stall := Fault("stall", "GET /lfs/", at=100_000))
-    with start_vit("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
+    with VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
         wait_for(lambda: stall.struck, process)  # the configuration has come by then
         wait_for(lambda: part().stat().st_size >= 65_536, process)
         process.kill()
@@ -353,9 +353,9 @@ def test_what_is_resumed_wrongly_is_fetched_anew(hub, commit):
 def test_processes_that_want_one_repo_download_it_once(hub, commit):
     """The first is held up until the others say that they wait for it."""
     hub.faults.append(slow := Fault("slow", "GET /lfs/"))
-    first = start_vit("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600")
+    first = VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600")
     wait_for(lambda: slow.struck, first)
-    others = [start_vit("pull", "me/model") for _ in range(2)]
+    others = [VitProcess("pull", "me/model") for _ in range(2)]
     for other in others:
         assert any("waiting for another process" in line for line in other.stderr)
     hub.closing.set()

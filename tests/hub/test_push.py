@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 
-from conftest import start_vit, wait_for
+from conftest import VitProcess, wait_for
 from hub_server import LoopbackHub
 from loopback import Fault
 from vitcli.checkpoints.info import CheckpointInfo
@@ -288,7 +288,7 @@ def test_ctrl_c_says_what_happened(run, tmp_path, hub, is_made):
     before = hub.add(REPO, {"config.json": b"old"})
     stall = Fault("stall" if is_made else "slow", "/commit/" if is_made else "PUT /lfs/")
     hub.faults.append(stall)
-    with start_vit("push", run, REPO) as process:
+    with VitProcess("push", run, REPO) as process:
         wait_for(lambda: stall.struck, process)
         process.send_signal(signal.SIGINT)
         hub.closing.set()  # the server goes on
@@ -307,14 +307,14 @@ def test_a_killed_push_leaves_nothing(run, tmp_path, hub):
     hub.faults.append(slow := Fault("slow", "PUT /lfs/"))
     place = tmp_path / "tmp"
     place.mkdir()
-    with start_vit("push", run, REPO, TMPDIR=str(place)) as process:
+    with VitProcess("push", run, REPO, TMPDIR=str(place)) as process:
         wait_for(lambda: slow.struck, process)
         process.kill()
         process.communicate()
     assert hub.head(REPO) == before
     assert list(place.iterdir())
     hub.faults.clear()
-    with start_vit("push", run, REPO, TMPDIR=str(place)) as process:
+    with VitProcess("push", run, REPO, TMPDIR=str(place)) as process:
         process.communicate()
     assert process.returncode == 0 and not list(place.iterdir())
     (tmp_path / "back.safetensors").write_bytes(hub.files(REPO)["model.safetensors"])
