@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
+from vitcli.atomic import scratch_directory
 from vitcli.errors import ConfigError, LeftError, RankError, VitError
 from vitcli.machine import STOP_SIGNALS, cpu_cores, is_launched
 from vitcli.train_config import TrainConfig
@@ -212,6 +213,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
     Raises:
         RankError: a rank was killed, and could not say so itself.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -222,18 +224,20 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // count)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
     passed_on = [number.name for number in STOP_SIGNALS] + ["SIGHUP"] * hasattr(signal, "SIGHUP")
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # any free port
-        run_id=str(os.getpid()),
-        max_restarts=max_restarts,
-        signals_to_handle=",".join(passed_on),
-    )
     try:
-        elastic_launch(config, sys.executable)(*command)
+        with scratch_directory() as scratch:
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=count,
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",  # any free port
+                run_id=str(os.getpid()),
+                max_restarts=max_restarts,
+                signals_to_handle=",".join(passed_on),
+                logs_specs=DefaultLogsSpecs(str(scratch)),  # the launcher leaves its own behind
+            )
+            elastic_launch(config, sys.executable)(*command)
     except SignalException as stop:
         return 128 + int(stop.sigval)
     except ChildFailedError as failed:

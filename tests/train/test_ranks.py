@@ -190,9 +190,12 @@ def test_answers_and_metrics_are_the_same_to_the_last_digit(
         "predict": (str(colours), "--batch-size=7"),
         "fewshot": ("--data", str(colours), "--val-fraction=0.3", "--shots=1,3"),
     }[command]
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setitem(ONE_THREAD, "TMPDIR", str(scratch))
     for devices in (1, 2, 3):
         monkeypatch.setitem(ONE_THREAD, "XDG_CACHE_HOME", str(tmp_path / f"cache-{devices}"))
         results.append(vit(command, *arguments, *model, f"--devices={devices}"))
+    assert not [*scratch.iterdir()]
     assert len(results[0].splitlines()) >= (60 if command == "predict" else 1)
     assert results[0] == results[1] == results[2]
 
