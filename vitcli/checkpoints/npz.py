@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from vitcli.atomic import whole_file
 from vitcli.checkpoints.tensor_file import (
+    RECORD,
     Arrays,
-    Container,
     LazyTensor,
     Store,
-    check_types,
     numpy_dtype,
     tensor_bytes,
 )
@@ -63,7 +62,11 @@ def open_npz(path: Path) -> Store:
                 raise CheckpointError(f"contains the array '{name}' twice", where=path)
             found[name] = _npy(archive, member, path)
         lines = archive.comment.decode(errors="replace").splitlines()
-        metadata = {key: value for key, _, value in (line.partition(" ") for line in lines)}
+        record = f"{RECORD} "
+        pairs = (
+            line.partition(" ") if line.startswith(record) else (line, "", "") for line in lines
+        )
+        metadata = {key: text for key, _, text in pairs}
         return Store(path, "npz", found, metadata)
 
 
@@ -106,14 +109,6 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
     Raises:
         OutputError: it cannot be written.
     """
-    _write(path, tensors, _lines(metadata))
-
-
-def _lines(metadata: Mapping[str, str]) -> list[str]:
-    return [f"{key} {value}" for key, value in metadata.items()]
-
-
-def _write(path: str | Path, tensors: Arrays, comment: list[str]) -> None:
     from numpy.lib import format as npy
 
     with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
@@ -126,23 +121,5 @@ def _write(path: str | Path, tensors: Arrays, comment: list[str]) -> None:
             with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:
                 npy.write_array_header_1_0(out, about)
                 out.write(data)
-        archive.comment = "\n".join(comment).encode()
-
-
-def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
-    """Writes an uncompressed .npz file with these arrays in place of its own, and this metadata
-    added to its comment.
-
-    Raises:
-        CheckpointError: the source is damaged.
-        OutputError: the target cannot be written.
-    """
-    old = open_npz(source)
-    check_types(old.tensors, source)  # also of what is not part of the model
-    with zipfile.ZipFile(source) as archive:
-        comment = archive.comment.decode(errors="replace").splitlines()
-    kept = [line for line in comment if line.partition(" ")[0] not in metadata]
-    _write(target, {**old.tensors, **changed}, [*kept, *_lines(metadata)])
-
-
-NPZ = Container(open_npz, ".npz", write, rewrite)
+        lines = (f"{key} {text}".rstrip() for key, text in metadata.items())
+        archive.comment = "\n".join(lines).encode()

@@ -21,7 +21,7 @@ from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, record
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.store import CONTAINERS, files_of
+from vitcli.checkpoints.store import COPIES, files_of, open_store, rewrite
 from vitcli.checkpoints.tensor_file import RECORD, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -65,7 +65,7 @@ class Resize:
     @property
     def keeps_kind(self) -> bool:
         """Whether the output is of the input's kind; if that is only read, it is safetensors."""
-        return not CONTAINERS[self.checkpoint.kind].is_only_read
+        return self.checkpoint.kind in COPIES
 
     @property
     def record(self) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def plan_resize(
         info, new = at_size(info, size, method), old.at(size)
         resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
         _check_square(opened, new)
-    elif CONTAINERS[opened.kind].is_only_read:
+    elif opened.kind not in COPIES:
         raise CheckpointError(
             f"the grid is already {new.grid[0]} x {new.grid[1]}",
             where=opened.file,
             hint="convert it to safetensors with `vit convert`",
         )
     target, is_directory = _output(path, opened, new, output, in_place)
-    name = "model.safetensors" if CONTAINERS[opened.kind].is_only_read else opened.file.name
+    name = opened.file.name if opened.kind in COPIES else "model.safetensors"
     file = target / name if is_directory else target
     if output is not None and os.path.realpath(file) == os.path.realpath(opened.file):
         raise OutputError(
@@ -207,10 +207,10 @@ def _output(
 ) -> tuple[Path, bool]:
     """Where the result goes, and whether that is a directory. Raises ConfigError, OutputError."""
     file, kind = opened.file, opened.kind
-    suffix = CONTAINERS[kind].suffix
+    suffix = COPIES.get(kind, ".safetensors")
     if in_place and output is not None:
         raise ConfigError("--in-place and --output cannot be combined")
-    if in_place and CONTAINERS[kind].is_only_read:
+    if in_place and kind not in COPIES:
         raise OutputError(
             f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
         )
@@ -271,8 +271,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
 
 def _write_weights(job: Resize, file: Path) -> None:
     """Writes the file that holds the position embeddings; of shards, those that hold one."""
-    rewrite = CONTAINERS[job.checkpoint.kind].rewrite
-    if rewrite is None:
+    if not job.keeps_kind:
         write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
     elif not job.resized:
         with open(job.source, "rb") as old, whole_file(file) as new:
@@ -280,7 +279,7 @@ def _write_weights(job: Resize, file: Path) -> None:
     else:
         ours = job.checkpoint.layout == "vit"
         stated = job.info.to_metadata() if ours else {RECORD: json.dumps(job.record)}
-        rewrite(job.source, file, job.changed(), stated)
+        rewrite(open_store(job.source), file, job.changed(), stated)
 
 
 def _copy_others(job: Resize, directory: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from vitcli.atomic import write_json
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, rewrite, write
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, rewrite, write
 from vitcli.errors import OutputError
 from vitcli.layouts import timm
 
@@ -58,7 +58,7 @@ def rewrite_info(
         OutputError: a file cannot be written.
     """
     file = Path(directory) / "model.safetensors"
-    rewrite(file, file, {}, info.to_metadata())
+    rewrite(read_header(file), file, {}, info.to_metadata())
     write_config(Path(directory) / "config.json", info, train)
 
 

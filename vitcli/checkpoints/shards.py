@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.atomic import write_json
-from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.tensor_file import (
     RECORD,
     Arrays,
-    Container,
     Store,
     numpy_dtype,
     read_header,
     require_file,
+    rewrite,
 )
 from vitcli.errors import CheckpointError
 from vitcli.typed_json import from_json, parse
@@ -68,23 +67,21 @@ def open_shards(path: Path) -> Store:
     return Store(path, "shards", tensors, metadata)
 
 
-def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
+def rewrite_shards(
+    source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]
+) -> None:
     """Writes the index and those shards that hold one of these arrays, with the array in place of
     their own; the other shards stay where they are."""
     index: dict[str, Any] = parse(source.read_bytes())
     names, grown = read_index(source), 0
     for file in sorted({names[name] for name in changed}):
-        shard = source.with_name(file)
-        tensors = read_header(shard).tensors
-        new = {name: array for name, array in changed.items() if name in tensors}
-        tensor_file.rewrite(shard, target.with_name(file), new, metadata)
+        shard = read_header(source.with_name(file))
+        new = {name: array for name, array in changed.items() if name in shard.tensors}
+        rewrite(shard, target.with_name(file), new, metadata)
         for name, array in new.items():
-            width = numpy_dtype(tensors[name].dtype).itemsize
-            grown += width * (math.prod(array.shape) - math.prod(tensors[name].shape))
+            dtype, shape, _ = shard.tensors[name]
+            grown += numpy_dtype(dtype).itemsize * (math.prod(array.shape) - math.prod(shape))
     about = index.get("metadata")
     if isinstance(about, dict) and isinstance(about.get("total_size"), int):
         about["total_size"] += grown
     write_json(target, index)
-
-
-SHARDS = Container(open_shards, "", None, rewrite)

@@ -1,8 +1,8 @@
 """Files that hold named arrays: safetensors (whole or in shards), npz, torch pickles.
 
 The kind of a file is recognised by its first bytes. Arrays are read one at a time, when needed.
-A new kind is a module with a `Container`, recognised in `kind_of` and listed in `CONTAINERS`; its
-suffix goes to `weight_files.py`.
+A new kind is a module, recognised in `kind_of` and listed in the tables below; its suffix goes to
+`weight_files.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitcli.checkpoints import npz, shards, tensor_file
 from vitcli.checkpoints.info import Resized
-from vitcli.checkpoints.tensor_file import RECORD, Container, Store, require_file
+from vitcli.checkpoints.tensor_file import RECORD, Arrays, Store, require_file
 from vitcli.errors import CheckpointError
 from vitcli.typed_json import from_json, parse
 
@@ -26,7 +27,7 @@ def open_store(path: Path) -> Store:
     Raises:
         CheckpointError: it is damaged or not a checkpoint.
     """
-    return CONTAINERS[kind_of(path)].open(path)
+    return READERS[kind_of(path)](path)
 
 
 def kind_of(path: Path) -> str:
@@ -96,11 +97,27 @@ def files_of(path: Path) -> list[Path]:
     return [path, *(path.with_name(name) for name in sorted(set(shards.read_index(path).values())))]
 
 
-CONTAINERS = {
-    "safetensors": tensor_file.SAFETENSORS,
-    "shards": shards.SHARDS,
-    "npz": npz.NPZ,
-    "pickle": Container(_open_pickle, ".safetensors"),
+READERS = {
+    "safetensors": tensor_file.read_header,
+    "shards": shards.open_shards,
+    "npz": npz.open_npz,
+    "pickle": _open_pickle,
 }
-WRITERS = {kind.suffix: kind.write for kind in CONTAINERS.values() if kind.write}
+COPIES = {"safetensors": ".safetensors", "shards": "", "npz": ".npz"}
+"""The suffix of a changed copy of each kind, "" for a directory; a pickle is only read."""
+WRITERS = {".safetensors": tensor_file.write, ".npz": npz.write}
 """How a file is written, by its suffix."""
+
+
+def rewrite(store: Store, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
+    """Writes a file again with these arrays in place of its own, and this metadata added; of
+    shards the index and those that change.
+
+    Raises:
+        CheckpointError: the file is damaged.
+        OutputError: the target cannot be written.
+    """
+    if store.kind == "shards":
+        shards.rewrite_shards(store.path, target, changed, metadata)
+    else:
+        tensor_file.rewrite(store, target, changed, metadata, WRITERS[COPIES[store.kind]])

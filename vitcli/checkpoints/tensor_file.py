@@ -53,6 +53,8 @@ class LazyTensor(NamedTuple):
 
 
 Arrays = Mapping[str, "np.ndarray | LazyTensor"]
+Writer = Callable[[Path, Arrays, Mapping[str, str]], None]
+"""Writes arrays and metadata to a file."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Store:
 
     path: Path
     kind: str
-    """A key of `store.CONTAINERS`."""
+    """A key of `store.READERS`."""
     tensors: dict[str, LazyTensor]
     """In the order of the file."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -72,24 +74,6 @@ class Store:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
-
-
-class Container(NamedTuple):
-    """A kind of file, or of files, that holds named arrays."""
-
-    open: Callable[[Path], Store]
-    suffix: str
-    """Of the file that a changed copy is written to; "" if it takes a directory."""
-    write: Callable[[Path, Arrays, Mapping[str, str]], None] | None = None
-    """Writes arrays and metadata; None if no such file is written."""
-    rewrite: Callable[[Path, Path, Arrays, Mapping[str, str]], None] | None = None
-    """Writes a source to a target, with these arrays in place of its own, and this metadata added;
-    everything else stays. None if no such file is written."""
-
-    @property
-    def is_only_read(self) -> bool:
-        """Whether a changed copy takes another kind of file."""
-        return self.rewrite is None
 
 
 RECORD = "posemb_resize"
@@ -199,16 +183,21 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
             file.write(tensor_bytes(tensors[name]))
 
 
-def rewrite(source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
+def rewrite(
+    store: Store,
+    target: Path,
+    changed: Arrays,
+    metadata: Mapping[str, str],
+    writer: Writer = write,
+) -> None:
     """Writes a file with these tensors in place of its own, and this metadata added.
 
     Raises:
         CheckpointError: the source is damaged.
         OutputError: the target cannot be written.
     """
-    header = read_header(source)
-    check_types(header.tensors, source)  # also of what is not part of the model
-    write(target, {**header.tensors, **changed}, {**header.metadata, **metadata})
+    check_types(store.tensors, store.path)  # also of what is not part of the model
+    writer(target, {**store.tensors, **changed}, {**store.metadata, **metadata})
 
 
 def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype[Any]:
@@ -223,6 +212,3 @@ def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
     if isinstance(tensor, LazyTensor) and (array.dtype.name, array.shape) != tensor[:2]:
         raise ValueError(f"announced {tensor[:2]}, made {(array.dtype.name, array.shape)}")
     return np.ascontiguousarray(array, _dtype(array)).reshape(-1).view(np.uint8).data
-
-
-SAFETENSORS = Container(read_header, ".safetensors", write, rewrite)
