@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
+from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
 SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
@@ -21,3 +24,12 @@ def weights_among(names: Iterable[str], patterns: Iterable[str] = SAFE + PICKLES
     top = [name for name in top if not any(fnmatch(name, other) for other in NOT_A_MODEL)]
     found = ([name for name in top if fnmatch(name, pattern)] for pattern in patterns)
     return sorted(next(filter(None, found), []))
+
+
+def output_suffix(output: str | Path) -> str:
+    """The suffix of an output file; "" for a directory, which has none that looks like a file's, or
+    exists, or ends with a slash."""
+    suffix = Path(output).suffix
+    file = re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]*", suffix)
+    directory = str(output).endswith(("/", os.sep)) or Path(output).is_dir()
+    return suffix if file and not directory else ""

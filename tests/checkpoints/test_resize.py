@@ -171,6 +171,8 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
         resize(source, grid=(2, 2))
     with pytest.raises(ConfigError, match="cannot be combined"):
         plan_resize(source, grid=(2, 2), in_place=True, output="x")
+    with pytest.raises(OutputError, match="written as a .safetensors file"):
+        plan_resize(source, grid=(2, 2), output="a.onnx")
     with pytest.raises(OutputError, match="not a local file"):
         plan_resize("org/name", grid=(2, 2))
     before = source.read_bytes()

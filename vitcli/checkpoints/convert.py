@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -24,6 +23,7 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Size
 from vitcli.errors import OutputError
 from vitcli.layouts.catalogue import OURS, Format, default_format, formats, layout_of
+from vitcli.weight_files import output_suffix
 
 
 class Renamed(NamedTuple):
@@ -118,7 +118,7 @@ def plan_convert(
     """Reads the source's header and decides what is written. Arguments and errors as `convert`."""
     check_output(output, to)
     source = read.open_checkpoint(spec, old_grid, **fetching)
-    kind, changes = _kind_of_output(output), changes or Changes()
+    kind, changes = output_suffix(output), changes or Changes()
     info, tensors = change(source.info, source.tensors, changes)
     target = to or default_format(info.model, kind)
     layout = layout_of(target)
@@ -155,19 +155,10 @@ def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
     return found
 
 
-def _kind_of_output(output: str | Path) -> str:
-    """A file's suffix; "" for a directory, which has none that looks like a file's, or exists, or
-    ends with a slash."""
-    suffix = Path(output).suffix
-    file = re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]*", suffix)
-    directory = str(output).endswith(("/", os.sep)) or Path(output).is_dir()
-    return suffix if file and not directory else ""
-
-
 def check_output(output: str | Path, to: Format | None) -> None:
     """Raises OutputError if such a file or a directory cannot hold the layout, which is `to`, or
     the default for the suffix."""
-    kind, target = _kind_of_output(output), to or OURS
+    kind, target = output_suffix(output), to or OURS
     if target not in formats():
         raise OutputError(f"no layout '{target}'", hint=f"choose from {', '.join(formats())}")
     layout = layout_of(target)

@@ -28,7 +28,7 @@ from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import card, registry
 from vitcli.layouts.catalogue import LAYOUTS, companions
 from vitcli.layouts.foreign_json import read_json
-from vitcli.weight_files import INDEX, SUFFIXES
+from vitcli.weight_files import INDEX, SUFFIXES, output_suffix
 
 
 @dataclass(frozen=True)
@@ -215,16 +215,15 @@ def _output(
             f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
         )
     if output is not None:
-        target = Path(output)
-        is_file = target.suffix in SUFFIXES
-        if is_file and target.suffix != suffix:
+        given = output_suffix(output)
+        if given and given != suffix:
             wanted = f"a {suffix} file" if suffix else "a directory"
             raise OutputError(
                 f"this checkpoint must be written as {wanted}",
-                where=target,
+                where=output,
                 hint="to write another format, use `vit convert`",
             )
-        return target, not is_file
+        return Path(output), not given
     is_directory = path.is_dir() or not suffix
     if in_place:
         return (file.parent if is_directory else file), is_directory
