@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import re
 import types
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from vitcli.errors import ConfigError
 
 Size = tuple[int, int]
+_OF_FILES = (
+    ".safetensors .npz .pt .pth .bin .onnx .json .csv .txt .png .jpg .jpeg .pdf .svg".split()
+)
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,14 @@ def parse_size(text: str) -> Size:
     if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
     return int(parts[0]), int(parts[-1])
+
+
+def parse_directory(text: str) -> str:
+    """The path of an output directory, unchanged."""
+    _, suffix = os.path.splitext(text)
+    if suffix.lower() in _OF_FILES and not os.path.isdir(text):
+        raise ValueError(f"expected a directory, but '{text}' ends in {suffix}")
+    return text
 
 
 def parse_device(text: str) -> str:

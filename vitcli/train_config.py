@@ -24,7 +24,16 @@ from vitcli.config import (
     Size,
 )
 from vitcli.errors import ConfigError
-from vitcli.fields import check_fields, from_text, key_value, option, parse_device, parse_size
+from vitcli.fields import (
+    check_fields,
+    from_text,
+    key_value,
+    limited,
+    option,
+    parse_device,
+    parse_directory,
+    parse_size,
+)
 from vitcli.objective_config import OBJECTIVE, MaskingConfig, Objective, check_objective
 
 # Headings of `--help`.
@@ -41,7 +50,11 @@ class TrainConfig:
 
     data: DataConfig
     output: str = option(
-        ..., "--output -o DIR", "Directory to write the run to.  [default: runs/DATASET]", DATA
+        ...,
+        "--output -o DIR",
+        "Directory to write the run to.  [default: runs/DATASET]",
+        DATA,
+        parse=parse_directory,
     )
     train_images: int | None = option(
         None,
@@ -128,7 +141,7 @@ class TrainConfig:
         parse=functools.partial(from_text, tuple[float, ...]),
         above=0,
     )
-    sweep: tuple[float, ...] = ()
+    sweep: tuple[float, ...] = limited((), above=0)
     """Peak learning rates to try; the one with the best validation accuracy becomes `lr`."""
     retrain: bool = option(
         True,
@@ -318,9 +331,7 @@ class TrainConfig:
         "float32", "--save-dtype", "Data type of the stored weights."
     )
     tensorboard: bool = option(
-        False,
-        "--tensorboard/--no-tensorboard",
-        "Also write the metrics for TensorBoard, to DIR/tensorboard.",
+        False, "--tensorboard/--no-tensorboard", "Also write TensorBoard logs to DIR/tensorboard."
     )
 
     device: str = option(
@@ -386,14 +397,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for rate in self.sweep:
-            if rate <= 0:
-                raise ConfigError(f"lr: must be above 0, not {rate:g}")
             if self.sweep.count(rate) > 1:
                 raise ConfigError(f"lr: {rate:g} is given more than once")
         if self.decay_by == "schedule" and self.optimizer not in ("adamw", "muon"):
             raise ConfigError(
-                f"--decay-by schedule requires decoupled weight decay, which {self.optimizer} does "
-                "not have",
+                f"--decay-by schedule cannot be used with {self.optimizer}",
                 hint="use --optimizer adamw or muon, or --decay-by lr",
             )
         if self.class_weights == "balanced" and self.balanced_sampling:
@@ -404,7 +412,7 @@ class TrainConfig:
         check_objective(self)
         if self.batch_size and self.batch_size < (self.accumulate or 1):
             raise ConfigError(
-                f"--grad-accum {self.accumulate} is more than a batch of {self.batch_size}"
+                f"--grad-accum {self.accumulate} exceeds batch size {self.batch_size}"
             )
         # Bilinear, because it may be the model's that goes with antialias=False.
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})

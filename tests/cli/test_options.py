@@ -49,6 +49,21 @@ def test_fields_of_the_architecture_are_added_to_those_of_a_configuration(tmp_pa
     assert again.overrides == {"pool": "gap", "depth": 6}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "x.jpg", "-o"),
+        ("finetune", "--data", "x", "-o"),
+        ("fewshot", "--data", "x", "--save"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_directory_is_not_called_like_a_file(tmp_path, words):
+    done = vit(*words, tmp_path / "out.pt")
+    assert done.exit_code == 2 and "expected a directory" in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_run_is_named_after_its_data_without_the_signature_of_a_url():
     path = "https://h/b/train-{000..099}.tar?Credential=A/aws4_request&Signature=beef"
     assert build_config("finetune", {"data": {"path": path}}).output == "runs/train"

@@ -18,7 +18,7 @@ from vitcli.cli.options import MODEL, Running, open_predictor, parse_figure
 from vitcli.cli.parameters import UsageError, command, replaced
 from vitcli.config import TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
-from vitcli.fields import option
+from vitcli.fields import option, parse_directory
 from vitcli.words import counted
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Fewshot(Running):
         "--save PATH",
         "Save the model with the head fitted with the most shots and the first seed, as a "
         ".safetensors file or a directory with a model card.",
+        parse=lambda path: path if path.endswith(".safetensors") else parse_directory(path),
     )
     force: bool = option(False, "--force", "Overwrite existing output.")
     strict: bool = option(

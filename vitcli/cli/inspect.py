@@ -16,7 +16,7 @@ from vitcli.cli import output
 from vitcli.cli.options import RESIZED, Computing, ending, note_missing_names, open_predictor
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Size
-from vitcli.fields import option, parse_size
+from vitcli.fields import option, parse_directory, parse_size
 from vitcli.words import counted
 
 if TYPE_CHECKING:
@@ -54,7 +54,12 @@ class Inspect(Computing):
         "patch filters and position embeddings, without images.  [default: attention; without "
         "images: filters and posemb]",
     )
-    output: str = option("inspection", "--output -o DIR", "Directory to write the figures to.")
+    output: str = option(
+        "inspection",
+        "--output -o DIR",
+        "Directory to write the figures to.",
+        parse=parse_directory,
+    )
     method: Literal["rollout", "last", "gradient"] = option(
         "rollout",
         "--method",
