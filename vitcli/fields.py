@@ -23,9 +23,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from vitcli.errors import ConfigError
 
 Size = tuple[int, int]
-_OF_FILES = (
-    ".safetensors .npz .pt .pth .bin .onnx .json .csv .txt .png .jpg .jpeg .pdf .svg".split()
-)
+_OF_A_FILE = r"(?i).*\.(safetensors|npz|pt|pth|bin|onnx|json|csv|txt|png|jpg|jpeg|pdf|svg)"
 
 
 @dataclass(frozen=True)
@@ -182,8 +180,8 @@ def parse_size(text: str) -> Size:
 
 def parse_directory(text: str) -> str:
     """The path of an output directory, unchanged."""
-    _, suffix = os.path.splitext(text)
-    if suffix.lower() in _OF_FILES and not os.path.isdir(text):
+    if re.fullmatch(_OF_A_FILE, text) and not os.path.isdir(text):
+        _, suffix = os.path.splitext(text)
         raise ValueError(f"expected a directory, but '{text}' ends in {suffix}")
     return text
 
