@@ -11,6 +11,7 @@ from PIL import Image
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig, model_config
 from vitcli.models.vit import ViT
+from vitcli.train import optim
 from vitcli.train.loop import train
 from vitcli.train.optim import build_optimizer
 from vitcli.train_config import TrainConfig
@@ -40,10 +41,11 @@ def test_rates_by_layer_are_timms(timm: ModuleType) -> None:
     assert found == pytest.approx(expected)
 
 
-def test_muon_steps_as_timms(timm: ModuleType) -> None:
+def test_muon_steps_as_timms(timm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the rounding of bfloat16, in which both orthogonalize."""
     from timm.optim import Muon
 
+    monkeypatch.setattr(optim, "multiplies_bf16", lambda device: True)
     models = [ViT(model_config("Ti/8", num_classes=3, **SIZES)) for _ in range(2)]
     for model in models:
         model.init_weights(0)

@@ -12,6 +12,7 @@ from vitcli.fields import field_types
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
+from vitcli.train import optim
 from vitcli.train.optim import (
     OPTIMIZERS,
     Layers,
@@ -141,3 +142,18 @@ def test_frozen_blocks_are_not_differentiated():
     assert kept == [False, True]
     with pytest.raises(ConfigError, match="the model has only 3"):
         freeze(model, 4)
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_muon_orthogonalizes_in_bf16_only_where_the_hardware_has_it(monkeypatch, has_bf16):
+    monkeypatch.setattr(optim, "multiplies_bf16", lambda device: has_bf16)
+    weight = torch.nn.Parameter(torch.zeros(48, 32))
+    weight.grad = torch.randn(48, 32, generator=torch.Generator().manual_seed(0))
+    group = {"params": [weight], "muon": True, "weight_decay": 0.0}
+    optim.MuonAdamW([group], lr=1.0, betas=(0.9, 0.999)).step()
+    exact = weight.grad.double() / weight.grad.double().norm()
+    for _ in range(5):  # the quintic of https://kellerjordan.github.io/posts/muon/
+        gram = exact @ exact.T
+        exact = 3.4445 * exact + (-4.775 * gram + 2.0315 * gram @ gram) @ exact
+    error = (weight / (-0.2 * 48**0.5) - exact).abs().max()
+    assert (1e-3 < error < 1e-1) if has_bf16 else error < 1e-5
