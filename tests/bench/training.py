@@ -2,9 +2,10 @@
 
     python training.py [--turns N] [--steps N] [--against DIR]
 
-Both train the same model from random weights on the same JPEGs, in bf16 under autocast, with
-AdamW, clipping at norm 1, inception crops and flips, a batch decoded by one worker process. vit
-runs as `vit pretrain`; timm as its train.py does (version 1.0.31, which its wheel leaves out):
+Both train the same model from random weights on the same JPEGs, in bf16 under autocast (in float32
+on a CPU without bf16), with AdamW, clipping at norm 1, inception crops and flips, a batch decoded
+by one worker process. vit runs as `vit pretrain`; timm as its train.py does (version 1.0.31, which
+its wheel leaves out):
 `train_one_epoch` with `create_loader`, `create_optimizer_v2` and `dispatch_clip_grad`, mixup off,
 called as `--amp --amp-dtype bfloat16 --opt adamw --clip-grad 1 --workers 1`. They take turns, the
 first 10 steps are not counted, and ratios are taken within a turn.
@@ -58,6 +59,8 @@ def train_with_timm(images: Path, variant: str, pixels: int, batch: int, steps: 
     from timm.scheduler import CosineLRScheduler
     from timm.utils import AverageMeter, dispatch_clip_grad
 
+    from vitcli.devices import multiplies_bf16
+
     device = torch.device("cpu")
     model = timm.create_model(TIMM[variant], img_size=pixels, num_classes=CLASSES).train()
     loader = create_loader(
@@ -83,7 +86,7 @@ def train_with_timm(images: Path, variant: str, pixels: int, batch: int, steps: 
             if step == steps:
                 return (steps - UNCOUNTED) * batch / (time.perf_counter() - start)
             optimizer.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16, multiplies_bf16(device)):
                 loss = loss_fn(model(inputs), targets)
             loss.backward()
             dispatch_clip_grad(model.parameters(), 1.0)
@@ -102,7 +105,7 @@ def train_with_vit(
             *(sys.executable, "-m", "vitcli", "pretrain", "--data", str(images), "--json"),
             *("--variant", variant, "--resolution", str(pixels), "--batch-size", str(batch)),
             *("--steps", str(steps), "--log-every", str(UNCOUNTED), "--val-fraction", "0"),
-            *("--precision", "bf16", "--workers", "1", "--grad-accum", "1", "--output", output),
+            *("--workers", "1", "--grad-accum", "1", "--output", output),
             *("--device", "cpu", "--save-every", str(2 * steps), "--force"),
             *more,
         ]
