@@ -63,6 +63,13 @@ class LazyGroup(TyperGroup):
         super().__init__(**attributes)
         self.commands = cast(Any, COMMANDS)  # to suggest a name for a mistyped one
 
+    def make_context(self, info_name: Any, args: list[str], *others: Any, **extra: Any) -> Any:
+        alone = not args  # `vit` prints its help, which Typer treats as an error
+        try:
+            return super().make_context(info_name, args, *others, **extra)
+        except typer.TyperException as error:
+            raise error if alone else _refused(error, "vit") from error
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _load(cmd_name) if cmd_name in COMMANDS else None
 
@@ -87,7 +94,9 @@ class LazyGroup(TyperGroup):
         except BrokenPipeError:  # the reader has left, as in `vit predict ... | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
-        except (typer.TyperException, typer.Exit, typer.Abort, EOFError):
+        except typer.TyperException as error:
+            raise _refused(error, f"vit {ctx.invoked_subcommand or ''}".rstrip()) from error
+        except (typer.Exit, typer.Abort, EOFError):
             raise  # Typer's to report
         except Exception as error:
             if isinstance(error, LeftError):
@@ -102,6 +111,17 @@ class LazyGroup(TyperGroup):
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
+
+
+def _refused(error: Any, command: str) -> typer.Exit:
+    """Prints what Typer found wrong with a command, as any other error; returns how it ends."""
+    what, _, hint = error.format_message().partition("\nhint: ")
+    if what[1:2].islower():  # "Missing option '--data'."
+        what = what[0].lower() + what[1:].removesuffix(".")
+    if context := getattr(error, "ctx", None):  # of a command of a group, say
+        command = context.command_path
+    output.error(what, hint or f"see `{command} --help`")
+    return typer.Exit(error.exit_code)
 
 
 def _explain(error: Exception) -> tuple[str, str | None]:

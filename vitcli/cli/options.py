@@ -178,5 +178,5 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
         if target in inputs or is_image(target):
             what = "an input" if target in inputs else "an image"
             raise typer.BadParameter(
-                f"'{written}' is {what} and would be overwritten", param_hint=option
+                f"'{written}' is {what} and would be overwritten", param_hint=f"'{option}'"
             )

@@ -78,9 +78,9 @@ def push(args: Push) -> None:
         raise UsageError("--create-pr opens a pull request to main: leave out --revision")
     if not _is_repo(args.repo):
         what = f"'{args.repo}' is not of the form org/name"
-        raise typer.BadParameter(what, param_hint="ORG/NAME")
+        raise typer.BadParameter(what, param_hint="'ORG/NAME'")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
-        raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="--revision")
+        raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="'--revision'")
     if not args.dry_run:
         log_in(target)
     with scratch_directory() as directory:

@@ -104,7 +104,7 @@ def open_rows(
     suffix = Path(path).suffix.lower()
     if format is None and suffix not in formats:
         raise typer.BadParameter(
-            f"'{path}' does not end in {', '.join(FORMATS)} or .txt", param_hint=option
+            f"'{path}' does not end in {', '.join(FORMATS)} or .txt", param_hint=f"'{option}'"
         )
     with whole_file(path) as file:
         writer = (format or formats[suffix])(file)

@@ -136,7 +136,7 @@ def build_config(
     else:
         data = given.get("data", {})
         if "path" not in data:
-            raise UsageError("Missing option '--data'.")
+            raise UsageError("missing option '--data'")
         start_from = _preset_fields(task, preset, given) if preset else {}
         output = f"runs/{_name_of(data['path'])}"
         defaults = {"task": task, "output": output, **TASK_DEFAULTS[task]}
