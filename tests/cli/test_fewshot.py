@@ -108,7 +108,8 @@ def test_several_l2_and_one_by_leave_one_out(greys, tiny_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "choice", ["", "--pool gap --transform checkpoint", "--layer 1 --preprocess checkpoint"]
+    "choice",
+    ["", "--pool gap --transform checkpoint", "--layer 1 --preprocess checkpoint --resolution 48"],
 )
 def test_a_saved_model_decides_as_measured(choice, greys, tiny_checkpoint, tmp_path):
     saved = tmp_path / "greys"
@@ -120,6 +121,8 @@ def test_a_saved_model_decides_as_measured(choice, greys, tiny_checkpoint, tmp_p
     assert info.provenance["parent"] == tiny_checkpoint.name
     assert info.model.depth == (1 if "--layer" in choice else 2)
     assert info.preprocess.antialias == bool(choice)
+    pixels = 48 if "--resolution" in choice else 64
+    assert info.model.image_size == info.preprocess.size == (pixels, pixels)
     measured = evaluated(greys, saved)
     assert (measured["top1"], measured["images"]) == (five["accuracies"][0], 36)
     assert "5 shots, least squares" in (saved / "README.md").read_text()

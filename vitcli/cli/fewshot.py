@@ -14,11 +14,11 @@ import typer
 
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
-from vitcli.cli.options import MODEL, Running, open_predictor, parse_figure
+from vitcli.cli.options import MODEL, RESIZED, Running, open_predictor, parse_figure
 from vitcli.cli.parameters import UsageError, command, replaced
-from vitcli.config import TASK_DEFAULTS, FewshotConfig
+from vitcli.config import TASK_DEFAULTS, FewshotConfig, Size
 from vitcli.errors import OutputError
-from vitcli.fields import option, parse_directory
+from vitcli.fields import option, parse_directory, parse_size
 from vitcli.words import counted
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Fewshot(Running):
     """Options of `vit fewshot` beside those of its configuration."""
 
     model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL)
+    resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)
     plot: str | None = option(
         None,
         "--plot FILE",
@@ -75,7 +76,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
 
     if save is not None and model_file(Path(save)).exists() and not args.force:
         raise OutputError("already exists", where=save, hint="use --force to replace it")
-    predictor = open_predictor(args)
+    predictor = open_predictor(args, args.resolution)
     with output.Meter("features") as meter:
         report = measure(
             predictor,
