@@ -30,6 +30,7 @@ RECIPE = (
     *("--optimizer=adamw", "--lr=0.003", "--mixup=0.3", "--cutmix=1", "--ema=0.8", "--seed=3"),
     *("--device=cpu", "--precision=fp32", "--grad-accum=1", "--log-every=1", "--json"),
 )
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 VIT = (sys.executable, "-m", "vitcli")
 
@@ -140,7 +141,7 @@ def test_torchrun_starts_the_same_run(colours, tmp_path, alone, machines):
     """On two machines, one of which is a second launcher on this one."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={machines}"]
+    torchrun = [*TORCHRUN, f"--nnodes={machines}", f"--log-dir={tmp_path}"]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address}", "--rdzv-id=run"]
     shares = [f"--nproc-per-node={2 // machines}", "-m", "vitcli", "pretrain", *RECIPE]
     run = ["--data", str(colours), "-o", str(tmp_path / "run"), "--steps=8", "--eval-every=4"]
@@ -281,7 +282,7 @@ Source.fingerprint = lambda self: fingerprint(self) + os.environ["RANK"]
 main()
 """
     (tmp_path / "run.py").write_text(script)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    torchrun = [*TORCHRUN, "--nproc-per-node=2", f"--log-dir={tmp_path}"]
     run = [tmp_path / "run.py", "pretrain", "--data", colours, "-o", tmp_path / "run", "--steps=2"]
     done = subprocess.run(
         [*torchrun, *map(str, run), *RECIPE], capture_output=True, text=True, env=ONE_THREAD
