@@ -23,7 +23,7 @@ PACKAGE = ROOT / "vitcli"
 
 
 def levels() -> dict[str, set[str]]:
-    """The rooms of each level, as the map of docs/architecture.md has them."""
+    """The components of each level, as the map of docs/architecture.md has them."""
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     found: dict[str, set[str]] = {}
     for level, names in re.findall(r"^\| (\d|any) \| ([^|]+) \|", page, re.MULTILINE):
@@ -31,22 +31,33 @@ def levels() -> dict[str, set[str]]:
     return found
 
 
-# A room may import its own level and lower ones; the modules that draw take arrays from anyone.
+# A component imports its own level and lower ones; the modules that draw take arrays from anyone.
 LEVELS = levels()
 PLOTS = LEVELS.pop("any")
-LEVEL_OF = {room: int(level) for level, rooms in LEVELS.items() for room in rooms}
+LEVEL_OF = {
+    component: int(level) for level, components in LEVELS.items() for component in components
+}
 # The package itself (lazy) and `python -m vitcli` are doors.
 DOORS = {"", "__main__"}
 
 # Where torch may be imported at all; everything else must work without it.
-TORCH_ROOMS = {"models", "devices", "distributed", "metrics", "inference", "prediction", "evaluate"}
-TORCH_ROOMS |= {"fewshot", "inspection", "speed", "train"}
+TORCH_COMPONENTS = {
+    "models",
+    "devices",
+    "distributed",
+    "metrics",
+    "inference",
+    "prediction",
+    "evaluate",
+}
+TORCH_COMPONENTS |= {"fewshot", "inspection", "speed", "train"}
 TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}
 TORCH_MODULES |= {"checkpoints.verify"}
 
 LINES_PER_FILE = 420
 LINES_PER_FUNCTION = 80
 LONG_FILES = {"layouts.timm", "layouts.transformers"}  # all that is known of one layout
+LONG_FILES |= {"train_config"}  # all options of a training run
 LONG_FUNCTIONS = {"train.loop"}  # the visible loop
 
 
@@ -72,7 +83,7 @@ MODULES = modules()
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 
 
-def room(module: str) -> str:
+def component(module: str) -> str:
     """The top part of a module's name: "data.loader" -> "data"."""
     return module.partition(".")[0]
 
@@ -96,11 +107,11 @@ def imports(module: str) -> Iterator[Import]:
                 yield Import(f"{node.module}.{alias.name}", node.lineno, for_types)
 
 
-def imported_rooms(module: str) -> Iterator[tuple[str, int]]:
-    """The rooms of the package that a module imports from."""
+def imported_components(module: str) -> Iterator[tuple[str, int]]:
+    """The components of the package that a module imports from."""
     for name, line, _ in imports(module):
         if name.startswith("vitcli."):
-            yield room(name.removeprefix("vitcli.")), line
+            yield component(name.removeprefix("vitcli.")), line
 
 
 def importers(package: str, *, for_types: bool = False) -> dict[str, int]:
@@ -113,27 +124,29 @@ def importers(package: str, *, for_types: bool = False) -> dict[str, int]:
     }
 
 
-def test_every_module_has_a_room() -> None:
-    rooms = {room(name) for name in MODULES} - DOORS
-    assert rooms == PLOTS | set(LEVEL_OF), "give the room its level in docs/architecture.md"
+def test_every_module_has_a_component() -> None:
+    components = {component(name) for name in MODULES} - DOORS
+    assert components == PLOTS | set(LEVEL_OF), (
+        "give the component its level in docs/architecture.md"
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_downwards(module: str) -> None:
-    if room(module) in DOORS:
+    if component(module) in DOORS:
         return
-    for other, line in imported_rooms(module):
+    for other, line in imported_components(module):
         where = f"vitcli.{module}:{line} imports vitcli.{other}"
         if other == "__version__":
             continue
-        if room(module) in PLOTS:
-            allowed = {"atomic"} if room(module) == "figure_file" else {"figure_file"}
-            assert other in allowed, f"{where}, but plots take arrays and know no other room"
+        if component(module) in PLOTS:
+            allowed = {"atomic"} if component(module) == "figure_file" else {"figure_file"}
+            assert other in allowed, f"{where}, but plots take arrays and know no other component"
             continue
         if other in PLOTS:
             continue
-        assert other in LEVEL_OF, f"{where}, which is no room"
-        assert LEVEL_OF[other] <= LEVEL_OF[room(module)], f"{where}, which stands above it"
+        assert other in LEVEL_OF, f"{where}, which is no component"
+        assert LEVEL_OF[other] <= LEVEL_OF[component(module)], f"{where}, which stands above it"
 
 
 def test_modules_import_each_other_without_circles() -> None:
@@ -147,8 +160,10 @@ def test_modules_import_each_other_without_circles() -> None:
 
 def test_models_and_data_do_not_know_each_other() -> None:
     for module in MODULES:
-        rooms = {room(module), *(other for other, _ in imported_rooms(module))}
-        assert room(module) not in {"models", "data"} or not {"models", "data"} <= rooms, module
+        components = {component(module), *(other for other, _ in imported_components(module))}
+        assert (
+            component(module) not in {"models", "data"} or not {"models", "data"} <= components
+        ), module
 
 
 def test_no_package_imports_its_modules() -> None:
@@ -161,10 +176,10 @@ def test_no_package_imports_its_modules() -> None:
 
 def test_only_the_command_line_talks() -> None:
     for outside in ("typer", "rich", "click"):
-        talkers = {m for m in importers(outside, for_types=True) if room(m) != "cli"}
+        talkers = {m for m in importers(outside, for_types=True) if component(m) != "cli"}
         assert not talkers, f"{outside} outside cli/"
     for module, tree in TREES.items():
-        if room(module) in {"cli", "__main__"}:
+        if component(module) in {"cli", "__main__"}:
             continue
         for node in ast.walk(tree):
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
@@ -174,7 +189,7 @@ def test_only_the_command_line_talks() -> None:
 
 def test_torch_stands_where_it_may() -> None:
     for module, line in importers("torch").items():
-        allowed = room(module) in TORCH_ROOMS or module in TORCH_MODULES
+        allowed = component(module) in TORCH_COMPONENTS or module in TORCH_MODULES
         assert allowed, f"vitcli.{module}:{line} imports torch"
 
 
@@ -219,7 +234,7 @@ def test_files_and_functions_stay_readable() -> None:
     for module, path in MODULES.items():
         lines = len(path.read_text("utf-8").splitlines())
         assert lines <= LINES_PER_FILE or module in LONG_FILES, (
-            f"vitcli.{module} has {lines} lines: are these two rooms?"
+            f"vitcli.{module} has {lines} lines: are these two modules?"
         )
         if module in LONG_FUNCTIONS:
             continue
