@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitcli.errors import ConfigError
+from vitcli.weight_files import SUFFIXES
 
 Size = tuple[int, int]
-_OF_A_FILE = r"(?i).*\.(safetensors|npz|pt|pth|bin|onnx|json|csv|txt|png|jpg|jpeg|pdf|svg)"
+NOT_DIRECTORIES = (*SUFFIXES, ".onnx", ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
+"""Suffixes that a directory is not given on purpose; others, as in "vit_base.augreg", may be."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +182,8 @@ def parse_size(text: str) -> Size:
 
 def parse_directory(text: str) -> str:
     """The path of an output directory, unchanged."""
-    if re.fullmatch(_OF_A_FILE, text) and not os.path.isdir(text):
-        _, suffix = os.path.splitext(text)
-        raise ValueError(f"expected a directory, but '{text}' ends in {suffix}")
+    if text.lower().endswith(NOT_DIRECTORIES) and not os.path.isdir(text):
+        raise ValueError(f"expected a directory, but '{text}' looks like a file")
     return text
 
 

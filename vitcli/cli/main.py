@@ -16,7 +16,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
@@ -68,7 +68,9 @@ class LazyGroup(TyperGroup):
         try:
             return super().make_context(info_name, args, *others, **extra)
         except typer.TyperException as error:
-            raise error if alone else _refused(error, "vit") from error
+            if alone:
+                raise
+            _refuse(error, "vit")
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _load(cmd_name) if cmd_name in COMMANDS else None
@@ -95,7 +97,7 @@ class LazyGroup(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
         except typer.TyperException as error:
-            raise _refused(error, f"vit {ctx.invoked_subcommand or ''}".rstrip()) from error
+            _refuse(error, f"vit {ctx.invoked_subcommand}")
         except (typer.Exit, typer.Abort, EOFError):
             raise  # Typer's to report
         except Exception as error:
@@ -113,15 +115,14 @@ class LazyGroup(TyperGroup):
             raise
 
 
-def _refused(error: Any, command: str) -> typer.Exit:
-    """Prints what Typer found wrong with a command, as any other error; returns how it ends."""
+def _refuse(error: Any, command: str) -> NoReturn:
+    """Ends a wrong call of a command with a line and a hint, as any failure is reported."""
     what, _, hint = error.format_message().partition("\nhint: ")
-    if what[1:2].islower():  # "Missing option '--data'."
+    if what[1:2].islower():  # Typer's sentences, such as "Missing option '--data'."
         what = what[0].lower() + what[1:].removesuffix(".")
-    if context := getattr(error, "ctx", None):  # of a command of a group, say
-        command = context.command_path
-    output.error(what, hint or f"see `{command} --help`")
-    return typer.Exit(error.exit_code)
+    context = getattr(error, "ctx", None)  # knows the command of a group; not every error has it
+    output.error(what, hint or f"see `{context.command_path if context else command} --help`")
+    raise typer.Exit(error.exit_code) from error
 
 
 def _explain(error: Exception) -> tuple[str, str | None]:
