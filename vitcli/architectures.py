@@ -159,7 +159,7 @@ class ModelConfig(Layered):
     @property
     def posemb_prefix(self) -> int:
         """Prefix tokens that have a position embedding of their own."""
-        if self.posemb == "none" or self.posemb_tokens == "patches":
+        if self.posemb != "learn" or self.posemb_tokens == "patches":
             return 0
         return int(self.class_token) if self.posemb_tokens == "class" else self.num_prefix_tokens
 

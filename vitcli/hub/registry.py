@@ -107,9 +107,9 @@ def entries() -> dict[str, RegistryEntry]:
     """The registry, by name, file by file and in each file's order."""
     found: dict[str, RegistryEntry] = {}
     for file in sorted(weights_root().glob("*.toml")):
-        tables = tomllib.loads(file.read_text("utf-8"))
-        defaults = tables.pop("defaults", None)
-        if defaults is not None:  # not what ships
+        if file.name != "shipped.toml":
+            tables = tomllib.loads(file.read_text("utf-8"))
+            defaults = tables.pop("defaults", {})
             found |= {name: RegistryEntry(name, **defaults | t) for name, t in tables.items()}
     return found
 

@@ -266,10 +266,10 @@ class ViT(nn.Module):
 
     def position_embeddings(self) -> Tensor | None:
         """The table that `embed` adds, (1, posemb_prefix + rows * columns, D)."""
-        if self.config.posemb == "none":
-            return None
-        if self.config.posemb != "learn2d":
+        if self.config.posemb in ("learn", "sincos2d"):
             return self.pos_embed
+        if self.config.posemb != "learn2d":
+            return None
         rows, columns = self.config.grid
         across = self.pos_embed_column.repeat(1, rows, 1)
         down = self.pos_embed_row.repeat_interleave(columns, dim=1)
