@@ -147,7 +147,7 @@ def run(**fields):
         lambda: AugmentConfig(crop_area=(2.0, 1.0)),
         lambda: AugmentConfig(randaugment=(2, -50)),
         lambda: run(lr=float("nan")),
-        lambda: run(clip_norm=0.0),
+        lambda: run(clip_norm=-1.0),
         lambda: run(weight_decay=-1.0),
         lambda: run(head_bias=float("nan")),
         lambda: run(sweep=(0.1, float("inf"))),

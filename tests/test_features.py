@@ -50,12 +50,12 @@ def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np
     return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + offset
 
 
-@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
 def test_the_norm_of_the_output_of_timms_blocks(layer, pool):
     arrays = io("timm_vit_default")
     weights = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
-    tokens = layer_norm(arrays[f"block_{layer - 1:02}"], weights, "norm")
+    tokens = layer_norm(arrays[f"block_{layer:02}"], weights, "norm")
     pooled = {"token": [tokens[:, 0]], "gap": [tokens[:, 1:].mean(1)]}
     pooled["token+gap"] = pooled["token"] + pooled["gap"]
     made = predictor(GOLDEN / "timm_vit_default", pool=pool, layer=layer)
@@ -67,15 +67,15 @@ def test_a_norm_after_pooling_stays_there():
     arrays = io("timm_gap_fcnorm")
     weights = load_file(GOLDEN / "timm_gap_fcnorm" / "model.safetensors")
     expected = layer_norm(arrays["block_00"][:, 1:].mean(1), weights, "fc_norm")
-    found = features(predictor(GOLDEN / "timm_gap_fcnorm", layer=1), arrays["input"])
+    found = features(predictor(GOLDEN / "timm_gap_fcnorm", layer=0), arrays["input"])
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():
     config = model_config("Ti/16", depth=2, pre_logits=24, num_classes=5)
     info = CheckpointInfo(config, Preprocess())
-    assert chosen(info, layer=2).model.feature_dim == 24
-    assert chosen(info, layer=1).model.feature_dim == 192
+    assert chosen(info, layer=1).model.feature_dim == 24
+    assert chosen(info, layer=0).model.feature_dim == 192
     assert chosen(info, pool="token").model.feature_dim == 192
 
 
@@ -91,7 +91,7 @@ def test_big_visions_transform_keeps_the_models_size_and_range():
 @pytest.mark.parametrize(
     ("model", "choice"),
     [
-        (ModelConfig(48, 2, 3, 96), {"layer": 3}),
+        (ModelConfig(48, 2, 3, 96), {"layer": 2}),
         (ModelConfig(48, 2, 3, 96), {"pool": "map"}),
         (ModelConfig(48, 2, 3, 96, class_token=False, pool="gap"), {"pool": "token"}),
         (bit_config("R50x1"), {"layer": 3}),
@@ -105,7 +105,7 @@ def test_representations_that_a_model_does_not_have(model, choice):
 
 
 def test_a_cache_belongs_to_weights_and_representation(tiny_checkpoint, tmp_path):
-    choices = [{}, {"layer": 1}, {"pool": "gap"}, {"transform": "big_vision"}]
+    choices = [{}, {"layer": 0}, {"pool": "gap"}, {"transform": "big_vision"}]
     names = {cache_name(predictor(tiny_checkpoint, **choice)) for choice in choices}
     names.add(cache_name(predictor(tiny_checkpoint, precision="bf16")))
     other = shutil.copytree(tiny_checkpoint, tmp_path / "other")

@@ -39,7 +39,7 @@ def test_a_class_with_too_few_images():
 @pytest.mark.parametrize(
     "wrong",
     [{"shots": (0,)}, {"shots": (5, 5)}, {"seeds": ()}, {"l2": (-1.0,)}, {"l2": (float("nan"),)}]
-    + [{"layer": 0}, {"pool": "cls"}, {"transform": "mine"}],
+    + [{"layer": -1}, {"pool": "cls"}, {"transform": "mine"}],
     ids=str,
 )
 def test_values_that_a_configuration_refuses(wrong):

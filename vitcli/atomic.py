@@ -97,7 +97,7 @@ def cannot_write(path: str | Path, error: Exception) -> OutputError:
     """What it means that the system refused an output."""
     directory = Path(path).parent
     if isinstance(error, FileNotFoundError) and not directory.exists():
-        what = f"cannot be written: there is no directory {directory}"
+        what = f"cannot be written: the directory '{directory}' does not exist"
         return OutputError(what, where=path, hint="create the directory first")
     reason = getattr(error, "strerror", None) or error
     return OutputError(f"cannot be written: {reason}", where=path)

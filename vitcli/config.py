@@ -86,8 +86,8 @@ FEWSHOT = "Protocol"
 
 DATA_KINDS = (
     "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or "
-    "directory, tar shards by path or URL, such as train-{00000..00009}.tar, or a dataset on the "
-    "Hub, org/name"
+    "directory, tar shards by path or URL, such as 'train-{00000..00009}.tar' (quoted for the "
+    "shell), or a dataset on the Hub, org/name"
 )
 """What `--data` takes; `data/dataset.py` opens it."""
 
@@ -134,7 +134,11 @@ class DataConfig:
     path: str = option(
         ...,
         "--data PATH",
-        f"Labelled images: {DATA_KINDS}.",
+        {
+            "": f"Labelled images: {DATA_KINDS}.  [required, except with --resume or --config]",
+            "fewshot": "Labelled images: a directory with a subdirectory per class, a CSV file "
+            "(path,label), a parquet file or directory, or local tar shards.  [required]",
+        },
         DATA,
         parse=_data_path,
     )
@@ -147,7 +151,12 @@ class DataConfig:
     val_fraction: float = option(
         0.1,
         "--val-fraction X",
-        "Fraction of each class to hold out for validation if the dataset has no validation split.",
+        {
+            "": "Fraction of each class to hold out for validation if the dataset has no "
+            "validation split.",
+            "fewshot": "Fraction of each class to hold out for testing if the dataset has neither "
+            "a test nor a validation split.",
+        },
         min=0,
         below=1,
     )
@@ -248,16 +257,15 @@ class FewshotConfig:
     pool: Literal["head", Pool] = option(
         "head",
         "--pool",
-        "Features: the input of the model's head, the class token, the mean of the patch tokens "
-        "(gap), both, or attention pooling (map).",
+        "Features. head: the input of the model's head; token: the class token; gap: the mean of "
+        "the patch tokens; map: attention pooling; token+gap: class token and mean.",
     )
     layer: int | None = option(
         None,
         "--layer N",
-        "Use the features after block N, counted from 1 (`vit inspect --layer` counts from 0); "
-        "the final norm still applies.  "
+        "Use the features after block N, counted from 0; the final norm still applies.  "
         "[default: the last]",
-        min=1,
+        min=0,
     )
     transform: Literal["big_vision", "checkpoint"] = option(
         "big_vision",

@@ -276,7 +276,7 @@ def _classes_of(
         f"the model has {count:,} classes without names, but the dataset has "
         f"{len(source.classes):,}",
         where=predictor.name,
-        hint="add the names to the checkpoint with `vit convert --classes FILE`",
+        hint="write a copy with names: `vit convert SRC DST --classes FILE`",
     )
 
 

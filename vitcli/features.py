@@ -53,10 +53,10 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
     """
     model, preprocess = info.model.with_classes(0), info.preprocess
     if isinstance(model, ModelConfig):
-        depth = config.layer or model.depth
+        depth = model.depth if config.layer is None else config.layer + 1
         if depth > model.depth:
             blocks = counted(model.depth, "block")
-            raise ConfigError(f"the model has {blocks}, so there is no layer {depth}")
+            raise ConfigError(f"the model has {blocks}, so there is no block {depth - 1}")
         pool = model.pool if config.pool == "head" else config.pool
         if pool == "map" and model.pool != "map":
             raise ConfigError(

@@ -34,17 +34,21 @@ class Option:
 
     names: tuple[str, ...]
     metavar: str | None
-    help: str
+    help: str | dict[str, str]
     group: str | None
     parse: Callable[[str], Any] | None = None
     task: str | None = None
     on_resume: bool = False
 
+    def help_of(self, task: str) -> str:
+        """The help of a command."""
+        return self.help if isinstance(self.help, str) else self.help.get(task, self.help[""])
+
 
 def option(
     default: Any,
     usage: str,
-    help: str,
+    help: str | dict[str, str],
     group: str | None = None,
     *,
     parse: Callable[[str], Any] | None = None,
@@ -59,7 +63,8 @@ def option(
         usage: the names and the placeholder of the value, as in "--batch-size -b N"; further long
             names are former ones, which `--help` does not show. A placeholder alone, as in
             "IMAGES", makes an argument.
-        help: with the default if the field's value does not say it; "" hides the option.
+        help: with the default if the field's value does not say it; "" hides the option. Where
+            commands differ, {task: help}, with "" for the others.
         group: the heading in `--help` of this option and of those after it in the class.
         parse: makes a value of a word; None: by the field's type (`from_text`).
         task: the only command that has the option; None: all that use the dataclass.

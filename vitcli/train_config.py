@@ -78,8 +78,11 @@ class TrainConfig:
     model: str | None = option(
         None,
         "--model -m NAME|PATH|REPO",
-        "Model to start from.  [default: vit-b16-i21k for finetune (the model that ships with vit "
-        "if the Hub cannot be reached), none for pretrain]",
+        {
+            "": "Model to start from.  [default: none: random weights]",
+            "finetune": "Model to start from.  [default: vit-b16-i21k, or default-pretrained if "
+            "the Hub cannot be reached]",
+        },
     )
     keep_head: bool = option(
         False,
@@ -92,7 +95,8 @@ class TrainConfig:
         "Ti/16",
         "--variant NAME/PATCH",
         "Architecture: Ti, S, B, L or H with a patch size, such as B/16; a hybrid, such as "
-        "R50+B/16; or a BiT ResNet, such as R50x1.",
+        "R50+B/16; or a BiT ResNet, such as R50x1. With --preset, the default is B/16 (S/16 for "
+        "s16-i1k).",
         task="pretrain",
     )
     overrides: dict[str, Any] = option(
@@ -106,7 +110,12 @@ class TrainConfig:
     resolution: Size | None = option(
         None,
         "--resolution N|HxW",
-        "Input size in pixels; position embeddings are resized to match.  [default: the model's]",
+        {
+            "": "Input size in pixels; position embeddings are resized to match.  [default: the "
+            "model's]",
+            "pretrain": "Input size in pixels; position embeddings of --model are resized to "
+            "match.  [default: the model's; 224 from scratch]",
+        },
         parse=parse_size,
     )
 
@@ -114,7 +123,9 @@ class TrainConfig:
         "classify",
         "--objective",
         "What to predict: the classes of images or, without labels, the colours of corrupted "
-        "patches (masked-patch) or the pixels of hidden patches (mae).",
+        "patches (masked-patch) or the pixels of hidden patches (mae). masked-patch changes the "
+        "defaults to --optimizer adam --weight-decay 0, and mae to --betas 0.9,0.95 "
+        "--weight-decay 0.05 --scale 0.2,1.",
         OBJECTIVE,
         task="pretrain",
     )
@@ -134,7 +145,7 @@ class TrainConfig:
     )
     lr: float | None = option(
         None,
-        "--lr X[,X...]",
+        "--lr X,...",
         "Peak learning rate. If several are given, each is tried, and a final run trains on the "
         "training and validation images with the one that reached the best validation accuracy.  "
         "[default: auto]",
@@ -162,7 +173,11 @@ class TrainConfig:
     )
     momentum: float = option(0.9, "--momentum X", "Momentum of SGD.", min=0, below=1)
     betas: tuple[float, float] = option(
-        (0.9, 0.999), "--betas X,X", "Betas of Adam and AdamW, also beside Muon.", min=0, below=1
+        (0.9, 0.999),
+        "--betas X,X",
+        "Betas of Adam and AdamW, including the AdamW used with Muon.",
+        min=0,
+        below=1,
     )
     weight_decay: float = option(
         0.0,
@@ -173,11 +188,11 @@ class TrainConfig:
     decay_by: Literal["lr", "schedule"] = option(
         "lr",
         "--decay-by",
-        "What multiplies decoupled weight decay at each step: the learning rate (PyTorch, the "
-        "paper), or only its schedule, from 0 to 1 (big_vision).",
+        "What decoupled weight decay is multiplied by at each step: lr, the learning rate "
+        "(PyTorch, the paper); or schedule, the learning rate divided by its peak (big_vision).",
     )
     clip_norm: float | None = option(
-        1.0, "--clip-norm X", "Clip the global norm of the gradients to X.", above=0
+        1.0, "--clip-norm X", "Clip the global norm of the gradients to X; 0 turns it off.", min=0
     )
     layer_decay: float | None = option(
         None,
@@ -213,7 +228,7 @@ class TrainConfig:
     patience: int | None = option(
         None,
         "--patience N",
-        "Stop after N evaluations without a better validation accuracy.  [default: off]",
+        "Stop after N evaluations without improvement on validation.  [default: off]",
         min=1,
     )
 
@@ -247,8 +262,8 @@ class TrainConfig:
     dropout: float = option(
         0.0,
         "--dropout X",
-        "Dropout probability after the position embeddings and every dense layer except queries, "
-        "keys and values.",
+        "Dropout probability after adding the position embeddings and after every dense layer "
+        "except the query, key and value projections.",
         AUGMENTATION,
         min=0,
         below=1,
@@ -398,7 +413,7 @@ class TrainConfig:
         check_fields(self)
         for rate in self.sweep:
             if self.sweep.count(rate) > 1:
-                raise ConfigError(f"lr: {rate:g} is given more than once")
+                raise ConfigError(f"--lr: {rate:g} is given more than once")
         if self.decay_by == "schedule" and self.optimizer not in ("adamw", "muon"):
             raise ConfigError(
                 f"--decay-by schedule cannot be used with {self.optimizer}",

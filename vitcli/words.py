@@ -1,4 +1,6 @@
-"""Counts and sizes in messages."""
+"""Counts, sizes and costs in messages."""
+
+UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -10,3 +12,9 @@ def size_text(size: tuple[int, int]) -> str:
     """ "224", or "192x320" (height x width)."""
     height, width = size
     return str(height) if height == width else f"{height}x{width}"
+
+
+def flops_text(flops: float) -> str:
+    """Floating-point operations, "35.13 GFLOPs"; training costs are in the paper's exaFLOPs."""
+    unit = next((unit for unit in UNITS if flops >= unit), 1e6)
+    return f"{flops / unit:,.4g} {UNITS[unit]}"

@@ -109,7 +109,7 @@ def test_several_l2_and_one_by_leave_one_out(greys, tiny_checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
     "choice",
-    ["", "--pool gap --transform checkpoint", "--layer 1 --preprocess checkpoint --resolution 48"],
+    ["", "--pool gap --transform checkpoint", "--layer 0 --preprocess checkpoint --resolution 48"],
 )
 def test_a_saved_model_decides_as_measured(choice, greys, tiny_checkpoint, tmp_path):
     saved = tmp_path / "greys"

@@ -63,7 +63,7 @@ def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
     result = finetune(images, parent, tmp_path / "run", "--lr", "0.03,0.001")
     assert result.exit_code == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0] == ["learning", "rate", "val", "top1", "val", "loss", "step"]
+    assert lines[0] == ["learning", "rate", "val", "top-1", "val", "loss", "step"]
     assert [line[0] for line in lines[1:3]] == ["0.03", "0.001"]
     assert sum(line[-1] == "best" for line in lines[1:3]) == 1
     assert "\x1b" not in result.stdout and "─" not in result.stdout

@@ -68,9 +68,9 @@ class Bench(Fetching):
 def bench(args: Bench) -> None:
     """Measure the speed of models on this machine.
 
-    For each model and resolution: images per second, MFU (the FLOPs per second as a share of those
-    of a large matrix product), peak memory, and the largest batch that fits. Weights are random;
-    only the header of a checkpoint is read.
+    For each model and resolution: images per second, MFU (FLOPs per second, as a share of what a
+    large matrix product reaches on this machine), peak memory, and the largest batch that fits.
+    Weights are random; only the header of a checkpoint is read.
 
     \b
     Examples:

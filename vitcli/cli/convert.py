@@ -46,7 +46,8 @@ class Convert(Writing):
     verify: bool = option(
         False,
         "--verify",
-        "Compare the output for a random image with that of timm or transformers, in float64.",
+        "Compare the output for a random image with that of timm or transformers (which must be "
+        "installed), in float64.",
     )
 
 
@@ -87,9 +88,10 @@ def convert(args: Convert) -> None:
         output.table(*_table(job), ())
     for warning in job.warnings:
         output.note(warning)
-    verb = "would be" if args.dry_run else "is"
+    verb = "would write" if args.dry_run else "wrote"
     lines = [
-        f"{job.output} {verb} {job.source.file} ({job.source.layout}) as {job.format}: "
+        f"{verb} {job.output} in layout {job.format}, from {job.source.file} "
+        f"({job.source.layout}): "
         f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
     ]
     lines += [

@@ -17,9 +17,16 @@ import typer
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
-from vitcli.cli.options import INPUT, Adapting, open_predictor, parse_figure, spare
+from vitcli.cli.options import (
+    INPUT,
+    Adapting,
+    note_assumptions,
+    open_predictor,
+    parse_figure,
+    spare,
+)
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import FORMATS, Csv, open_rows
+from vitcli.cli.rows import LISTED, Csv, open_rows
 from vitcli.config import CLASS_LIST, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_size
@@ -78,8 +85,7 @@ class Evaluate(Adapting):
     predictions: str | None = option(
         None,
         "--predictions FILE",
-        "Write the predictions for each image to FILE; the suffix selects the format: "
-        f"{', '.join(FORMATS)}.",
+        f"Write the predictions for each image to FILE, in the format of its suffix: {LISTED}.",
     )
     plot: str | None = option(
         None,
@@ -127,7 +133,7 @@ def evaluate(args: Evaluate) -> None:
         raise UsageError("--reliability requires a single --data and a single resolution")
     if args.predictions and len(sizes) > 1:
         raise UsageError("--predictions requires a single resolution")
-    spare((*data, args.classes, args.mapping, args.labels), args.predictions, "--predictions")
+    spare((*data, args.classes, args.mapping, args.labels), args.predictions, "'--predictions'")
     for path in (args.plot, args.reliability):
         output.check_writable(path)
     from vitcli import evaluate as library
@@ -150,7 +156,7 @@ def evaluate(args: Evaluate) -> None:
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
     file = args.predictions
-    with open_rows(file, Csv, "--predictions") if file else nullcontext() as rows:
+    with open_rows(file, Csv, "'--predictions'") if file else nullcontext() as rows:
 
         def write(path: str, answer: Answer) -> None:
             if rows is not None:
@@ -158,6 +164,7 @@ def evaluate(args: Evaluate) -> None:
 
         # All before the first image, so that an impossible size fails at once.
         predictors = deque(open_predictor(args, size) for size in sizes)
+        note_assumptions(predictors[0])
         stored = predictors[0].stored.image_size
         while predictors:
             predictor = predictors.popleft()  # frees its weights before the next are loaded

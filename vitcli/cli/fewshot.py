@@ -14,7 +14,14 @@ import typer
 
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
-from vitcli.cli.options import MODEL, RESIZED, Running, open_predictor, parse_figure
+from vitcli.cli.options import (
+    MODEL,
+    RESIZED,
+    Running,
+    note_assumptions,
+    open_predictor,
+    parse_figure,
+)
 from vitcli.cli.parameters import UsageError, command, replaced
 from vitcli.config import TASK_DEFAULTS, FewshotConfig, Size
 from vitcli.errors import OutputError
@@ -77,6 +84,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if save is not None and model_file(Path(save)).exists() and not args.force:
         raise OutputError("already exists", where=save, hint="use --force to replace it")
     predictor = open_predictor(args, args.resolution)
+    note_assumptions(predictor)
     with output.Meter("features") as meter:
         report = measure(
             predictor,

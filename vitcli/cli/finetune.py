@@ -13,7 +13,7 @@ finetune = training_command(
     \b
     Examples:
       vit finetune --data flowers
-      vit finetune --data flowers --model vit-b16-i21k --resolution 384 --lr 0.003,0.01,0.03
+      vit finetune --data flowers --resolution 384 --lr 0.003,0.01,0.03 -o runs/flowers-384
       vit finetune --resume runs/flowers
     """,
 )

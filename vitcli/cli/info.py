@@ -17,6 +17,7 @@ from vitcli.cli import output
 from vitcli.cli.options import Fetching, read_checkpoint
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import (
+    METRICS,
     Architecture,
     BiTConfig,
     ClassLabel,
@@ -26,9 +27,10 @@ from vitcli.config import (
     architecture,
     variant_name,
 )
+from vitcli.errors import ConfigError
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
-from vitcli.words import counted
+from vitcli.words import counted, flops_text
 
 SHOWN_CLASSES = 10
 INDENT = 20
@@ -53,7 +55,7 @@ class Info(Fetching):
         None, "--images N", "Compute the cost of training on N images, for example 303e6.", min=0
     )
     epochs: float | None = option(
-        None, "--epochs N", "Number of passes over the images.  [default: 1]", min=0
+        None, "--epochs X", "Number of passes over the images.  [default: 1]", min=0
     )
 
 
@@ -83,8 +85,8 @@ def info(args: Info) -> None:
     if args.images is not None:
         epochs = 1.0 if args.epochs is None else args.epochs
         # The backward pass costs twice the forward pass, and FLOPs = 2 x MACs.
-        exaflops = 3 * 2 * config.macs() * args.images * epochs / 1e18
-        found["training"] = {"images": args.images, "epochs": epochs, "exaflops": exaflops}
+        flops = 3 * 2 * config.macs() * args.images * epochs
+        found["training"] = {"images": args.images, "epochs": epochs, "exaflops": flops / 1e18}
     if args.json:
         output.json_line(found)
         return
@@ -98,8 +100,8 @@ def info(args: Info) -> None:
         lines += use_lines(known.preprocess, known.classes, config.num_classes, known.score)
         lines += _provenance_lines(known.provenance)
     if args.images is not None:
-        cost = f"{exaflops:,.4g} exaFLOPs for {epochs:g} epoch{'s' * (epochs != 1)}"
-        lines.append(("training", f"{cost} of {args.images:,.0f} images"))
+        length = f"{epochs:g} epoch{'s' * (epochs != 1)} of {args.images:,.0f} images"
+        lines.append(("training", f"{flops_text(flops)} for {length}"))
     print_lines(lines)
 
 
@@ -116,10 +118,14 @@ def named_architecture(name: str) -> Architecture | None:
     """The architecture of "B/16", "R50+B/16" or "R50x1"; None for other names, such as org/repo.
 
     Raises:
-        ConfigError: the name is of that form, but unknown.
+        UsageError: the name is of that form, but unknown.
     """
-    form = r"(R\d*\+)?[A-Za-z]+/\d+|R\d+x\d+"
-    return architecture(name) if re.fullmatch(form, name, re.IGNORECASE) else None
+    if not re.fullmatch(r"(R\d*\+)?[A-Za-z]+/\d+|R\d+x\d+", name, re.IGNORECASE):
+        return None
+    try:
+        return architecture(name)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
 
 
 def describe_model(config: Architecture) -> dict[str, Any]:
@@ -156,7 +162,7 @@ def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
     else:
         patches = f"patches of {_size(config.patch_size)}: a grid of {grid}"
         yield "images", f"{images}, {patches}, {counted(config.num_tokens, 'token')}"
-    yield "forward pass", f"{2 * config.macs() / 1e9:,.2f} GFLOPs per image"
+    yield "forward pass", f"{flops_text(2 * config.macs())} per image, without the head"
 
 
 def _sizes(config: Architecture) -> str:
@@ -199,7 +205,7 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in stated.items():
         if name == "metrics":
             value = ", ".join(
-                f"{key.replace('_', ' ')} {f'{x:.4f}' if key.endswith('loss') else f'{x:.2%}'}"
+                f"{_metric(key)} {f'{x:.4f}' if key.endswith('loss') else f'{x:.2%}'}"
                 for key, x in value.items()
                 if x is not None
             )
@@ -212,6 +218,12 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name not in ("command", "history") and value not in ("", None, {}):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             yield name.replace("_", " "), text
+
+
+def _metric(key: str) -> str:
+    """ "val top-1" for "val_top1"."""
+    split, _, metric = key.partition("_")
+    return f"{split} {METRICS[metric][1] if metric in METRICS else metric.replace('_', ' ')}"
 
 
 def _size(size: Sequence[int]) -> str:

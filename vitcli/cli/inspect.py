@@ -13,7 +13,14 @@ import typer
 
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
-from vitcli.cli.options import RESIZED, Computing, ending, note_missing_names, open_predictor
+from vitcli.cli.options import (
+    RESIZED,
+    Computing,
+    ending,
+    note_assumptions,
+    note_missing_names,
+    open_predictor,
+)
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Size
 from vitcli.fields import option, parse_directory, parse_size
@@ -69,7 +76,8 @@ class Inspect(Computing):
     layer: int | None = option(
         None,
         "--layer N",
-        "Block to show, counted from 0 (`vit fewshot --layer` counts from 1).  [default: the last]",
+        "Block whose attention is shown; for rollout and gradient, the last block that counts. "
+        "Counted from 0.  [default: the last]",
     )
     head: int | None = option(
         None,
@@ -79,7 +87,8 @@ class Inspect(Computing):
     label: str | None = option(
         None,
         "--class CLASS",
-        "Class to explain: index, id or name.  [default: the predicted class]",
+        "Class to explain with --method gradient, and to score with --faithfulness: index, id or "
+        "name.  [default: the predicted class]",
     )
     faithfulness: bool = option(
         False,
@@ -123,6 +132,8 @@ def inspect(args: Inspect) -> None:
             f"--head cannot be used with --method {args.method}, which averages over heads: use "
             "--method last"
         )
+    if args.label is not None and args.method != "gradient" and not args.faithfulness:
+        raise UsageError("--class requires --method gradient or --faithfulness")
     from vitcli import attention_plots
     from vitcli.errors import OutputError
     from vitcli.inspection.inspector import Inspector
@@ -135,6 +146,7 @@ def inspect(args: Inspect) -> None:
     output.check_writable(args.arrays)
     predictor = open_predictor(args, args.resolution)
     inspector = Inspector(predictor)
+    note_assumptions(predictor)
     if images:
         note_missing_names(predictor)
     show = _Show(inspector, args)

@@ -136,10 +136,11 @@ def show(args: Show) -> None:
         inputs = {"preprocess": dataclasses.asdict(source.preprocess), "score": source.score}
         output.json_line({**row, **describe_model(config), **inputs, **more})
         return
+    head = ", with the head" if config.num_classes else ""
     fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
     facts = {
-        "multiply-adds": row["gmacs"] and f"{row['gmacs']:,.2f} billion per image, with the head",
-        "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as timm measured",
+        "multiply-adds": row["gmacs"] and f"{row['gmacs']:,.2f} billion per image{head}",
+        "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as measured by timm",
         "labels": row["labels"],
         "license": row["license"],
         "repo": row["repo"] and f"{row['repo']}{'@' + row['revision'] if row['revision'] else ''}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from vitcli.checkpoints.info import assumptions
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHERS
 from vitcli.config import CHANGE_PREPROCESS, PosembMethod, Preprocess, Size
@@ -144,6 +145,15 @@ def note_missing_names(predictor: Predictor) -> None:
         output.note(f"{predictor.name}: the model has no class names, so class indices are shown")
 
 
+def note_assumptions(predictor: Predictor) -> None:
+    """Says what the checkpoint does not specify, and what of it is not used."""
+    name, info = predictor.name, predictor.info
+    if assumed := ", ".join(assumptions(info).values()):
+        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}")
+    if left_out := info.provenance.get("left_out"):
+        output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
+
+
 def read_checkpoint(args: Fetching, name: str) -> Checkpoint:
     """The description of a checkpoint, fetched if need be."""
     from vitcli.checkpoints.read import open_checkpoint
@@ -178,5 +188,5 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
         if target in inputs or is_image(target):
             what = "an input" if target in inputs else "an image"
             raise typer.BadParameter(
-                f"'{written}' is {what} and would be overwritten", param_hint=f"'{option}'"
+                f"'{written}' is {what} and would be overwritten", param_hint=option
             )

@@ -74,6 +74,7 @@ class _Place(NamedTuple):
     field: dataclasses.Field[Any]
     hint: Any
     option: Option
+    help: str
     group: str | None
     default: Any
 
@@ -92,7 +93,8 @@ def _places(
             by = next(k for k in config.__mro__ if field.name in inspect.get_annotations(k))
             group, owner = declared.group or (group if by is owner else None), by
             if declared.task in (None, task):
-                yield _Place((*path, field.name), field, hint, declared, group, default)
+                help = declared.help_of(task)
+                yield _Place((*path, field.name), field, hint, declared, help, group, default)
 
 
 def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
@@ -153,10 +155,10 @@ def _annotation(place: _Place, required: bool) -> Any:
     """The annotation of an option that is None unless it is given, or of an argument."""
     field, hint, declared = place.field, place.hint, place.option
     settings: dict[str, Any] = {
-        "help": declared.help + _shown_default(place),
+        "help": place.help + _shown_default(place),
         "metavar": declared.metavar,
         "rich_help_panel": place.group,
-        "hidden": not declared.help,
+        "hidden": not place.help,
     }
 
     def parse(text: str) -> Any:

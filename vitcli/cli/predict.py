@@ -12,7 +12,6 @@ from typing import Any
 
 import typer
 
-from vitcli.checkpoints.info import assumptions
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
@@ -20,12 +19,13 @@ from vitcli.cli.options import (
     RESIZED,
     Adapting,
     ending,
+    note_assumptions,
     note_missing_names,
     open_predictor,
     spare,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import FORMATS, Csv, Json, RowWriter, open_rows
+from vitcli.cli.rows import FORMATS, OUTPUT, Csv, Json, RowWriter, open_rows
 from vitcli.config import Score, Size
 from vitcli.fields import option, parse_size
 from vitcli.prediction import TOP_K, Predictor, Result
@@ -81,7 +81,7 @@ def predict(args: Predict) -> None:
     """
     if args.json and args.csv:
         raise UsageError("--json and --csv cannot be combined")
-    spare((name.removeprefix("@") for name in args.images), args.output, "--output")
+    spare((name.removeprefix("@") for name in args.images), args.output, OUTPUT)
     features = args.features
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise UsageError("--output and --features must be different files")
@@ -111,10 +111,7 @@ def _introduce(predictor: Predictor, default: bool) -> None:
         )
     else:
         note_missing_names(predictor)
-    if assumed := ", ".join(assumptions(predictor.info).values()):
-        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}")
-    if left_out := predictor.info.provenance.get("left_out"):
-        output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
+    note_assumptions(predictor)
 
 
 def _answers(predictor: Predictor, args: Predict) -> Iterator[ImageRow]:

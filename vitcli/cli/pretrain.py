@@ -12,7 +12,7 @@ pretrain = training_command(
     \b
     Examples:
       vit pretrain --data imagenet --variant S/16 --epochs 90
-      vit pretrain --data shards/train-{0000..0099}.tar --variant Ti/16 --set depth=6
+      vit pretrain --data 'shards/train-{0000..0099}.tar' --variant Ti/16 --set depth=6
       vit pretrain --data photos --objective mae --variant S/16 --epochs 400
     """,
 )

@@ -26,7 +26,7 @@ class Transferring(Fetching):
     timeout: float | None = option(
         None,
         "--timeout SECONDS",
-        "Give up if the Hub sends nothing for this long, or asks to wait longer.  "
+        "Give up if the Hub sends nothing for this long, or asks vit to wait longer than that.  "
         f"[default: {TIMEOUT:.0f}]",
         min=0,
     )

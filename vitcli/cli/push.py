@@ -51,6 +51,7 @@ class Push(Transferring):
         "--token TOKEN",
         "Hub token.  [default: HF_TOKEN, or the one saved by `hf auth login`]",
     )
+    offline: bool = option(False, "--offline", "")  # refused
     dry_run: bool = option(
         False,
         "--dry-run",

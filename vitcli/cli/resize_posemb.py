@@ -96,7 +96,8 @@ def resize_posemb(args: ResizePosemb) -> None:
     output.line(output.printable(_sentence(job, args.dry_run)))
     if not job.resized:
         return
-    loss = f"resizing back would change the embeddings by {job.loss():.2%}"
+    old = "{} x {}".format(*job.models[0].grid)
+    loss = f"resized back to {old}, the embeddings would differ by {job.loss():.2%}"
     if args.dry_run:
         output.line(loss)
     else:
@@ -121,12 +122,12 @@ def _draw(job: Resize, path: str) -> None:
 
 
 def _sentence(job: Resize, dry_run: bool) -> str:
-    verb = "would be" if dry_run else "is"
+    wrote = f"would write {job.output}" if dry_run else f"wrote {job.output}"
     (rows, columns), (new_rows, new_columns) = (model.grid for model in job.models)
     if not job.resized:
-        what = "unchanged" if job.in_place else f"a copy of {job.source}"
-        return f"{job.output} {verb} {what}: the grid is already {rows} x {columns}"
+        what = f"{job.output} is unchanged" if job.in_place else f"{wrote}, a copy of {job.source}"
+        return f"{what}: the grid is already {rows} x {columns}"
     return (
-        f"{job.output} {verb} {job.source} with position embeddings for "
-        f"{new_rows} x {new_columns} patches, from {rows} x {columns} ({job.method})"
+        f"{wrote}: {job.source} with position embeddings resized from {rows} x {columns} to "
+        f"{new_rows} x {new_columns} patches ({job.method})"
     )

@@ -75,20 +75,23 @@ class Csv(RowWriter):
 
 FORMATS: dict[str, type[RowWriter]] = {".csv": Csv, ".json": Json, ".jsonl": Json}
 """By the suffix of a file."""
+LISTED = f"{', '.join([*FORMATS][:-1])} or {[*FORMATS][-1]}"
+OUTPUT = "'--output' / '-o'"
+"""How an error names the option."""
 
 
 @contextlib.contextmanager
 def open_rows(
     path: str | None,
     default: type[RowWriter] = RowWriter,
-    option: str = "--output",
+    option: str = OUTPUT,
     format: type[RowWriter] | None = None,
 ) -> Iterator[RowWriter]:
     """A writer to stdout, or to a file that is written whole or not at all.
 
     Args:
-        default: the format of stdout, and of files without a suffix or with .txt.
-        option: the option that names the file.
+        default: the format of stdout and of files without a suffix; text also with .txt.
+        option: the option that names the file, as an error has it.
         format: None: by the file's suffix.
 
     Raises:
@@ -100,12 +103,12 @@ def open_rows(
         return
     from vitcli.atomic import whole_file
 
-    formats = {"": default, ".txt": default} | FORMATS
+    formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
     suffix = Path(path).suffix.lower()
     if format is None and suffix not in formats:
-        raise typer.BadParameter(
-            f"'{path}' does not end in {', '.join(FORMATS)} or .txt", param_hint=f"'{option}'"
-        )
+        *others, last = [name for name in formats if name]
+        kinds = f"{', '.join(others)} or {last}"
+        raise typer.BadParameter(f"'{path}' does not end in {kinds}", param_hint=option)
     with whole_file(path) as file:
         writer = (format or formats[suffix])(file)
         yield writer

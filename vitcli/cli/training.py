@@ -35,11 +35,14 @@ class Start(Fetching):
     config: str | None = option(
         None,
         "--config FILE",
-        "Repeat the run described by a config.json; other options override it.",
+        "Repeat the run described by a config.json; requires --output. Other options override it.",
         RUN,
     )
     resume: str | None = option(
-        None, "--resume DIR", "Continue the interrupted run in this directory."
+        None,
+        "--resume DIR",
+        "Continue the interrupted run in this directory, with its original options. Only --max-bad "
+        "and the options under Machine except --precision may be given.",
     )
     force: bool = option(False, "--force", "Replace the run in the output directory.")
     preset: PresetName | None = option(

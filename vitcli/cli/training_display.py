@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
 from vitcli.train_config import TrainConfig
-from vitcli.words import counted
+from vitcli.words import counted, flops_text
 
 if TYPE_CHECKING:
     from vitcli.train.events import Choice, Event, Plan, Probe, Step, Validation
@@ -121,7 +121,7 @@ def plan_text(plan: Plan) -> str:
         "plan": f"{counted(plan.steps, 'step')} of {plan.batch_size}{parts} "
         f"({plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}), "
         f"{plan.optimizer}, {rate}, warm-up {counted(plan.warmup, 'step')}",
-        "cost": f"{plan.flops / 1e9:,.3g} GFLOPs per image, {plan.exaflops:,.3g} exaFLOPs in all",
+        "cost": f"{flops_text(plan.flops)} per image, {flops_text(plan.exaflops * 1e18)} in all",
         "machine": machine,
     }
     return "\n".join(_line(name, text) for name, text in lines.items())
@@ -183,7 +183,7 @@ def show_sweep(choice: Choice) -> None:
             loss = "-" if trial.val_loss is None else f"{trial.val_loss:.4f}"
             cells = [f"{trial.val_top1:.2%}", loss, f"{trial.best_step:,}"]
         rows.append([f"{trial.lr:g}", *cells, "best" if trial.lr == choice.lr else ""])
-    output.table(["learning rate", "val top1", "val loss", "step", ""], rows, (0, 1, 2, 3))
+    output.table(["learning rate", "val top-1", "val loss", "step", ""], rows, (0, 1, 2, 3))
     if choice.retrain:
         output.note(f"training on all images with learning rate {choice.lr:g}")
 

@@ -343,6 +343,8 @@ def _hold_out(
 
 def _held_words(train: Source, held: Ints, fraction: float) -> str:
     each = " of each class" if len(train.classes) > 1 else ""
+    if any(count > 1 and round(fraction * count) < 1 for count in train.counts()):
+        each += ", but at least one"
     return f"validation: {len(held):,} of {len(train):,} images held out, {fraction:.0%}{each}"
 
 

@@ -23,7 +23,7 @@ from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
 from vitcli.errors import DataError
 from vitcli.words import counted
 
-_HINT = "put the images of each class in their own directory: DATA/cat/1.jpg, DATA/dog/2.jpg"
+_HINT = "put the images of each class in a directory of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
 
 _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 """Names of a directory that holds the class directories rather than being one."""

@@ -24,7 +24,7 @@ from vitcli.hub import registry
 from vitcli.hub.privacy import is_repo, publishable
 from vitcli.hub.registry import RegistryEntry
 from vitcli.layouts.timm import not_in_timm
-from vitcli.words import counted
+from vitcli.words import counted, flops_text
 
 if TYPE_CHECKING:
     from vitcli.metrics import Evaluation
@@ -167,7 +167,7 @@ def _introduction(info: CheckpointInfo) -> list[str]:
     return [
         "",
         f"A {kind} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
-        f"{2 * model.macs() / 1e9:.2f} GFLOPs per image) for images of {height} x {width} pixels, "
+        f"{flops_text(2 * model.macs())} per image) for images of {height} x {width} pixels, "
         f"{head}",
         "",
         f"Images are resized ({filtered}, {preprocess.crop_mode}, crop {preprocess.crop_pct:g}), "

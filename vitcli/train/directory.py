@@ -291,7 +291,12 @@ def read_train_config(path: str | Path) -> TrainConfig:
             hint="pass the directory of a run, such as runs/flowers",
         ) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise RunError(f"not the configuration of a run: {error}", where=path) from error
+        reason = f"it has no key {error}" if isinstance(error, KeyError) else error
+        raise RunError(
+            f"not the configuration of a run: {reason}",
+            where=path,
+            hint="pass the directory of a run, such as runs/flowers",
+        ) from error
 
 
 def continued(config: TrainConfig) -> TrainConfig:

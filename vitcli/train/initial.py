@@ -78,7 +78,8 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         raise ConfigError(
             "--keep-head requires a checkpoint with class names",
             where=config.model,
-            hint="leave out --keep-head, or add the names with `vit convert --classes FILE`",
+            hint="leave out --keep-head, or write a copy with names: `vit convert SRC DST "
+            "--classes FILE`",
         )
     index = ClassIndex(start.classes)
     known = [i for i, label in enumerate(classes) if index.find(label)]

@@ -171,7 +171,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
             x, y = objective.prepare(x, labels, step, run.part.start, inputs.lead)
             loss, correct = _backward_that_fits(run, inputs, trained, x, y, on_event)
             run.scaler.unscale_(optimizer)
-            if config.clip_norm is not None:
+            if config.clip_norm:
                 torch.nn.utils.clip_grad_norm_(objective.parameters(), config.clip_norm)
             run.scaler.step(optimizer)
             run.scaler.update()
