@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from vitcli.atomic import write_json
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, rewrite, write
+from vitcli.checkpoints.store import rewrite
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, write
 from vitcli.errors import OutputError
 from vitcli.layouts import timm
 

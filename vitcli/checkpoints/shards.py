@@ -3,21 +3,9 @@ timm split large checkpoints."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from vitcli.atomic import write_json
-from vitcli.checkpoints.tensor_file import (
-    RECORD,
-    Arrays,
-    Store,
-    numpy_dtype,
-    read_header,
-    require_file,
-    rewrite,
-)
+from vitcli.checkpoints.tensor_file import RECORD, Store, read_header, require_file
 from vitcli.errors import CheckpointError
 from vitcli.typed_json import from_json, parse
 from vitcli.weight_files import weights_among
@@ -65,23 +53,3 @@ def open_shards(path: Path) -> Store:
         )
     tensors = {name: shards[file][name] for name, file in names.items()}
     return Store(path, "shards", tensors, metadata)
-
-
-def rewrite_shards(
-    source: Path, target: Path, changed: Arrays, metadata: Mapping[str, str]
-) -> None:
-    """Writes the index and those shards that hold one of these arrays, with the array in place of
-    their own; the other shards stay where they are."""
-    index: dict[str, Any] = parse(source.read_bytes())
-    names, grown = read_index(source), 0
-    for file in sorted({names[name] for name in changed}):
-        shard = read_header(source.with_name(file))
-        new = {name: array for name, array in changed.items() if name in shard.tensors}
-        rewrite(shard, target.with_name(file), new, metadata)
-        for name, array in new.items():
-            dtype, shape, _ = shard.tensors[name]
-            grown += numpy_dtype(dtype).itemsize * (math.prod(array.shape) - math.prod(shape))
-    about = index.get("metadata")
-    if isinstance(about, dict) and isinstance(about.get("total_size"), int):
-        about["total_size"] += grown
-    write_json(target, index)

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vitcli.atomic import write_json
 from vitcli.checkpoints import npz, shards, tensor_file
 from vitcli.checkpoints.info import Resized
-from vitcli.checkpoints.tensor_file import RECORD, Arrays, Store, require_file
+from vitcli.checkpoints.tensor_file import RECORD, Store, check_types, require_file
 from vitcli.errors import CheckpointError
 from vitcli.typed_json import from_json, parse
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def open_store(path: Path) -> Store:
@@ -109,7 +114,9 @@ WRITERS = {".safetensors": tensor_file.write, ".npz": npz.write}
 """How a file is written, by its suffix."""
 
 
-def rewrite(store: Store, target: Path, changed: Arrays, metadata: Mapping[str, str]) -> None:
+def rewrite(
+    store: Store, target: Path, changed: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
     """Writes a file again with these arrays in place of its own, and this metadata added; of
     shards the index and those that change.
 
@@ -117,7 +124,18 @@ def rewrite(store: Store, target: Path, changed: Arrays, metadata: Mapping[str, 
         CheckpointError: the file is damaged.
         OutputError: the target cannot be written.
     """
-    if store.kind == "shards":
-        shards.rewrite_shards(store.path, target, changed, metadata)
-    else:
-        tensor_file.rewrite(store, target, changed, metadata, WRITERS[COPIES[store.kind]])
+    if store.kind != "shards":
+        check_types(store.tensors, store.path)  # also of what is not part of the model
+        tensors, texts = {**store.tensors, **changed}, {**store.metadata, **metadata}
+        return WRITERS[COPIES[store.kind]](target, tensors, texts)
+    names, index = shards.read_index(store.path), parse(store.path.read_bytes())
+    for file in sorted({names[name] for name in changed}):
+        new = {name: array for name, array in changed.items() if names[name] == file}
+        shard = tensor_file.read_header(store.path.with_name(file))
+        rewrite(shard, target.with_name(file), new, metadata)
+    about = index.get("metadata")
+    if isinstance(about, dict) and isinstance(about.get("total_size"), int):
+        for name, array in changed.items():
+            old = math.prod(store.tensors[name].shape)
+            about["total_size"] += array.itemsize * (array.size - old)
+    write_json(target, index)

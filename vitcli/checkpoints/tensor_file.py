@@ -53,8 +53,6 @@ class LazyTensor(NamedTuple):
 
 
 Arrays = Mapping[str, "np.ndarray | LazyTensor"]
-Writer = Callable[[Path, Arrays, Mapping[str, str]], None]
-"""Writes arrays and metadata to a file."""
 
 
 @dataclass(frozen=True)
@@ -181,23 +179,6 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             file.write(tensor_bytes(tensors[name]))
-
-
-def rewrite(
-    store: Store,
-    target: Path,
-    changed: Arrays,
-    metadata: Mapping[str, str],
-    writer: Writer = write,
-) -> None:
-    """Writes a file with these tensors in place of its own, and this metadata added.
-
-    Raises:
-        CheckpointError: the source is damaged.
-        OutputError: the target cannot be written.
-    """
-    check_types(store.tensors, store.path)  # also of what is not part of the model
-    writer(target, {**store.tensors, **changed}, {**store.metadata, **metadata})
 
 
 def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype[Any]:
