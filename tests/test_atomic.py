@@ -24,8 +24,12 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from vitcli.atomic import whole_directory, whole_file
-with whole_file(sys.argv[1] + "/x") as file, whole_directory(sys.argv[1] + "/y") as directory:
+from vitcli.atomic import scratch_directory, whole_directory, whole_file
+with (
+    whole_file(sys.argv[1] + "/x") as file,
+    whole_directory(sys.argv[1] + "/y") as directory,
+    scratch_directory(),
+):
     file.write(b"half")
     (directory / "z").write_text("half")
     if sys.argv[2] == "dies":
@@ -36,15 +40,18 @@ with whole_file(sys.argv[1] + "/x") as file, whole_directory(sys.argv[1] + "/y")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot ask whether a process runs")
-def test_temporary_files_of_killed_processes_are_cleared(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_processes_are_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of scratch directories
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     assert subprocess.run([*command, "dies"]).returncode == -9
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "lives"], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
         left = set(tmp_path.iterdir())
-        assert len(left) == 2  # the other process has cleared the first one's, and has its own
+        assert len(left) == 3  # the other process has cleared the first one's, and has its own
         with whole_directory(tmp_path / "new") as directory:
             (directory / "file").write_text("whole")
         assert set(tmp_path.iterdir()) == {*left, tmp_path / "new"}

@@ -1,34 +1,13 @@
-"""Bytes that are no checkpoint, and changes of layout, drawn at random; see test_campaign.py."""
-
-from pathlib import Path
+"""Changes of layout, drawn at random."""
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitcli.checkpoints.read import open_checkpoint
-from vitcli.errors import VitError
 from vitcli.layouts import table
 from vitcli.layouts.table import Op
 
 OPS = [op for op in vars(table).values() if isinstance(op, Op)]
-
-
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(data=st.binary(max_size=400))
-def test_any_bytes_are_refused_in_words(tmp_path: Path, data: bytes) -> None:
-    for name in ("x.safetensors", "x.npz", "x.pth"):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(VitError):
-            open_checkpoint(tmp_path / name)
-    (tmp_path / "x.npz").write_bytes(b"PK\x03\x04" + data)
-    with pytest.raises(VitError):
-        open_checkpoint(tmp_path / "x.npz")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -64,14 +64,6 @@ def resize(spec: Path, **options: object) -> Path:
     return job.file
 
 
-@pytest.mark.parametrize("name", ["timm_vit_default", "timm_vit_reg4_dinov2", "timm_deit3"])
-def test_timm_has_the_same_table_at_its_larger_size(name: str, tmp_path: Path) -> None:
-    px = json.loads((GOLDEN / name / "case.json").read_text())["hires_px"]
-    file = resize(GOLDEN / name, resolution=(px, px), method="bicubic", output=tmp_path / "out")
-    expected = np.load(GOLDEN / name / "io.npz")["hires_pos_embed"]
-    np.testing.assert_allclose(tensors_in(file)["pos_embed"], expected, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("grid", [(6, 6), (3, 9), (1, 2)])
 def test_the_default_is_scipys_zoom(tmp_path: Path, dtype: type, grid: Size) -> None:

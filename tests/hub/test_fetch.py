@@ -1,7 +1,6 @@
 """Fetching with the real client from a server on loopback: the right file or a clear line."""
 
 import json
-import random
 import socket
 import time
 from itertools import pairwise
@@ -19,7 +18,7 @@ from huggingface_hub import (
 
 from checkpoints.golden_cases import GOLDEN
 from conftest import VitProcess, use_hub, wait_for
-from loopback import ON_ANSWER, Fault
+from loopback import Fault
 from vitcli.errors import HubError, VitWarning
 from vitcli.hub.cache import RepoCache
 from vitcli.hub.fetch import cached, fetch, reachable
@@ -300,7 +299,8 @@ def test_passing_failures_are_retried(hub, commit, where, status):
 )
 def test_a_silent_hub_is_given_up(hub, commit, where, trouble, monkeypatch):
     """All tries together take no longer than the time-out."""
-    set_patience(monkeypatch, 600)
+    for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        monkeypatch.setattr(constants, name, 600)
     if trouble:
         hub.faults.append(Fault("status", where, status=trouble))
     hub.faults.append(fault := Fault("stall", where, times=99))
@@ -338,16 +338,6 @@ def test_a_killed_download_is_resumed(hub, commit):
     assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
     assert hub.ranges[-1] == f"bytes={there}-"
     assert any("resumed" in str(event.note) for event in heard)
-
-
-def test_what_is_resumed_wrongly_is_fetched_anew(hub, commit):
-    hub.faults.append(Fault("status", "GET /lfs/", nth=2, times=99))
-    hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
-    refused()
-    with open(part(), "r+b") as file:
-        file.write(b"damaged")
-    hub.faults.clear()
-    assert fetch("me/model").read_bytes() == WEIGHTS
 
 
 def test_processes_that_want_one_repo_download_it_once(hub, commit):
@@ -486,71 +476,3 @@ def test_reachable_is_decided_in_time(hub, commit, monkeypatch):
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{repo_id}}")
         assert not reachable("me/model", timeout=0.3)
-
-
-# ---------------------------------------------------------------------------------------------
-# Random faults at random bytes: the right file or a clear line, and nothing wrong that stays
-
-
-PLACES = {
-    "/api/models/": 600,
-    "GET /me/model/resolve/": len(FILES["config.json"]),
-    "GET /lfs/": len(FILES["model.safetensors"]),
-}
-"""Where something may go wrong, and in how many bytes."""
-
-
-def random_fault(draw: random.Random) -> Fault:
-    where = draw.choice(list(PLACES))
-    # A flipped bit in a listing is caught by TLS and by nobody else.
-    kinds = set(ON_ANSWER) - ({"flip"} if "/api/" in where else set())
-    kind = draw.choice(["status", "status", "status", *sorted(kinds)])
-    times = draw.choice((1, 2, 99, 99))
-    return Fault(
-        kind,
-        where,
-        at=draw.randrange(PLACES[where]),
-        nth=draw.choice((1, 1, 1, 2)),
-        times=min(times, 2) if kind == "stall" else times,
-        seconds=0.001 if kind == "slow" else 600,
-        status=draw.choice((401, 403, 404, 429, 500, 503)),
-        code=draw.choice(("", "", "RepoNotFound", "EntryNotFound", "GatedRepo")),
-    )
-
-
-def set_patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
-        monkeypatch.setattr(constants, name, seconds)
-
-
-def check(directory: Path) -> None:
-    """That what the caller would read is what the Hub has."""
-    for name, content in FILES.items():
-        assert (directory / name).read_bytes() == content, name
-
-
-def test_random_faults(hub, tmp_path, monkeypatch):
-    hub.add("me/model", FILES)
-    outcomes = {"right": 0, "said": 0, "struck": 0}
-    for number in range(30):
-        fault = random_fault(random.Random(number))
-        cache = str(tmp_path / str(number))
-        monkeypatch.setenv("HF_HUB_CACHE", cache)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
-        hub.faults[:] = [fault]
-        set_patience(monkeypatch, 0.5 if fault.kind == "stall" else 60)
-        try:
-            check(fetch("me/model").parent)
-            outcomes["right"] += 1
-        except HubError as error:
-            assert error.where == "me/model" and error.what and error.hint, fault
-            outcomes["said"] += 1
-        outcomes["struck"] += fault.struck > 0
-        hub.faults.clear()
-        set_patience(monkeypatch, 60)
-        try:  # nothing that is wrong is in the cache for a run that asks no one
-            check(fetch("me/model", offline=True).parent)
-        except HubError as error:
-            assert "in the cache" in error.what and "damaged" not in error.what, fault
-        check(fetch("me/model").parent)  # nor for one that does
-    assert min(outcomes.values()) >= 3 and outcomes["struck"] >= 10, outcomes

@@ -14,7 +14,7 @@ from hub_server import LoopbackHub
 from loopback import Fault
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.save import rewrite_info, save_checkpoint
+from vitcli.checkpoints.save import rewrite_info
 from vitcli.config import Preprocess, model_config
 from vitcli.errors import HubError
 from vitcli.hub.card import lineage
@@ -225,30 +225,13 @@ def test_a_push_that_fails_leaves_the_repo_as_it_was(run, tmp_path, hub, fault):
     assert hub.files(REPO)["config.json"] == package.files["config.json"].read_bytes()
 
 
-@pytest.mark.parametrize(
-    "where", ["/whoami-v2", "GET /api/models/", "README.md", "/commit/", "/create"]
-)
+@pytest.mark.parametrize("where", ["/whoami-v2", "GET /api/models/", "README.md", "/commit/"])
 def test_passing_failures_are_retried(run, tmp_path, hub, where):
-    if where != "/create":
-        hub.add(REPO, {"README.md": b"# Mine\n"})
+    hub.add(REPO, {"README.md": b"# Mine\n"})
     hub.faults.append(fault := Fault("status", where, status=503))
     log_in(TARGET)
     pushed(packed(run, tmp_path))
     assert fault.struck and "model.safetensors" in hub.files(REPO)
-
-
-@pytest.mark.parametrize(
-    ("where", "status"), [("/validate-yaml", 400), ("PUT /lfs/", 400), ("/commit/", 400)]
-)
-def test_a_new_repo_that_stays_empty_is_said(run, tmp_path, hub, where, status):
-    package = packed(run, tmp_path)
-    hub.faults.append(Fault("status", where, status=status))
-    with pytest.raises(HubError) as caught:
-        pushed(package, "next")
-    assert "was created and is empty" in caught.value.__notes__[0]
-    assert hub.files(REPO) == {}
-    pushed(package, "next")
-    assert set(hub.files(REPO, "next")) == set(package.files)
 
 
 def test_a_commit_whose_answer_is_lost_was_made(run, tmp_path, hub):
@@ -258,29 +241,36 @@ def test_a_commit_whose_answer_is_lost_was_made(run, tmp_path, hub):
     assert done.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
 
 
-@pytest.mark.parametrize(("status", "said"), [(403, "nothing in"), (500, "may have been opened")])
-def test_whether_a_pull_request_was_opened(run, tmp_path, hub, status, said):
-    hub.add(REPO, {"config.json": b"old"})
-    hub.faults.append(Fault("status", "/commit/", status=status, times=99))
-    with pytest.raises(HubError) as caught:
-        pushed(packed(run, tmp_path), create_pr=True)
-    assert said in caught.value.__notes__[0]
-
-
-def test_where_to_look_if_nobody_knows_what_happened(run, tmp_path, hub):
-    hub.add(REPO, {"config.json": b"old"})
-    hub.faults += [
-        Fault("status", f"/{page}/", status=500, times=99) for page in ("commit", "commits")
-    ]
-    with pytest.raises(HubError) as caught:
-        pushed(packed(run, tmp_path), "next")
-    assert f"{REPO}/commits/next" in caught.value.__notes__[0]
-
-
 def test_a_repo_whose_answer_is_lost_was_created(run, tmp_path, hub):
     hub.faults.append(fault := Fault("reset", "/repos/create"))
     assert pushed(packed(run, tmp_path), private=True).created and fault.struck
     assert hub.repos[REPO].private and "model.safetensors" in hub.files(REPO)
+
+
+@pytest.mark.parametrize(
+    ("exists", "where", "status", "options", "said"),
+    [
+        (False, "/validate-yaml", 400, {}, "was created and is empty"),
+        (False, "PUT /lfs/", 400, {"revision": "next"}, "was created and is empty"),
+        (False, "/commit/", 400, {"revision": "next"}, "was created and is empty"),
+        (True, "/commit", 403, {"create_pr": True}, "nothing in"),
+        (True, "/commit", 500, {"create_pr": True}, "may have been opened"),
+        (True, "/commit", 500, {"revision": "next"}, f"{REPO}/commits/next"),
+    ],
+)
+def test_a_failed_push_says_what_it_did(run, tmp_path, hub, exists, where, status, options, said):
+    if exists:
+        hub.add(REPO, {"config.json": b"old"})
+    hub.faults.append(Fault("status", where, status=status, times=99))
+    package = packed(run, tmp_path)
+    with pytest.raises(HubError) as caught:
+        pushed(package, **options)
+    assert said in caught.value.__notes__[0]
+    assert exists or hub.files(REPO) == {}
+    hub.faults.clear()
+    revision = options.get("revision", "main")
+    pushed(package, revision)
+    assert hub.files(REPO, revision).keys() >= package.files.keys()
 
 
 @pytest.mark.parametrize("is_made", [True, False])
@@ -296,30 +286,6 @@ def test_ctrl_c_says_what_happened(run, tmp_path, hub, is_made):
     assert process.returncode != 0
     assert (hub.head(REPO) != before) == is_made
     assert ("the commit was made" if is_made else "nothing in") in said
-
-
-def test_a_killed_push_leaves_nothing(run, tmp_path, hub):
-    """The repo is as it was, and the next push removes the temporary files of this one."""
-    before = pushed(packed(run, tmp_path)).commit
-    info, file = read_info(run)
-    changed = {name: tensor + 1 for name, tensor in load_file(file).items()}
-    save_checkpoint(run, changed, info)
-    hub.faults.append(slow := Fault("slow", "PUT /lfs/"))
-    place = tmp_path / "tmp"
-    place.mkdir()
-    with VitProcess("push", run, REPO, TMPDIR=str(place)) as process:
-        wait_for(lambda: slow.struck, process)
-        process.kill()
-        process.communicate()
-    assert hub.head(REPO) == before
-    assert list(place.iterdir())
-    hub.faults.clear()
-    with VitProcess("push", run, REPO, TMPDIR=str(place)) as process:
-        process.communicate()
-    assert process.returncode == 0 and not list(place.iterdir())
-    (tmp_path / "back.safetensors").write_bytes(hub.files(REPO)["model.safetensors"])
-    back = load_file(tmp_path / "back.safetensors")
-    assert all((back[name] == changed[name]).all() for name in changed)
 
 
 def test_a_change_between_look_and_commit_is_noticed(run, tmp_path, hub):
