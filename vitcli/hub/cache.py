@@ -58,6 +58,20 @@ def fetched() -> list[str]:
     return [note.parent.name.removeprefix("models--").replace("--", "/", 1) for note in notes]
 
 
+def check_space(directory: Path, needed: int, purpose: str, repo: str, variable: str) -> None:
+    """Raises HubError if the disk of a directory, which a variable of the environment sets, has no
+    room for so many bytes."""
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise HubError(
+            f"{purpose} needs {needed / 1e6:,.0f} MB, but {place} has only {free / 1e6:,.0f} MB "
+            "free",
+            where=repo,
+            hint=f"free some space, or set {variable} to a directory on another disk",
+        )
+
+
 @dataclass(frozen=True)
 class RepoCache:
     """What the cache has of a repo."""

@@ -13,16 +13,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import threading
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from vitcli.errors import CheckpointError, HubError, VitWarning
-from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, root
+from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root
 from vitcli.hub.retry import Progress as Progress
 from vitcli.hub.retry import Transfer, ask, is_offline, missing
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
@@ -128,33 +127,23 @@ class _Found:
             raise self.unavailable or error
         files = {name: self.listing[name] for name in names}
         absent = {n: f for n, f in files.items() if not self.cache.is_whole(snapshot / n, f.digest)}
-        if absent and self.unavailable is None:
-            self._check_space(absent.values())
+        if absent and self.unavailable is not None:
+            raise self._incomplete(next(iter(absent)), self.unavailable)
+        parts = [(file.size or 0, self._part(file)) for file in absent.values()]
+        needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
+        check_space(root(), needed, "the download", repo, "HF_HOME")
         for name, file in absent.items():
-            if self.unavailable is None:
-                self._download(name, file)
-                continue
-            what, hint = f"only partly in the cache: {name} is missing", self.unavailable.hint
-            if (snapshot / name).is_file():
-                self.cache.drop(self.commit, name, file.digest)
-                what = f"{name} was damaged in the cache and has been removed"
-                hint = "download it again without --offline"
-            raise HubError(what, where=repo, hint=hint)
+            self._download(name, file)
         return snapshot / list(names)[-1]
 
-    def _check_space(self, files: Iterable[HubFile]) -> None:
-        """Raises HubError if the disk has no room for what is left to download."""
-        parts = [(file.size or 0, self._part(file)) for file in files]
-        needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
-        place = next(path for path in (root(), *root().parents) if path.exists())
-        free = shutil.disk_usage(place).free
-        if needed > free:
-            raise HubError(
-                f"the download needs {needed / 1e6:,.0f} MB, but {place} has only "
-                f"{free / 1e6:,.0f} MB free",
-                where=self.cache.repo,
-                hint="free some space, or set HF_HOME to a directory on another disk",
-            )
+    def _incomplete(self, name: str, unavailable: HubError) -> HubError:
+        """Why there is nothing to load while the Hub cannot be asked; a damaged file is removed."""
+        what, hint = f"only partly in the cache: {name} is missing", unavailable.hint
+        if (self.cache.snapshot(self.commit) / name).is_file():
+            self.cache.drop(self.commit, name, self.listing[name].digest)
+            what = f"{name} was damaged in the cache and has been removed"
+            hint = "download it again without --offline"
+        return HubError(what, where=self.cache.repo, hint=hint)
 
     def _part(self, file: HubFile) -> Path:
         return self.cache.blob(f"{file.digest}.incomplete")
@@ -221,8 +210,6 @@ class _Found:
                 if position:
                     headers["Range"] = f"bytes={position}-"
                 with get_session().stream("GET", url, headers=headers, timeout=silence) as answer:
-                    if answer.status_code == 416:  # what is here is longer than what is there
-                        return restart()
                     hf_raise_for_status(answer)
                     if answer.status_code != 206:
                         restart()

@@ -24,7 +24,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
 from vitcli.errors import HubError
 from vitcli.hub import card
-from vitcli.hub.cache import digest_of
+from vitcli.hub.cache import check_space, digest_of
 from vitcli.hub.card import LICENSE, MEASURED, Card, digest, lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import publishable
@@ -142,14 +142,8 @@ def pack(
     beside = source.file.parent
     places = {beside, beside.absolute(), beside.absolute().parent}
     info = dataclasses.replace(source.info, provenance=publishable(source.info.provenance, places))
-    needed, free = 4 * info.model.num_params(), shutil.disk_usage(directory).free
-    if needed > free:
-        raise HubError(
-            f"preparing the upload needs {needed / 1e6:,.0f} MB in {directory.parent}, which has "
-            f"only {free / 1e6:,.0f} MB free",
-            where=repo,
-            hint="set TMPDIR to a directory on another disk",
-        )
+    needed = 4 * info.model.num_params()
+    check_space(directory.parent, needed, "preparing the upload", repo, "TMPDIR")
     tensor_file.write(directory / WEIGHTS, source.tensors, info.to_metadata())
     write_config(directory / CONFIG, info)
 
