@@ -1,5 +1,5 @@
-"""Damage by the thousand: mutated files and bombs, each read or refused with a VitError; and killed
-commands, which must not keep the next one from its result. For longer:
+"""Damage by the thousand: mutated files and bombs, each read or refused with a VitError. For
+longer:
 
     ROUNDS=500 python -m pytest -m slow tests/test_campaign.py
 """
@@ -15,7 +15,6 @@ import random
 import resource
 import tarfile
 import tempfile
-import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from PIL import Image
 from safetensors.numpy import load_file, save
 from typer.testing import CliRunner
 
-from conftest import VitProcess
 from layouts.released_names import open_clip
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -266,36 +264,3 @@ def test_mutants_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 outcomes.next(timeout=600)
             except Exception as error:
                 raise AssertionError(mutant) from error
-
-
-SOURCE = GOLDEN / "timm_vit_default" / "model.safetensors"
-COMMANDS: dict[str, list[object]] = {
-    "x.safetensors": ["convert", SOURCE, "OUT", "--force"],
-    "x": ["convert", SOURCE, "OUT", "--force", "--to", "transformers"],
-    "y.safetensors": ["resize-posemb", SOURCE, "--grid", "24", "-o", "OUT", "--force"],
-    "x.json": ["predict", PHOTO, "--json", "-o", "OUT"],
-}
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    files = path.iterdir() if path.is_dir() else [path] if path.exists() else []
-    return {file.name: file.read_bytes() for file in files}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
-def test_killed_commands_leave_nothing_half_written(name: str, tmp_path: Path) -> None:
-    """kill -9 at random moments; the same command is then run to its end."""
-    draw, out = random.Random(name), tmp_path / name
-    words = [out if word == "OUT" else word for word in COMMANDS[name]]
-    seconds = 0.0
-    for _ in range(4):
-        with VitProcess(*words) as process:
-            time.sleep(draw.uniform(0.3, 1) * seconds)
-            process.kill()
-        after_kill, begin = contents(out), time.monotonic()
-        with VitProcess(*words) as process:
-            _, said = process.communicate()
-        seconds = time.monotonic() - begin
-        assert process.returncode == 0, said
-        assert after_kill in ({}, contents(out)) and list(tmp_path.iterdir()) == [out]
