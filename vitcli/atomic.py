@@ -31,14 +31,11 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
     """
     target = Path(os.path.realpath(path))
     try:
-        if (number := _descriptor(path)) is not None:
-            with open(os.dup(number), "wb") as file:
-                yield file
-            return
         if target.is_dir():
             raise OutputError("cannot be written: it is a directory", where=path)
-        if os.path.exists(path) and not os.path.isfile(path):
-            with open(path, "wb") as file:
+        number = _descriptor(path)
+        if number is not None or (os.path.exists(path) and not os.path.isfile(path)):
+            with open(path if number is None else os.dup(number), "wb") as file:
                 yield file
             return
         temporary = _temporary(target)

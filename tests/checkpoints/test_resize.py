@@ -153,20 +153,13 @@ def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:
 
 def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
     source = written(tmp_path / "a.safetensors")
-    with pytest.raises(ConfigError, match="33 is not a multiple"):
-        plan_resize(source, resolution=(33, 32))
     none = dataclasses.replace(SMALL, posemb="none")
     with pytest.raises(CheckpointError, match="no position embeddings"):
         plan_resize(written(tmp_path / "none.safetensors", none), grid=(2, 2))
-    resize(source, grid=(2, 2))
-    with pytest.raises(OutputError, match="already exists"):
-        resize(source, grid=(2, 2))
     with pytest.raises(ConfigError, match="cannot be combined"):
         plan_resize(source, grid=(2, 2), in_place=True, output="x")
     with pytest.raises(OutputError, match="written as a .safetensors file"):
         plan_resize(source, grid=(2, 2), output="a.onnx")
-    with pytest.raises(OutputError, match="not a local file"):
-        plan_resize("org/name", grid=(2, 2))
     before = source.read_bytes()
     with pytest.raises(OutputError, match="the same file"):
         resize(source, grid=(2, 2), output=source)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.save import SaveDtype, rewrite_info, save_checkpoint, write_config
+from vitcli.checkpoints.save import SaveDtype, rewrite_info, save_checkpoint
 from vitcli.checkpoints.tensor_file import read_header
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 from vitcli.errors import CheckpointError, OutputError
@@ -98,5 +98,3 @@ def test_unwritable_folders_get_one_line(tmp_path: Path, state: dict[str, torch.
         with pytest.raises(OutputError, match="cannot be created") as caught:
             save_checkpoint(folder, state, INFO)
         assert caught.value.where == str(folder)
-    with pytest.raises(OutputError, match="cannot be written"):
-        write_config(tmp_path / "missing" / "config.json", INFO)
