@@ -104,6 +104,7 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
         (Changes(preprocess={"colour": 1}), "colour"),
         (Changes(preprocess={"mean": "x"}), "mean"),
         (Changes(preprocess={"crop_pct": 0}), "crop_pct"),
+        (Changes(labels=(ClassLabel("a", "a"),) * 2), "lists 2 classes, but the model has 10"),
         (Changes(arch="R50x1"), "different kinds of model"),
     ):
         with pytest.raises(ConfigError, match=said):
