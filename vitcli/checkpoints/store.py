@@ -126,8 +126,8 @@ def rewrite(
     """
     if store.kind != "shards":
         check_types(store.tensors, store.path)  # also of what is not part of the model
-        tensors, texts = {**store.tensors, **changed}, {**store.metadata, **metadata}
-        return WRITERS[COPIES[store.kind]](target, tensors, texts)
+        write = WRITERS[COPIES[store.kind]]
+        return write(target, {**store.tensors, **changed}, {**store.metadata, **metadata})
     names, index = shards.read_index(store.path), parse(store.path.read_bytes())
     for file in sorted({names[name] for name in changed}):
         new = {name: array for name, array in changed.items() if names[name] == file}
