@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitcli.errors import CheckpointError, HubError, VitWarning
+from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root
 from vitcli.hub.retry import Progress as Progress
 from vitcli.hub.retry import Transfer, ask, is_offline, missing
@@ -255,13 +256,12 @@ def _look(
     listing = (cache.listing(known) if known else None) or present
     if offline:
         at = "" if revision == MAIN else f" at revision {revision}"
-        absent = missing(
-            cache.repo,
-            f"no such file or directory, and not in the cache{at}",
-            "download it with `vit pull` (without "
-            + ("HF_HUB_OFFLINE" if is_offline() else "--offline")
-            + "), or check the name",
-        )
+        without = "HF_HUB_OFFLINE" if is_offline() else "--offline"
+        what, check = f"no such file or directory, and not in the cache{at}", ", or check the name"
+        if registry.entry_of(cache.repo):  # no mistyped path
+            what, check = f"not downloaded{at}", ""
+        hint = f"download it with `vit pull` (without {without}){check}"
+        absent = missing(cache.repo, what, hint)
         if known is None or not present:
             raise absent
         return _Found(cache, known, listing, absent)
