@@ -196,7 +196,7 @@ def test_shards_are_unpacked_and_indexed_once(shard_directory, monkeypatch):
     reported: list[str] = []
     first = open_data(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
-    assert cached() == [".npy"] * 4 + [".tar"]
+    assert cached() == [".npz"] * 4 + [".tar"]
     with monkeypatch.context() as patched:
         patched.setattr(shards, "read_samples", None)
         patched.setattr(shards.shutil, "copyfileobj", None)
@@ -204,7 +204,7 @@ def test_shards_are_unpacked_and_indexed_once(shard_directory, monkeypatch):
     assert len(reported) == 1
     assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)
     for damage in DAMAGES.values():
-        for index in cache_directory("shards").glob("*.npy"):
+        for index in cache_directory("shards").glob("*.npz"):
             index.write_bytes(damage(index.read_bytes()))
         remade = open_data(DataConfig(str(shard_directory))).train
         assert remade.fingerprint() == first.fingerprint()
@@ -216,7 +216,7 @@ def test_a_changed_shard_is_read_again_and_the_old_copy_removed(shard_directory)
     shard.write_bytes(gzip.compress(tar_of(samples(70, [2, 2]))))
     train = open_data(DataConfig(str(shard_directory))).train
     assert len(train) == 12 and train.read(5) == jpeg(70)
-    assert cached() == [".npy"] * 4 + [".tar"]
+    assert cached() == [".npz"] * 4 + [".tar"]
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -46,8 +46,8 @@ def list_classes(root: Path, place: Path) -> Listing:
     Links are followed; a link with the name of an image counts as one, and its target is checked
     when it is read.
     """
-    key = hashlib.sha256(os.fsencode(f"v2\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
-    kept = cache_directory("listings") / f"{key}.npy"
+    key = hashlib.sha256(os.fsencode(f"v3\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
+    kept = cache_directory("listings") / f"{key}.npz"
     if arrays := read_arrays(kept, 4):
         text, ends, times, told = arrays
         counts, skipped = json.loads(str(told))

@@ -128,9 +128,9 @@ class _Shard:
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", where=path) from error
         place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:20]
-        state = hashlib.sha256(f"v3 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
+        state = hashlib.sha256(f"v4 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
         self.path, self.place = path, place
-        self.kept = cache_directory("shards") / f"{place}-{state[:12]}.npy"
+        self.kept = cache_directory("shards") / f"{place}-{state[:12]}.npz"
         self.tar = self.kept.with_suffix(".tar") if self.opener else path
 
     def index(self) -> ShardIndex:
