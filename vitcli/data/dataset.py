@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ import numpy as np
 from vitcli.config import DATA_KINDS, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import listed, read_classes
-from vitcli.data.files import is_directory, is_image
+from vitcli.data.files import is_image
 from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
@@ -255,10 +256,10 @@ def open_dataset(
     known = read_classes(listing) if config.classes or os.path.isfile(listing) else None
     if inside:
         # An archive may lie beside the class directories that came out of it.
-        if not _holds(path, is_image, 1, 2):
-            if _holds(path, shards.is_shard, 0, 1):
+        if not _holds(path, is_image, "*/*", "*/*/*"):
+            if _holds(path, shards.is_shard, "*", "*/*"):
                 return shards.open_shards(path, known, report)
-            if _holds(path, parquet.is_parquet, 0, 1):
+            if _holds(path, parquet.is_parquet, "*", "*/*"):
                 return parquet.open_parquet(path, known)
         images = None if labelled else directory.open_images(path)
         return images or directory.open_directory(path, known)
@@ -271,18 +272,10 @@ def open_dataset(
     raise DataError("not a supported dataset", where=config.path, hint=_HINT)
 
 
-def _holds(directory: str | Path, wanted: Callable[[str], bool], first: int, last: int) -> bool:
-    """Whether a wanted file lies `first` to `last` directories below a directory."""
-    try:
-        with os.scandir(directory) as found:
-            entries = [entry for entry in found if not entry.name.startswith(".")]
-    except OSError:
-        return False
-    if first <= 0 and any(wanted(entry.name) and not is_directory(entry) for entry in entries):
-        return True
-    return last > 0 and any(
-        is_directory(entry) and _holds(entry.path, wanted, first - 1, last - 1) for entry in entries
-    )
+def _holds(directory: Path, wanted: Callable[[str], bool], *patterns: str) -> bool:
+    """Whether a file that is wanted by its name is where one of the patterns says."""
+    found = (name for pattern in patterns for name in glob.iglob(pattern, root_dir=directory))
+    return any(wanted(os.path.basename(name)) and not (directory / name).is_dir() for name in found)
 
 
 def unreadable_images(

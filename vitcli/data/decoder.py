@@ -53,9 +53,7 @@ class Decoder:
         self.fit = Fit(preprocess)
         self.pool = ThreadPoolExecutor(workers or min(32, cpu_cores()), "decode")
         # One more is in hand.
-        self.waiting: queue.Queue[Future[Decoded] | None] = queue.Queue(
-            self.ahead - 1
-        )  # and one in hand
+        self.waiting: queue.Queue[Future[Decoded] | None] = queue.Queue(self.ahead - 1)
         self.ended = False
         self.failure: BaseException | None = None
         threading.Thread(target=self._find, name="find", daemon=True).start()

@@ -6,6 +6,7 @@ library only.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
 from vitcli.data.files import is_image, limited, open_file, read_file, skipped_words, walk
 from vitcli.errors import DataError, ImageError, VitWarning
@@ -105,21 +106,14 @@ def _unreadable(name: str, what: str) -> ImageInput:
 def _listed(path: str, offline: bool) -> Iterator[ImageInput]:
     """The images of a list, one a line; `-` is standard input."""
     try:
-        if path == "-":
-            yield from _lines(sys.stdin.buffer, offline)
-            return
-        with open_file(path) as lines:
-            yield from _lines(lines, offline)
+        with open_file(path) if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
+            for line in lines:
+                name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"))
+                if name.strip():
+                    yield from _found(name, offline)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         yield _unreadable(f"@{path}", f"the list cannot be read: {reason}")
-
-
-def _lines(lines: BinaryIO, offline: bool) -> Iterator[ImageInput]:
-    for line in lines:
-        name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"))
-        if name.strip():
-            yield from _found(name, offline)
 
 
 def fetch(url: str) -> bytes:

@@ -8,7 +8,6 @@ memory it holds packed arrays: tens of bytes an image, not objects.
 from __future__ import annotations
 
 import array
-import bisect
 import dataclasses
 import hashlib
 import os
@@ -23,7 +22,6 @@ import numpy.typing as npt
 
 from vitcli.config import ClassLabel
 from vitcli.data.files import read_file
-from vitcli.errors import ImageError
 
 if TYPE_CHECKING:
     from vitcli.data.stream import Stream
@@ -91,11 +89,7 @@ class FileReader:
     names: Names  # relative to root, or absolute
 
     def read(self, row: int) -> bytes:
-        path = os.path.join(self.root, self.names[row])
-        # A pipe that is named like an image would block.
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise ImageError("not a file", where=path)
-        return read_file(path)
+        return read_file(os.path.join(self.root, self.names[row]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,22 +145,21 @@ class Source:
 
 @dataclass(frozen=True)
 class _Joined:
-    """The images of several sources, one after the other."""
+    """The images of two sources, one after the other."""
 
-    sources: tuple[Source, ...]
-    starts: tuple[int, ...]
+    first: Source
+    second: Source
 
     def read(self, row: int) -> bytes:
-        which = bisect.bisect_right(self.starts, row) - 1
-        return self.sources[which].read(row - self.starts[which])
+        count = len(self.first)
+        return self.first.read(row) if row < count else self.second.read(row - count)
 
 
-def join_sources(*sources: Source) -> Source:
-    """All images of sources with the same classes, in order; names become full paths."""
-    labels = np.concatenate([source.labels for source in sources])
-    names = Names.pack(source.where(i) for source in sources for i in range(len(source)))
-    starts = np.cumsum([0, *(len(source) for source in sources[:-1])]).tolist()
-    return Source(sources[0].classes, labels, names, _Joined(sources, tuple(starts)), root="")
+def join_sources(first: Source, second: Source) -> Source:
+    """All images of two sources with the same classes, in order; names become full paths."""
+    labels = np.concatenate([first.labels, second.labels])
+    names = Names.pack(each.where(i) for each in (first, second) for i in range(len(each)))
+    return Source(first.classes, labels, names, _Joined(first, second), root="")
 
 
 # ---------------------------------------------------------------------------------------------
