@@ -126,7 +126,7 @@ def fetch(url: str) -> bytes:
 
     deadline, blocks = time.monotonic() + URL_DEADLINE, []
     try:
-        with RemoteFile(url, timeout=0, misses=0, silence=URL_TIMEOUT) as file:
+        with RemoteFile(url, timeout=0, silence=URL_TIMEOUT) as file:
             for block in limited(io.BufferedReader(file), url):
                 blocks.append(block)
                 if time.monotonic() > deadline:

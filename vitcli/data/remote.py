@@ -22,8 +22,6 @@ SILENCE = 20.0
 """Seconds that a server may be silent before the request is made again."""
 AT_OPENING = 5.0
 """Seconds for which the first request of a run is retried: its URL may be mistyped."""
-MISSED = 3
-"""Retries of a file that the server reports missing (404, 410)."""
 
 _DISCARDED = 1 << 20
 """Bytes that `seek` reads and discards instead of making a new request."""
@@ -37,20 +35,15 @@ class RemoteFile(io.RawIOBase):
     """A file that is read, and can seek, forwards only. Reading raises DataError."""
 
     def __init__(
-        self,
-        url: str,
-        timeout: float | None = None,
-        misses: int = MISSED,
-        silence: float | None = None,
+        self, url: str, timeout: float | None = None, silence: float | None = None
     ) -> None:
-        self.url, self.timeout, self.misses = url, timeout, misses
+        self.url, self.timeout = url, timeout
         self.silence = self._allowed = silence or SILENCE
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
         """The ETag, or the time of the last change: it changes when the file does."""
         self._answer: Any = None
-        self._missed = 0
 
     def readable(self) -> bool:
         return True
@@ -152,9 +145,7 @@ class RemoteFile(io.RawIOBase):
             reason = str(error.reason).partition("\n")[0]
             what = f"the server answered {error.code} ({reason})"
             if error.code in (403, 404, 410):
-                self._missed += 1
-                missing = Missing(what, where=where, hint="check the URL")
-                return Failure(missing, error.code != 403 and self._missed <= self.misses)
+                return Failure(Missing(what, where=where, hint="check the URL"), False)
             said = (error.headers.get("Retry-After") or "").strip()
             wait = float(said) if said.isdecimal() else 0.0
             passes = error.code in (408, 429) or error.code >= 500
@@ -176,18 +167,15 @@ def is_url(path: str) -> bool:
     return path.lower().startswith(("http://", "https://"))
 
 
-def download(url: str, misses: int = MISSED) -> Path:
+def download(url: str) -> Path:
     """The file at a URL, downloaded unless the cache directory has it and it has not changed.
-
-    Args:
-        misses: retries of a file that the server reports missing.
 
     Raises:
         Missing: the server does not have it.
         DataError: it cannot be read.
         OutputError: it cannot be stored.
     """
-    with RemoteFile(url, AT_OPENING, misses) as remote:
+    with RemoteFile(url, AT_OPENING) as remote:
         remote.open()
         remote.timeout = None
         state = f"{url}\0{remote.size}\0{remote.tag}"

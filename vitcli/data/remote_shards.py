@@ -149,7 +149,7 @@ def _beside(url: str, name: str) -> Path | None:
     if not is_url(url):
         return file if (file := Path(parent, name)).is_file() else None
     try:
-        return download(f"{parent}/{name}{query}", misses=0)
+        return download(f"{parent}/{name}{query}")
     except Missing:
         return None
 
