@@ -9,7 +9,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import webdataset
 
@@ -315,21 +314,6 @@ def test_labels_of_any_length(tmp_path):
     assert len(opened(tmp_path / "x.tar").classes) == 3
 
 
-def test_flipped_bytes_raise_nothing_but_data_errors(tmp_path):
-    data = tar_of(samples(0, [0, 1, 0]))
-    rng = np.random.default_rng(0)
-    path = tmp_path / "x.tar"
-    for _ in range(200):
-        damaged = bytearray(data)
-        for place in rng.integers(0, len(data), 6):
-            damaged[place] = rng.integers(0, 256)
-        path.write_bytes(damaged)
-        try:
-            assert len(opened(path)) <= 3
-        except DataError as error:
-            assert "\n" not in error.what
-
-
 def test_a_shard_that_was_replaced_by_a_shorter_one(shard_directory):
     source = opened(shard_directory / "train-00000.tar")
     (shard_directory / "train-00000.tar").write_bytes(b"x")
@@ -338,7 +322,7 @@ def test_a_shard_that_was_replaced_by_a_shorter_one(shard_directory):
 
 
 def test_without_webdataset_the_extra_is_named(shard_directory, monkeypatch):
-    monkeypatch.setitem(sys.modules, "webdataset.shardlists", None)
+    monkeypatch.setitem(sys.modules, "webdataset", None)
     with pytest.raises(MissingExtraError) as caught:
         opened(shard_directory)
     assert "vitcli[data]" in str(caught.value.hint)

@@ -12,15 +12,6 @@ from PIL import Image
 from vitcli.config import Preprocess, Size
 from vitcli.data.images import DRAFT_MARGIN, Encoded, load, open_image
 
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "lanczos": Image.Resampling.LANCZOS,
-}
-"""Pillow's filters by the names of `Preprocess.interpolation`."""
-
 LARGEST = 1 << 25
 """Pixels of an image that is resized whole."""
 
@@ -34,7 +25,7 @@ class Fit:
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
-        self.filter = FILTERS[preprocess.interpolation]
+        self.filter = Image.Resampling[preprocess.interpolation.upper()]
         self.scaled: Size = (
             math.floor(preprocess.size[0] / preprocess.crop_pct),
             math.floor(preprocess.size[1] / preprocess.crop_pct),

@@ -57,8 +57,6 @@ class TarSample(NamedTuple):
 def webdataset() -> Any:
     """The library that defines the format. Raises MissingExtraError."""
     try:
-        importlib.import_module("webdataset.shardlists")
-        importlib.import_module("webdataset.tariterators")
         return importlib.import_module("webdataset")
     except ImportError as error:
         raise MissingExtraError("webdataset", "data", "reading tar shards") from error

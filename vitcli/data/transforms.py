@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from vitcli.config import AugmentConfig, Preprocess, Size
-from vitcli.data.fit import FILTERS, Fit
+from vitcli.data.fit import Fit
 from vitcli.data.images import Encoded, load, open_image
 from vitcli.data.randaugment import randaugment
 
@@ -52,7 +52,7 @@ class TrainTransform:
 
     def __init__(self, size: Size, interpolation: str, augment: AugmentConfig) -> None:
         self.size = size
-        self.filter = FILTERS[interpolation]
+        self.filter = Image.Resampling[interpolation.upper()]
         self.augment = augment
 
     def __call__(self, encoded: Encoded, rng: np.random.Generator) -> torch.Tensor:
