@@ -85,10 +85,9 @@ def test_small_classes(make_directory):
     assert "only one image of 'dog'" in splits.warnings[0]
     nothing = open_data(DataConfig(str(root), val_fraction=0))
     assert (nothing.val, len(nothing.train), nothing.record["kind"]) == (None, 11, "none")
-
-
-def test_no_class_has_two_images(make_directory):
-    assert open_data(DataConfig(str(make_directory({"cat": 1, "dog": 1})))).val is None
+    for image in sorted((root / "cat").iterdir())[1:]:
+        image.unlink()
+    assert open_data(DataConfig(str(root))).val is None  # no class has two images
 
 
 def test_classes_without_training_images(make_directory):
@@ -126,15 +125,6 @@ def test_names_are_packed_strings():
     assert list(Names(*names.select(np.array([2, 1])).arrays())) == [strings[2], strings[1]]
     with pytest.raises(IndexError):
         names[5]
-    many = Names.pack(f"n0{i % 1000:07}/image_{i}.JPEG" for i in range(100_000))
-    assert sum(array.nbytes for array in many.arrays()) / len(many) < 40
-
-
-def test_a_source_can_be_pickled(make_directory):
-    source = open_data(DataConfig(str(make_directory({"cat": 5, "dog": 5})))).train
-    copy = pickle.loads(pickle.dumps(source))
-    assert [copy.read(i) for i in range(len(copy))] == [source.read(i) for i in range(len(source))]
-    assert copy.fingerprint() == source.fingerprint()
 
 
 def test_a_fingerprint_depends_on_names_labels_and_classes():

@@ -4,8 +4,6 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from itertools import islice
 
 import pytest
 
@@ -103,23 +101,6 @@ def test_arguments_that_name_no_image_yield_one_that_cannot_be_read(tree, argume
     assert caught.value.where == argument
 
 
-def test_a_list_of_arbitrary_bytes(tree):
-    (tree / "list.txt").write_bytes(b"a.png\n\0\n\xff\xfe\0a\nx\0*\n" + b"y" * 9000 + b"\nb.JPG\n")
-    images = list(find_images(["@list.txt"]))
-    assert len(images) == 6
-    for image in images[1:-1]:
-        with pytest.raises(ImageError):
-            image.read()
-
-
-def test_finding_is_lazy(tree):
-    def endless() -> Iterator[str]:
-        while True:
-            yield "a.png"
-
-    assert len(list(islice(find_images(endless()), 5))) == 5
-
-
 def test_a_pipe_in_place_of_a_file_has_a_limit(monkeypatch):
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     with pytest.raises(ImageError):
@@ -171,9 +152,3 @@ def test_servers_that_do_not_deliver(server, monkeypatch, path, limits, complain
         read(f"{server.url}/{path}")
     assert caught.value.where == f"{server.url}/{path}"
     assert server.asked.count(f"GET /{path}") == 1
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/cat.jpg", "http://[half/cat.jpg"])
-def test_no_server_at_all(url):
-    with pytest.raises(ImageError):
-        read(url)

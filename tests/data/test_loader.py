@@ -80,12 +80,6 @@ def test_workers_and_resuming_do_not_change_a_batch(source, workers):
     assert_equal(alone[2:], list(load(source, TRAIN, 7, 3, 2, 5, workers)))
 
 
-def test_images_may_be_those_of_evaluation(source):
-    for images, labels, indices in load(source, EVAL, 4, 0, 0, 3, workers=1):
-        assert labels.tolist() == source.labels[indices].tolist()
-        assert torch.equal(images, torch.stack([EVAL(source.read(i)) for i in indices.tolist()]))
-
-
 def test_a_batch_may_be_larger_than_the_data(source):
     (images, _, indices), *_ = load(source, TRAIN, 30, 0, 0, 1, workers=2)
     assert len(images) == 30
