@@ -49,13 +49,6 @@ def test_a_line_of_pixels_takes_no_memory():
     assert fit(Image.new("RGB", (2_000_000, 1), "white")).getextrema() == ((255, 255),) * 3
 
 
-def test_the_border_is_the_mean_colour():
-    preprocess = Preprocess((20, 20), crop_mode="border", mean=(0.2, 0.4, 0.6))
-    got = np.asarray(Fit(preprocess)(Image.new("RGB", (40, 20), "white")))
-    assert (got[0] == (51, 102, 153)).all()
-    assert (got[10] == 255).all()
-
-
 def test_normalised():
     preprocess = Preprocess((8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
     image = Image.new("RGB", (9, 9), (51, 102, 255))
