@@ -10,9 +10,11 @@ every other source (JSON, Python) to the same choices and limits.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+import operator
 import os
 import re
 import types
@@ -21,11 +23,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitcli.errors import ConfigError
+from vitcli.typed_json import from_json
 from vitcli.weight_files import SUFFIXES
 
 Size = tuple[int, int]
 NOT_DIRECTORIES = (*SUFFIXES, ".onnx", ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
 """Suffixes that a directory is not given on purpose; others, as in "vit_base.augreg", may be."""
+LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "min": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "max": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+"""Limits of a number: their words, and the comparison that must hold."""
 
 
 @dataclass(frozen=True)
@@ -117,20 +127,11 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and not math.isfinite(number):
             raise ValueError(f"must be a finite number, not {number}")
-        if isinstance(number, int | float) and limits and not _within(number, **limits):
-            words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
-            wanted = " and ".join(f"{words[key]} {limits[key]}" for key in words if key in limits)
+        if not isinstance(number, int | float):
+            continue
+        if not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
+            wanted = " and ".join(f"{LIMITS[key][0]} {limits[key]}" for key in limits)
             raise ValueError(f"must be {wanted}, not {number}")
-
-
-def _within(
-    number: float,
-    min: float = -math.inf,
-    max: float = math.inf,
-    above: float = -math.inf,
-    below: float = math.inf,
-) -> bool:
-    return min <= number <= max and above < number < below
 
 
 def from_text(hint: Any, text: str) -> Any:
@@ -140,28 +141,20 @@ def from_text(hint: Any, text: str) -> Any:
     Raises:
         ValueError: it is not of that type.
     """
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (types.UnionType, Union):
-        for arg in args:
-            try:
-                return from_text(arg, text)
-            except ValueError:
-                continue
-    elif origin is tuple:
-        parts = text.split(",")
-        kinds = args[:1] * len(parts) if args[1:] == (...,) else args
-        if len(parts) == len(kinds):
-            return tuple(from_text(kind, part) for kind, part in zip(kinds, parts, strict=True))
-    elif origin is Literal or hint is bool:
-        choices = {str(arg): arg for arg in args} or {"true": True, "false": False}
-        if text in choices:
-            return choices[text]
-    elif hint in (int, float, str):
-        try:
-            return hint(text)
-        except ValueError:
-            pass
+    for value in ([_scalar(part) for part in text.split(",")], _scalar(text), text):
+        with contextlib.suppress(ValueError, OverflowError):
+            return from_json(hint, value)
     raise ValueError(f"'{text}' is not {_words(hint)}")
+
+
+def _scalar(text: str) -> int | float | bool | str:
+    """What a word may mean in JSON."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _words(hint: Any) -> str:
@@ -170,7 +163,7 @@ def _words(hint: Any) -> str:
     if origin in (types.UnionType, Union):
         return " or ".join(_words(arg) for arg in args if arg is not types.NoneType)
     if origin is tuple:
-        count = "numbers" if ... in args else f"{len(args)} values"
+        count = "one or more numbers" if ... in args else f"{len(args)} values"
         return f"{count} separated by commas"
     if origin is Literal:
         return f"{'one of ' if args[1:] else ''}{', '.join(map(str, args))}"

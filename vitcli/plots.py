@@ -1,4 +1,4 @@
-"""Plots: confusions, calibration, the curves of a run. Arrays in, an image file out."""
+"""Plots of evaluations and of training runs. Arrays in, an image file out."""
 
 from __future__ import annotations
 
@@ -350,3 +350,22 @@ def position_similarity(
             for column in range(1, columns):
                 axes.axvline(column * columns - 0.5, **edges)
         figure.colorbar(image, ax=panels, label="cosine similarity", shrink=0.8)
+
+
+def reconstructions(original: Floats, hidden: Floats, filled: Floats, path: str | Path) -> None:
+    """Draws images in three rows: as they are, as the model sees them, and as it completes them.
+
+    Args:
+        original, hidden, filled: (n, H, W, 3), RGB in [0, 1].
+    """
+    rows = {"original": original, "masked": hidden, "reconstructed": filled}
+    count, (height, width) = len(original), original.shape[1:3]
+    side = 1.3 * height / width
+    with figure_file(path, 1.3 * count + 0.3, 3 * side, grid=False) as figure:
+        panels = figure.subplots(3, count, squeeze=False)
+        for line, (name, images) in zip(panels, rows.items(), strict=True):
+            for axes, image in zip(line, images, strict=True):
+                axes.imshow(np.clip(image, 0, 1), interpolation="nearest")
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set_visible(False)
+            line[0].set_ylabel(name)

@@ -9,7 +9,6 @@ from PIL import Image
 
 from vitcli import plots
 from vitcli.config import AugmentConfig, DataConfig
-from vitcli.train import report
 from vitcli.train.loop import train
 from vitcli.train_config import TrainConfig
 
@@ -81,9 +80,9 @@ def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
     def draw(*arguments) -> None:
         next(value for value in arguments if isinstance(value, Path)).touch()
 
-    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
+    names = ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate")
+    for name in (*names, "reconstructions"):
         patch.setattr(plots, name, draw)
-    patch.setattr(report, "reconstructions", draw)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ imported when the command is called.
 from __future__ import annotations
 
 import atexit
-import functools
+import contextlib
 import gc
 import importlib
 import io
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
@@ -87,9 +87,7 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with warnings.catch_warnings():  # prints each of ours once per command
-                warnings.simplefilter("always", VitWarning)
-                warnings.showwarning = functools.partial(_show_warning, warnings.showwarning, set())
+            with _warnings_printed():
                 result = super().invoke(ctx)
             sys.stdout.flush()  # a full disk behind the pipe is a failure too
             return result
@@ -105,7 +103,7 @@ class LazyGroup(TyperGroup):
                 raise typer.Exit(1) from error
             if rank():
                 output.unmute()
-            if ctx.meta.get("debug"):
+            if output.debug:
                 raise
             output.error(*_explain(error))
             _print_notes(error)
@@ -113,6 +111,24 @@ class LazyGroup(TyperGroup):
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
+
+
+@contextlib.contextmanager
+def _warnings_printed() -> Iterator[None]:
+    """Prints each of our warnings once, on a line of its own, and others as Python does."""
+    others, printed = warnings.showwarning, set[str]()
+
+    def show(message: Any, category: type[Warning], *where: Any) -> None:
+        if not issubclass(category, VitWarning):
+            others(message, category, *where)
+        elif str(message) not in printed:
+            printed.add(str(message))
+            output.warning(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", VitWarning)
+        warnings.showwarning = cast(Any, show)
+        yield
 
 
 def _refuse(error: Any, command: str) -> NoReturn:
@@ -156,22 +172,6 @@ def _print_notes(error: BaseException) -> None:
         output.line(file=sys.stderr)  # ends the line that ^C is on
     for text in notes:
         output.note(text, always=True)
-
-
-def _show_warning(
-    others: Callable[..., None],
-    printed: set[str],
-    message: Warning | str,
-    category: type[Warning],
-    *where: Any,
-) -> None:
-    """Prints ours on a line of their own, once each, and others as Python does."""
-    if issubclass(category, VitWarning):
-        if str(message) not in printed:
-            output.warning(str(message))
-        printed.add(str(message))
-    else:
-        others(message, category, *where)
 
 
 def _load(name: str) -> Any:

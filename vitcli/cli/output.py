@@ -32,8 +32,8 @@ STALLED = 2.0
 WHOLE, FOLDED = 12, 6
 """Characters of a column of words up to which it is never folded, and to which others may be."""
 
-quiet = False
-"""Whether notes and progress are left out. Every command sets it, by --quiet."""
+quiet = debug = False
+"""Whether notes and progress are left out, and errors have tracebacks. Every command sets them."""
 
 
 # ---------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Ca
         @functools.wraps(function)
         def run(**values: Any) -> None:
             args = replaced(kind, _given(own, values))
-            output.quiet = args.quiet
+            output.quiet, output.debug = args.quiet, args.debug
             function(args, _given(others, values)) if config else function(args)
 
         parameters = [
@@ -184,19 +184,11 @@ def _annotation(place: _Place, required: bool) -> Any:
         settings["autocompletion"] = lambda: choices
     if declared.metavar in MODELS:
         settings["autocompletion"] = complete_model
-    if "--debug" in declared.names:
-        settings["callback"] = _remember_debug
     if declared.names:
         parameter: Any = typer.Option(*declared.names, **settings)
     else:
         parameter = typer.Argument(**settings, show_default=False)
     return Annotated[kind if required else kind | None, parameter]
-
-
-def _remember_debug(ctx: typer.Context, wanted: bool) -> bool:
-    """The error boundary (cli/main.py) looks it up."""
-    ctx.meta["debug"] = wanted
-    return wanted
 
 
 def _shown_default(place: _Place) -> str:

@@ -13,7 +13,6 @@ from vitcli.evaluate import evaluate_source
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
-from vitcli.reconstruction_plots import reconstructions
 from vitcli.train.events import Caution, OnEvent
 from vitcli.train.inputs import Images, Inputs, counting, skipping
 from vitcli.train.masking import Masking
@@ -68,7 +67,7 @@ def draw(run: Run, inputs: Inputs) -> None:
         )
         if run.ranks.is_first:
             path = run.directory.path / card.RECONSTRUCTION
-            reconstructions(original, hidden, filled, path)
+            plots.reconstructions(original, hidden, filled, path)
 
 
 def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation | None]:
