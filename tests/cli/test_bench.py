@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitcli import machine, speed
-from vitcli.config import model_config
+from vitcli.checkpoints.read import read_info
 from vitcli.speed import matrix_flops
 
 
@@ -26,10 +26,7 @@ def test_json_has_a_line_per_model_resolution_and_work(vit, tiny_checkpoint):
         (size, work) for size in ([32, 32], [64, 64]) for work in ("inference", "training")
     ]
     for line in lines:
-        config = model_config(
-            "Ti/16", width=48, depth=2, num_heads=3, mlp_dim=192, num_classes=10,
-            image_size=tuple(line["resolution"]),
-        )  # fmt: skip
+        config = read_info(tiny_checkpoint)[0].model.at(tuple(line["resolution"]))
         assert line["flops"] == 2 * config.macs() and line["parameters"] == config.num_params()
         assert line["tokens"] == config.num_tokens
         passes = 3 if line["work"] == "training" else 1
@@ -52,13 +49,6 @@ def test_architectures_as_a_table_and_a_plot(vit, tmp_path):
 def test_the_ceiling_is_measured(monkeypatch):
     monkeypatch.setattr(speed, "PRODUCT", {"cpu": 64})
     assert matrix_flops(torch.device("cpu"), torch.float32) > 0
-
-
-def test_the_device_that_computes_is_waited_for(monkeypatch):
-    devices = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: devices.append(device))
-    speed._wait(torch.device("cuda:1"))
-    assert devices == [torch.device("cuda:1")]
 
 
 def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):

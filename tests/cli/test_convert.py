@@ -1,30 +1,17 @@
 """`vit convert` and `vit resize-posemb` as they are typed; what they print is in screens.txt."""
 
 import json
-import os
-import shutil
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from conftest import VitProcess
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.tensor_file import write
-from vitcli.config import ModelConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
-
-
-def test_an_npz_becomes_a_folder(vit, tmp_path):
-    assert vit("convert", NPZ, tmp_path / "m").exit_code == 0
-    found = load_file(tmp_path / "m" / "model.safetensors")
-    assert np.array_equal(found["head.weight"], np.load(NPZ)["head/kernel"].T)
 
 
 def test_json(vit, tiny_checkpoint, tmp_path):
@@ -126,30 +113,3 @@ def test_an_output_of_an_unknown_kind(vit, tmp_path, name):
     assert not [*tmp_path.iterdir()]
     assert vit("convert", TIMM, f"{tmp_path / name}/").exit_code == 0
     assert (tmp_path / name / "model.safetensors").is_file()
-
-
-@pytest.mark.slow
-def test_killed_in_the_middle(tmp_path):
-    """kill -9 at twelve moments: the old file or the new one, and at the end nothing beside it."""
-    config = ModelConfig(512, 8, 8, 2048, patch_size=(16, 16), num_classes=0)
-    source, original = tmp_path / "x.safetensors", tmp_path / "original"
-    write(source, {n: np.zeros(s, np.float32) for n, s in config.tensor_shapes().items()}, {})
-    os.link(source, original)
-    words = ("resize-posemb", source, "--in-place", "-q", "--grid")
-    start = time.monotonic()
-    process = VitProcess(*words, 16)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    took, expected = time.monotonic() - start, source.read_bytes()
-    for moment in range(12):
-        shutil.copy(original, source)
-        process = VitProcess(*words, 16)
-        time.sleep(took * (0.3 + 0.06 * moment))
-        process.kill()
-        process.communicate()
-        assert source.read_bytes() in (original.read_bytes(), expected)
-        assert read_info(source)[0].model.grid in ((14, 14), (16, 16))
-    with VitProcess(*words, 8) as process:  # a process looks once for what others left
-        process.communicate()
-    assert process.returncode == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"x.safetensors", "original"}

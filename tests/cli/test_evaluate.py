@@ -65,18 +65,8 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     assert "NaN" not in result.stdout
 
 
-def test_tables_for_people(evaluate, tiny_checkpoint, data, monkeypatch):
-    result = evaluate()
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert lines[0] == f"{tiny_checkpoint} on {data}: all images, 2 images"
-    assert re.fullmatch(
-        r"top-1 \S+%   top-5 \S+%   macro F1 \S+%   ECE \S+%   loss \d\.\d{4}", lines[1]
-    )
-    assert lines[3].split() == ["class", "images", "recall", "precision", "F1"]
-    assert any(line.split()[:3] == ["dog", "1", "0.0%"] for line in lines[4:6])
-    assert lines[7].startswith("label \\ prediction")
-    monkeypatch.setattr(command, "TABLE", 1)  # of many classes, the most frequent mistakes
+def test_of_many_classes_the_most_frequent_mistakes_are_shown(evaluate, monkeypatch):
+    monkeypatch.setattr(command, "TABLE", 1)
     lines = evaluate().stdout.splitlines()
     assert lines[8].startswith("dog ") and lines[8].endswith(" 1") and len(lines) == 9
 
@@ -121,9 +111,7 @@ def test_several_resolutions(evaluate, data, tmp_path):
     plain = evaluate("--resolutions", "48,64", "--json").stdout
     losses = [[json.loads(row)["loss"] for row in t.splitlines()] for t in (bicubic, plain)]
     assert losses[0][0] != losses[1][0] and losses[0][1] == losses[1][1]
-    once = evaluate("--resolutions", "48", "--json").stdout
-    assert json.loads(once)["resolution"] == [48, 48]
-    assert once == evaluate("--resolutions", "48,64", "--json").stdout.splitlines(True)[0]
+    assert evaluate("--resolutions", "48", "--json").stdout == plain.splitlines(True)[0]
 
 
 def test_predictions(evaluate, data, tmp_path, timm_logits):
@@ -214,7 +202,6 @@ def test_images_without_labels_of_their_own_by_real_labels(
     ]
     labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer
     assert vit(*words).stdout.splitlines()[1].startswith("ReaL - of 0 images (2 without")
-    assert json.loads(vit(*words, "--json").stdout)["real"]["top1"] is None
     result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
@@ -234,18 +221,12 @@ def test_warnings(vit, data, tiny_checkpoint, diverged, tmp_path):
     assert result.stderr.startswith("warning: ") and "not finite" in result.stderr
 
 
-@pytest.mark.parametrize("readable", [True, False])
-def test_unreadable_images(vit, tiny_checkpoint, data, tmp_path, readable):
-    root = tmp_path / "data"
-    shutil.copytree(data, root) if readable else (root / "dog").mkdir(parents=True)
-    (root / "dog" / "c.jpg").write_text("no image")
-    result = vit("evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--json")
-    assert result.exit_code == 1 and str(root / "dog" / "c.jpg") in result.stderr
-    if readable:
-        found = json.loads(result.stdout)
-        assert (found["unreadable"], found["images"]) == (1, 2)
-    else:
-        assert result.stdout == ""
+def test_no_image_can_be_read(vit, tiny_checkpoint, tmp_path):
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog" / "c.jpg").write_text("no image")
+    result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert str(tmp_path / "dog" / "c.jpg") in result.stderr
 
 
 def test_a_class_of_the_validation_split_only(vit, tiny_checkpoint, data, tmp_path):

@@ -84,13 +84,6 @@ def test_gradient_with_its_faithfulness(vit, model, photos, tmp_path):
             assert max(image.convert("RGB").getpixel((2, 2))) < 40  # dark
 
 
-def test_weights_alone(vit, model, tmp_path):
-    done = vit("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.exit_code == 0 and [row["view"] for row in rows] == ["filters", "posemb"]
-    assert all(drawn(Path(path)) for row in rows for path in row["outputs"])
-
-
 def test_a_model_without_position_embeddings(vit, tmp_path):
     model = saved(tmp_path / "model", dataclasses.replace(CONFIG, posemb="none"))
     words = ("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
@@ -140,27 +133,16 @@ def test_a_name_that_is_not_valid_unicode(vit, model, photos, tmp_path):
     assert done.exit_code == 0 and len(list(tmp_path.glob("*-attention.png"))) == 1
 
 
-def test_options_that_a_view_does_not_have_are_refused(vit, photos):
-    assert vit("inspect", photos, "--view", "pca", "--faithfulness").exit_code == 2
-    assert vit("inspect", "--class", "bee").exit_code == 2
-
-
-def test_arrays_that_cannot_be_written_are_found_before_the_work(vit, model, photos, tmp_path):
-    words = ("--arrays", tmp_path / "no" / "x.npz", "-o", tmp_path / "out")
-    assert vit("inspect", photos, "--model", model, *words, *CPU).exit_code == 1
-    assert not list((tmp_path / "out").glob("*"))
-
-
-def test_a_resnet_is_refused(vit, resnet, photos, tmp_path):
-    done = vit("inspect", photos, "--model", resnet, "-o", tmp_path / "out", *CPU)
-    assert done.exit_code == 1 and "ResNet" in done.stderr and not done.stdout
-
-
-def test_a_name_of_two_classes_is_refused(vit, model, photos, tmp_path):
-    words = ("--class", "crane", "--method", "gradient", "-o", tmp_path / "out")
-    done = vit("inspect", photos, "--model", model, *words, *CPU)
-    assert done.exit_code == 1 and not done.stdout
-    assert not list((tmp_path / "out").glob("*"))
+def test_what_cannot_be_shown_is_found_before_the_work(vit, model, resnet, photos, tmp_path):
+    out, arrays = tmp_path / "out", tmp_path / "no" / "x.npz"
+    for words, said in (
+        (("--model", resnet), "ResNet"),
+        (("--model", model, "--class", "crane", "--method", "gradient"), "crane"),
+        (("--model", model, "--arrays", arrays), str(arrays)),
+    ):
+        done = vit("inspect", photos, *words, "-o", out, *CPU)
+        assert done.exit_code == 1 and said in done.stderr and not done.stdout
+        assert not list(out.glob("*"))
 
 
 @pytest.mark.parametrize(

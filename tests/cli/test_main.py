@@ -66,12 +66,6 @@ def test_errors_are_a_line_or_two(vit, failing, error, printed):
     assert vit("fail", "--debug").exception is error
 
 
-def test_ctrl_c_prints_nothing(vit, failing):
-    failing(KeyboardInterrupt())
-    result = vit("fail")
-    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_results_that_cannot_be_printed():
     with open("/dev/full", "w") as full:

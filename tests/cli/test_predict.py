@@ -10,20 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from scipy.special import expit, softmax
 
-import vitcli
 from checkpoints.golden_cases import GOLDEN
 from data.test_images import bomb
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.cli.predict import ImageRow
-from vitcli.hub import registry
 from vitcli.prediction import Prediction, Result
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
@@ -42,21 +39,6 @@ def expected(timm_logits):
     """For a.png and b.png: [(index, score), ...], best first, from timm's logits."""
     scores = softmax(timm_logits.astype(float), axis=1)
     return [[(int(i), row[i]) for i in np.argsort(-row)] for row in scores]
-
-
-def test_json_holds_what_timm_computes(predict, image_folder, tiny_checkpoint, expected):
-    result = predict(image_folder, "--json", "--top-k", 3, "--quiet")
-    assert result.exit_code == 0 and result.stderr == ""
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    names = [os.path.join(image_folder, name) for name in ("a.png", "b.png", "deep/cat.jpg")]
-    assert [line["file"] for line in lines] == names
-    for line, best in zip(lines, expected, strict=False):
-        assert set(line) == {"file", "model", "predictions"}
-        assert line["model"] == str(tiny_checkpoint)
-        assert [set(p) for p in line["predictions"]] == [{"index", "id", "label", "score"}] * 3
-        assert [p["index"] for p in line["predictions"]] == [i for i, _ in best[:3]]
-        scores = [p["score"] for p in line["predictions"]]
-        assert scores == pytest.approx([score for _, score in best[:3]], abs=1e-6)
 
 
 def test_lines_for_people(predict, image_folder, expected, tmp_path, terminal):
@@ -87,24 +69,21 @@ def test_threshold(predict, image_folder, expected):
     assert result.stdout.splitlines()[1:] == [f"{image},,,,,,"]
 
 
-def test_csv(predict, image_folder, expected, tmp_path):
+def test_csv_has_a_row_for_what_cannot_be_read(predict, image_folder, tmp_path):
     missing = tmp_path / "missing.jpg"
     result = predict(image_folder / "a.png", missing, "--csv", "--top-k", 2)
     assert result.exit_code == 1
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    assert list(rows[0]) == ["file", "rank", "index", "id", "label", "score", "error"]
-    assert [(r["rank"], int(r["index"])) for r in rows[:2]] == [
-        ("1", expected[0][0][0]),
-        ("2", expected[0][1][0]),
-    ]
-    assert float(rows[0]["score"]) == pytest.approx(expected[0][0][1], abs=1e-6)
-    assert rows[0]["error"] == ""
+    assert [row["rank"] for row in rows] == ["1", "2", ""] and rows[0]["error"] == ""
     assert rows[2]["file"] == str(missing) and rows[2]["error"] == "no such file"
 
 
-@pytest.mark.parametrize(("score", "function"), [("sigmoid", expit), ("none", lambda x: x)])
-def test_other_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path, score, function):
-    """As transformers' pipeline computes them for several labels, and for a regression."""
+@pytest.mark.parametrize(
+    ("score", "function"), [("softmax", softmax), ("sigmoid", expit), ("none", lambda x: x)]
+)
+def test_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path, score, function):
+    """Of timm's logits; as transformers' pipeline computes them for several labels, and for a
+    regression."""
     folder = tmp_path / score
     folder.mkdir()
     shutil.copy(tiny_checkpoint / "model.safetensors", folder)
@@ -114,7 +93,7 @@ def test_other_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path,
     got = {p["index"]: p["score"] for p in json.loads(result.stdout)["predictions"]}
     assert [got[i] for i in range(10)] == pytest.approx(function(timm_logits[0]).tolist(), abs=1e-5)
     best = max(range(10), key=lambda i: got[i])
-    shown = f"{got[best]:.1%}" if score == "sigmoid" else f"{got[best]:.4g}"
+    shown = f"{got[best]:.4g}" if score == "none" else f"{got[best]:.1%}"
     text = vit("predict", image_folder / "a.png", "-m", folder, "-k", 1, *FP32).stdout
     assert text.endswith(f"{info.classes[best].name} {shown}\n")
 
@@ -160,16 +139,7 @@ def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
     assert result.stderr.splitlines()[-1].startswith("4 of 5 images")
 
 
-def test_another_resolution(predict, image_folder, tiny_checkpoint):
-    model = vitcli.load(tiny_checkpoint, resolution=(96, 64), posemb_method="bicubic")
-    with torch.inference_mode():
-        logits = model(model.transform(image_folder / "a.png")[None])[0]
-    words = ("--resolution", "96x64", "--posemb-method", "bicubic", "--json", "-k", 10)
-    (line,) = predict(image_folder / "a.png", *words).stdout.splitlines()
-    found = {p["index"]: p["score"] for p in json.loads(line)["predictions"]}
-    expected = logits.softmax(0).tolist()
-    assert [found[i] for i in range(10)] == pytest.approx(expected, abs=1e-6)
-    # A size that no memory holds fails at once, not after minutes.
+def test_a_size_that_no_memory_holds_fails_at_once(predict, image_folder):
     result = predict(image_folder / "a.png", "--resolution", "64000")
     assert result.exit_code == 1 and "GB of memory" in result.stderr
 
@@ -215,23 +185,6 @@ def test_a_model_without_classes_gives_features(
     saved = np.load(file)
     assert saved.shape == (3, 48) and saved.dtype == np.float32
     np.testing.assert_allclose(saved[:2], timm_features, atol=2e-5)
-
-
-def test_the_default_model_is_named_once(vit, image_folder, tiny_checkpoint, tmp_path, monkeypatch):
-    shutil.copytree(tiny_checkpoint, tmp_path / "vit-small")
-    (tmp_path / "shipped.toml").write_text('[aliases]\ndefault = "vit-small"\n')
-    monkeypatch.setattr(registry, "weights_root", lambda: tmp_path)
-    registry.aliases.cache_clear()
-    try:
-        result = vit("predict", image_folder, "--json", *FP32)
-        quiet = vit("predict", image_folder, "--json", "--quiet", *FP32)
-    finally:
-        registry.aliases.cache_clear()
-    assert result.exit_code == 0
-    assert result.stderr.startswith("using vit-small (10 classes: crane, crane, cat")
-    assert "--model" in result.stderr and len(result.stderr.splitlines()) == 1
-    assert {json.loads(line)["model"] for line in result.stdout.splitlines()} == {"vit-small"}
-    assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
 
 
 def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from cli.training_runs import SHORT, vit
-from conftest import VitProcess, wait_for
+from vitcli.cli.training import build_config
+from vitcli.cli.training_display import preset_event
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -33,30 +33,16 @@ def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tm
     assert "4 steps of 8 (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps" in result.stderr
 
 
-def test_a_preset_sweeps_and_its_numbers_reach_the_run(images, parent, tmp_path, monkeypatch):
-    from vitcli.train import sweep
-
-    seen = []
-
-    class Seen(Exception):
-        pass
-
-    def stop(config, **settings):
-        seen.append(config)
-        raise Seen
-
-    monkeypatch.setattr(sweep, "run_sweep", stop)
-    words = ("finetune", "--data", images, "--model", parent, "--preset", "imagenet", "--json")
-    result = vit(*words, "--clip-norm", "1", "--val-fraction", "0.1")
-    (config,) = seen
+def test_a_preset_is_a_sweep_whose_values_can_be_replaced():
+    given = {"data": {"path": "x", "val_fraction": 0.1}, "clip_norm": 1.0}
+    config = build_config("finetune", given, "imagenet")
     assert config.sweep == (0.003, 0.01, 0.03, 0.06) and config.steps == 20_000
     assert config.warmup == 500 and config.data.val_fraction == 0.1  # given, though the default
-    event = json.loads(result.stdout)
-    assert event["event"] == "preset" and event["lr"] == [0.003, 0.01, 0.03, 0.06]
+    event = preset_event("imagenet", given, config)
+    assert event["event"] == "preset" and event["lr"] == (0.003, 0.01, 0.03, 0.06)
     assert event["overridden"] == ["clip_norm", "val_fraction"] and event["batch_size"] == 512
-    seen.clear()
-    vit(*words, "--epochs", "2")
-    assert seen[0].steps is None and seen[0].warmup is None and seen[0].epochs == 2
+    longer = build_config("finetune", {**given, "epochs": 2}, "imagenet")
+    assert longer.steps is longer.warmup is None and longer.epochs == 2
 
 
 def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
@@ -96,28 +82,3 @@ def test_json_of_a_sweep(images, parent, tmp_path):
     }  # fmt: skip
     assert kinds[-1] == "result" and events[-1]["val_top1"] >= 0 and result.stderr == ""
     assert all("trial" in event for event in events if event["event"] in ("train", "evaluation"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_stopped_in_its_third_rate_goes_on(images, parent, tmp_path, number):
-    """Through the command line: the same weights, and nothing done twice."""
-    words = ["finetune", "--data", images, "--model", parent, "--steps", "60", "--batch-size", "8"]
-    words += ["--lr", "0.001,0.003,0.01,0.03", "--device", "cpu", "--workers", "0"]
-    words += ["--eval-every", "30"]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert vit(*words, "-o", whole).exit_code == 0
-    process = VitProcess(*words, "-o", broken)
-    third = broken / "sweep" / "lr-0.01" / "metrics.jsonl"
-    wait_for(third.exists, process)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=600)
-    if number != signal.SIGKILL:
-        assert process.returncode == 128 + number, said
-        assert f"continue with: vit finetune --resume {broken}" in said
-    done = (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns
-    table = vit("finetune", "--resume", broken).stdout
-    assert (broken / "sweep" / "lr-0.003" / "metrics.jsonl").stat().st_mtime_ns == done
-    assert len(table.splitlines()) == 6 and table.count("best\n") == 1
-    first, second = (load_file(folder / "model.safetensors") for folder in (whole, broken))
-    assert all(np.array_equal(first[key], second[key]) for key in first)

@@ -110,23 +110,19 @@ def test_data_that_cannot_be_learnt_is_found_before_a_download(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("probe", "workers"),
-    [((), "2"), (("--freeze", "backbone", "--scale", "1,1", "--no-flip"), "0")],
-)
-def test_unreadable_images_are_skipped_and_counted(images, parent, tmp_path, probe, workers):
+def test_unreadable_images_are_skipped_and_counted(images, parent, tmp_path):
     data = tmp_path / "pets"
     for split in ("train", "val", "test"):
         shutil.copytree(images, data / split)
         (data / split / "cats" / "3.png").write_bytes(b"no image")
         (data / split / "dogs" / "gone.png").symlink_to("nowhere")
-    words = ("-o", tmp_path / "run", "--batch-size", "16", "--workers", workers)
-    result = finetune(data, parent, *probe, *words)
+    words = ("-o", tmp_path / "run", "--batch-size", "16", "--workers", "2")
+    result = finetune(data, parent, *words)
     assert result.exit_code == 0, result.stderr
     assert result.stderr.count("warning: skipped ") == 7
     assert f"warning: skipped {data / 'val' / 'cats' / '3.png'}: " in result.stderr
     assert "skipped 6 images that cannot be read" in result.stderr
-    result = finetune(data, parent, *probe, "--strict", "-o", tmp_path / "strict")
+    result = finetune(data, parent, "--strict", "-o", tmp_path / "strict")
     assert "2 of 17 images cannot be read" in failure(result)
     assert result.stderr.count("warning: ") == 2 and not (tmp_path / "strict").exists()
 
