@@ -29,12 +29,11 @@ from vitcli.errors import NOT_FINITE, CheckpointError, DataError, ImageError
 from vitcli.evaluate import evaluate_source
 from vitcli.inference import Slot, features_of, none_readable, report_unreadable
 from vitcli.metrics import Tally
-from vitcli.train.events import Advance, Caution, Note, OnEvent
+from vitcli.train.events import Advance, Note, OnEvent
 from vitcli.train.masking import Masking
 from vitcli.train.objectives import Objective
 from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
-from vitcli.words import counted
 
 Computed = dict[tuple[str, str], tuple[Source, Tensor, list[ImageError]]]
 """Features (N, D) of a split ("train", "val") by the fingerprint of its images, and those of its
@@ -43,23 +42,16 @@ images that they are of: the runs of a sweep, which start from one model, share 
 EVALUATED_AT_ONCE = 8192
 """Rows of features."""
 
-LEAST_BAD = 100
-"""Unreadable images that a run of any size tolerates by default. A broken copy of a dataset has
-more than a tenth; a few in a million must not end a long run."""
-
 EVALUATED_MASKED = 64
 """Images whose masked patches are predicted."""
 
-NAMED_SKIPS = 20
-"""Unreadable images that are named; the others are only counted."""
 
-
-def make_inputs(run: Run, on_event: OnEvent, computed: Computed) -> Inputs:
+def make_inputs(run: Run, computed: Computed) -> Inputs:
     """Images, or their features where these are fixed and fit into memory; features that are not
     in `computed` yet are added there."""
     if has_fixed_features(run):
-        return Features(run, on_event, computed)
-    return Images(run, on_event)
+        return Features(run, computed)
+    return Images(run)
 
 
 def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
@@ -73,29 +65,6 @@ def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
             on_event(Advance(what, done, total))
 
     return advance
-
-
-def skipping(run: Run, on_event: OnEvent) -> Callable[[ImageError], None]:
-    """Called with each unreadable image, counts it once, names the first ones and writes all to
-    skipped.jsonl. Raises DataError once there are more than `TrainConfig.max_bad`."""
-    most = run.config.max_bad
-    if most is None:
-        most = max(LEAST_BAD, len(run.splits.train) // 10)
-
-    def report(error: ImageError) -> None:
-        if error.where in run.skipped:
-            return
-        run.skipped.add(error.where)
-        if run.directory.append_skipped(error.where, error.what) > most:
-            raise DataError(
-                f"more than {counted(most, 'image')} cannot be read",
-                where=run.directory.skipped,
-                hint="repair or remove them, or allow more with --max-bad",
-            ) from error
-        if len(run.skipped) <= NAMED_SKIPS:
-            on_event(Caution(f"skipped {error.where}: {error.what}"))
-
-    return report
 
 
 def has_fixed_features(run: Run) -> bool:
@@ -123,8 +92,8 @@ def _are_features_fixed(run: Run) -> bool:
 class Images:
     """Decoded and augmented for every step."""
 
-    def __init__(self, run: Run, on_event: OnEvent) -> None:
-        self.run, self.on_event, self.skip = run, on_event, skipping(run, on_event)
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.lead = run.objective.lead if run.ranks.count > 1 else 0
         """Images that come before this rank's part of each batch."""
 
@@ -152,7 +121,7 @@ class Images:
             steps=last,
             workers=run.workers,
             balanced=config.balanced_sampling,
-            on_unreadable=self.skip,
+            on_unreadable=run.skip,
             part=run.part,
             lead=self.lead,
         ):
@@ -169,8 +138,8 @@ class Images:
             run.inference(objective.model),
             val,
             run.workers,
-            counting("validation", len(val), self.on_event),
-            self.skip,
+            counting("validation", len(val), run.on_event),
+            run.skip,
         )
         return {**found.metrics(), "loss": found.loss}
 
@@ -178,7 +147,7 @@ class Images:
         """The mean loss of the validation images, each with its own fixed mask. The ranks deal out
         the batches, and make equally many forward passes, as those of a split model are joint."""
         run, ranks, tally = self.run, self.run.ranks, Tally(0)
-        advance = counting("validation", len(val), self.on_event)
+        advance = counting("validation", len(val), run.on_event)
         mine = [i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.count == ranks.rank]
         unreadable = list[ImageError]()
         batches = self.validation_images(mine, unreadable.append)
@@ -194,7 +163,7 @@ class Images:
                 tally.add_losses(part)
                 advance(len(part) + len(errors))
                 for error in errors:
-                    self.skip(error)
+                    run.skip(error)
             unreadable.clear()
         if not tally.count:
             raise none_readable(val)
@@ -213,7 +182,7 @@ class Images:
                 pixels, read = list[npt.NDArray[np.uint8]](), list[int]()
                 for (name, found), index in zip(decoded, waiting, strict=False):
                     if isinstance(found, DataError):
-                        report_unreadable([Slot(name, found)], on_unreadable or self.skip)
+                        report_unreadable([Slot(name, found)], on_unreadable or run.skip)
                     else:
                         pixels.append(found)
                         read.append(index)
@@ -228,13 +197,12 @@ class Features:
     micro_batches = 1
     lead = 0
 
-    def __init__(self, run: Run, on_event: OnEvent, computed: Computed) -> None:
+    def __init__(self, run: Run, computed: Computed) -> None:
         count = _num_images(run)
-        on_event(
+        run.on_event(
             Note(f"computing the features of {count:,} images once, because the backbone is frozen")
         )
-        self.run, self.skip = run, skipping(run, on_event)
-        self.advance = counting("features", count, on_event)
+        self.run, self.advance = run, counting("features", count, run.on_event)
 
         def features(split: str, source: Source) -> tuple[Source, Tensor]:
             key = split, source.fingerprint()
@@ -242,7 +210,7 @@ class Features:
                 computed[key] = self._compute(split, source)
             source, found, errors = computed[key]
             for error in errors:
-                self.skip(error)
+                run.skip(error)
             return source, found
 
         self.train = features("train", run.splits.images)

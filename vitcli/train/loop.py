@@ -100,21 +100,21 @@ def train(
             stack.enter_context(directory.locked())
             directory.check_resumable() if resume else directory.check_free(force, config.data)
         run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
-        _start(run, resume, on_event)
+        _start(run, resume)
         if restarts() and run.progress.stopped_by:  # the launcher took the stop for a failure
             return Outcome(config, directory, run.progress.step, run.progress.stopped_by)
         run.progress.stopped_by = None
         if restarts():
             on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
         on_event(plan_of(run))
-        return _train(run, on_event, {} if computed is None else computed)
+        return _train(run, {} if computed is None else computed)
 
 
-def _start(run: Run, resume: bool, on_event: OnEvent) -> None:
+def _start(run: Run, resume: bool) -> None:
     """Loads the state of a resumed run, and writes the first files of a new one."""
     directory, first = run.directory, run.ranks.is_first
-    warnings = load_state(run) if resume else []
     if resume:
+        load_state(run)
         run.skipped |= {line["image"] for line in directory.lines(directory.skipped)}
     if first:  # of a run that is resumed at step 0 everything is done again
         directory.rewind_metrics(run.progress.step or -1) if resume else directory.start()
@@ -131,16 +131,14 @@ def _start(run: Run, resume: bool, on_event: OnEvent) -> None:
         if first and not resume:  # half a start can neither be resumed nor replaced
             directory.clear()
         raise
-    for text in warnings:
-        on_event(Caution(text))
 
 
-def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
+def _train(run: Run, computed: Computed) -> Outcome:
     config, objective, optimizer = run.config, run.objective, run.optimizer
     directory, progress, steps = run.directory, run.progress, run.steps
     val, ranks = run.splits.val, run.ranks
     started = time.monotonic() - progress.seconds
-    inputs = make_inputs(run, on_event, computed)
+    inputs = make_inputs(run, computed)
     last = progress.step if progress.lost_patience(config) else steps
     batches = inputs.batches(progress.step, last)
     trained, saver = synchronised(objective, run.device, ranks), Saver(run)
@@ -149,27 +147,27 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
         contextlib.closing(batches),
         saver,
         log as record,
-        stop_requested(on_event) as stop,
+        stop_requested(run.on_event) as stop,
     ):
 
         def tell(event: Event) -> None:
             if ranks.is_first:
                 directory.append(directory.metrics, event.to_json())
                 record(event)
-                on_event(event)
+                run.on_event(event)
 
         if config.keep_head and val is not None and progress.step == 0:
             _validate(run, inputs, tell)  # the starting point of what is kept
         set_training(objective, config.freeze)
         meter = _Meter(run)
-        probe = FewshotProbe(run, on_event) if config.probe_every else None
+        probe = FewshotProbe(run) if config.probe_every else None
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
                 meter.leave_out(meter.since)  # the wait for the first batch
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config) * group["lr_scale"]
             x, y = objective.prepare(x, labels, step, run.part.start, inputs.lead)
-            loss, correct = _backward_that_fits(run, inputs, trained, x, y, on_event)
+            loss, correct = _backward_that_fits(run, inputs, trained, x, y)
             run.scaler.unscale_(optimizer)
             if config.clip_norm:
                 torch.nn.utils.clip_grad_norm_(objective.parameters(), config.clip_norm)
@@ -191,7 +189,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
                         where=directory.path,
                         hint=LOWER if step > 1 else NOT_FINITE,  # no update has been made before it
                     )
-                tell(event) if meter.is_due(step) else on_event(event)
+                tell(event) if meter.is_due(step) else run.on_event(event)
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 begun = time.monotonic()
                 _validate(run, inputs, tell)
@@ -219,7 +217,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
     if val is None:
         progress.best_step, progress.best_averaged = progress.step, run.averaged is not None
         run.write_model()
-    metrics = report.finish(run, on_event)
+    metrics = report.finish(run)
     skipped = set[str | None]().union(*ranks.gather(run.skipped))
     if ranks.is_first:
         directory.drop_states()
@@ -229,7 +227,7 @@ def _train(run: Run, on_event: OnEvent, computed: Computed) -> Outcome:
 
 
 def _backward_that_fits(
-    run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor, on_event: OnEvent
+    run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`_backward`, in more and smaller micro-batches if the device runs out of memory."""
     while True:
@@ -250,7 +248,7 @@ def _backward_that_fits(
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
         run.split_further()
-        on_event(Caution(f"out of memory: continuing with {run.micro_batches} micro-batches"))
+        run.on_event(Caution(f"out of memory: continuing with {run.micro_batches} micro-batches"))
 
 
 def _backward(

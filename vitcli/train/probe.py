@@ -15,8 +15,7 @@ from vitcli.errors import NOT_FINITE, DivergedError, RunError
 from vitcli.fewshot import choose_shots
 from vitcli.inference import Inference, features_of
 from vitcli.ridge import RidgeSolver
-from vitcli.train.events import OnEvent
-from vitcli.train.inputs import counting, skipping
+from vitcli.train.inputs import counting
 from vitcli.train.run import Run
 
 SHOTS = (5, 10)
@@ -45,9 +44,9 @@ def shots_of(train: Source, val: Source | None) -> tuple[int, ...]:
 class FewshotProbe:
     """Measures the features of a run's model, always with the same images."""
 
-    def __init__(self, run: Run, on_event: OnEvent) -> None:
+    def __init__(self, run: Run) -> None:
         train, val = run.splits.images, run.splits.val
-        self.run, self.on_event, shots = run, on_event, shots_of(train, val)
+        self.run, shots = run, shots_of(train, val)
         self.draws = [(n, choose_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
         self.used = np.unique(self.draws[-1][1])  # more shots include fewer
 
@@ -71,11 +70,9 @@ class FewshotProbe:
         self, inference: Inference, source: Source
     ) -> tuple[npt.NDArray[np.float32], Ints]:
         """(features (n, D) of the images that can be read, their indices in the source (n,))."""
-        run, on_event = self.run, self.on_event
-        advance = counting("probe", len(source), on_event)
-        features, read = features_of(
-            inference, source, run.workers, advance, skipping(run, on_event)
-        )
+        run = self.run
+        advance = counting("probe", len(source), run.on_event)
+        features, read = features_of(inference, source, run.workers, advance, run.skip)
         if not features.isfinite().all():
             where = run.directory.path
             raise DivergedError("the features are not finite numbers", where=where, hint=NOT_FINITE)

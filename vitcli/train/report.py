@@ -13,8 +13,8 @@ from vitcli.evaluate import evaluate_source
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
-from vitcli.train.events import Caution, OnEvent
-from vitcli.train.inputs import Images, Inputs, counting, skipping
+from vitcli.train.events import Caution
+from vitcli.train.inputs import Images, Inputs, counting
 from vitcli.train.masking import Masking
 from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
@@ -23,7 +23,7 @@ DRAWN = 8
 """Images of a picture."""
 
 
-def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
+def finish(run: Run) -> dict[str, float]:
     """Evaluates the stored model on the held-out splits, as `vit evaluate` does, and writes plots
     and the card.
 
@@ -31,7 +31,7 @@ def finish(run: Run, on_event: OnEvent) -> dict[str, float]:
         The metrics of each split, as val_top1 and test_top1.
     """
     directory, path = run.directory, run.directory.path
-    metrics, shown = _evaluate(run, on_event)
+    metrics, shown = _evaluate(run)
     if not run.ranks.is_first:
         return metrics
     info = run.stored_info(metrics)
@@ -70,7 +70,7 @@ def draw(run: Run, inputs: Inputs) -> None:
             plots.reconstructions(original, hidden, filled, path)
 
 
-def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation | None]:
+def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
     """The metrics of every held-out split, and the evaluation of the last. The model is dropped
     here: its file is mapped into memory, and Windows would not replace it."""
     metrics: dict[str, float] = {}
@@ -88,10 +88,10 @@ def _evaluate(run: Run, on_event: OnEvent) -> tuple[dict[str, float], Evaluation
                 predictor.load(),
                 split,
                 run.workers,
-                counting(what, len(split), on_event),
-                skipping(run, on_event),
+                counting(what, len(split), run.on_event),
+                run.skip,
             )
             metrics |= found.metrics(f"{name}_")
         except DataError as error:  # no image of it can be read, but the run is finished
-            on_event(Caution(f"{what} split: {error}"))
+            run.on_event(Caution(f"{what} split: {error}"))
     return metrics, found

@@ -17,14 +17,22 @@ from vitcli.checkpoints.save import save_checkpoint, write_config
 from vitcli.config import Architecture, BiTConfig, Preprocess
 from vitcli.data.dataset import Splits
 from vitcli.distributed import Ranks
-from vitcli.errors import ConfigError, RunError
+from vitcli.errors import ConfigError, DataError, ImageError, RunError
 from vitcli.inference import Inference
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.directory import RunDirectory
+from vitcli.train.events import Caution, OnEvent
 from vitcli.train.objectives import Objective
 from vitcli.train.parallel import whole
 from vitcli.train_config import TrainConfig
+from vitcli.words import counted
+
+LEAST_BAD = 100
+"""Unreadable images that a run of any size tolerates by default. A broken copy of a dataset has
+more than a tenth; a few in a million must not end a long run."""
+NAMED_SKIPS = 20
+"""Unreadable images that are named; the others are only counted."""
 
 
 @dataclass
@@ -71,6 +79,8 @@ class Run:
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks
+    on_event: OnEvent
+    """Called with every event of this rank; does nothing on all but the first."""
     progress: Progress = field(default_factory=Progress)
     skipped: set[str | None] = field(default_factory=set)
     """Images that this rank could not read, and those of the run that is resumed."""
@@ -159,6 +169,27 @@ class Run:
             train = dataclasses.asdict(self.config)
             save_checkpoint(self.directory.path, state, info, self.config.save_dtype, train=train)
         self.ranks.wait()
+
+    def skip(self, error: ImageError) -> None:
+        """Counts an unreadable image once, writes it to skipped.jsonl, and names the first ones.
+
+        Raises:
+            DataError: there are more than `TrainConfig.max_bad`.
+        """
+        most = self.config.max_bad
+        if most is None:
+            most = max(LEAST_BAD, len(self.splits.train) // 10)
+        if error.where in self.skipped:
+            return
+        self.skipped.add(error.where)
+        if self.directory.append_skipped(error.where, error.what) > most:
+            raise DataError(
+                f"more than {counted(most, 'image')} cannot be read",
+                where=self.directory.skipped,
+                hint="repair or remove them, or allow more with --max-bad",
+            ) from error
+        if len(self.skipped) <= NAMED_SKIPS:
+            self.on_event(Caution(f"skipped {error.where}: {error.what}"))
 
     def split_further(self) -> None:
         """Sends each batch through the model in more micro-batches, for less memory.

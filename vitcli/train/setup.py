@@ -115,6 +115,7 @@ def prepare(
         device=device,
         dtype=dtype,
         ranks=ranks,
+        on_event=on_event,
     )
 
 

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.errors import CheckpointError, DivergedError, OutputError, RunError
 from vitcli.train.directory import RunDirectory
+from vitcli.train.events import Caution
 from vitcli.train.run import Progress, Run
 
 # On purpose: see `_among`. A filter, as the warning comes from a thread of torch's.
@@ -70,7 +71,6 @@ class Saver:
         self._progress = {
             "progress": dict(vars(run.progress)),
             "scaler": run.scaler.state_dict(),
-            "precision": run.precision,
             "model": run.info.to_metadata(),
             **_environment(run),
         }
@@ -136,9 +136,9 @@ def read_state_info(directory: RunDirectory) -> CheckpointInfo:
         return info
 
 
-def load_state(run: Run) -> list[str]:
+def load_state(run: Run) -> None:
     """Fills a run's objective, average, optimizer, scaler and progress in place, sets torch's
-    generators, and gives warnings of what may make the run differ from an uninterrupted one.
+    generators, and warns of what may make the run differ from an uninterrupted one.
 
     Raises:
         RunError: the state is damaged or belongs to another model.
@@ -150,15 +150,16 @@ def load_state(run: Run) -> list[str]:
         tensors = {k: v for k, v in _tensors(run).items() if k in stored or k[:4] != "rng."}
         load(tensors, storage_reader=reader, **_among(run, run.ranks.control))
         run.scaler.load_state_dict(record["scaler"])
-        progress = record["progress"]
-        run.progress = Progress(**{"stored_score": progress["best_score"], **progress})
-        warnings = _differences(record, run)
+        run.progress = Progress(**record["progress"])
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":
             torch.set_rng_state(value)
         elif key == f"rng.{run.ranks.rank}.cuda":
             torch.cuda.set_rng_state(value, run.device)
-    return warnings
+    for name, now in _environment(run).items():
+        if record[name] != now:
+            text = f"{name} was {record[name]} and is now {now}"
+            run.on_event(Caution(f"results may differ from those of an uninterrupted run: {text}"))
 
 
 @contextlib.contextmanager
@@ -219,24 +220,9 @@ def _among(run: Run, group: dist.ProcessGroup) -> dict[str, Any]:
 def _environment(run: Run) -> dict[str, Any]:
     """What the last bits depend on, apart from the configuration."""
     return {
+        "precision": run.precision,
         "device": run.device.type,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "ranks": run.ranks.count,
     }
-
-
-def _differences(record: dict[str, Any], run: Run) -> list[str]:
-    warnings = []
-    if record["precision"] != run.precision:
-        warnings.append(
-            f"resumed in {run.precision}, but started in {record['precision']}: set "
-            "--precision at the start to use the same on every machine"
-        )
-    for name, now in _environment(run).items():
-        if record[name] != now:
-            warnings.append(
-                f"results may differ in the last bits from an uninterrupted run: {name} was "
-                f"{record[name]} and is now {now}"
-            )
-    return warnings
