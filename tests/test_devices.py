@@ -1,22 +1,19 @@
 """What differs between devices: exercised here without any but the CPU."""
 
 import dataclasses
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from vitcli import distributed
 from vitcli.devices import (
     check_count,
     choose_device,
     choose_precision,
-    free_memory,
     ran_out_of_memory,
 )
 from vitcli.distributed import joined
-from vitcli.errors import ConfigError, RankError
+from vitcli.errors import ConfigError
 
 
 @pytest.fixture
@@ -54,24 +51,6 @@ def test_one_rank_on_mps_sums_by_itself_and_several_are_refused(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("nccl", [True, False])
-def test_cuda_without_nccl_takes_gloo(monkeypatch, nccl):
-    backends, patience = list[str](), list[float]()
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
-
-    def start(backend: str, timeout: timedelta, **rest: object) -> None:
-        backends.append(backend)
-        patience.append(timeout.total_seconds())
-        raise RuntimeError("far enough")
-
-    monkeypatch.setattr(dist, "init_process_group", start)
-    with pytest.raises(RankError), joined(torch.device("cuda:0"), timeout=100.0):
-        pass
-    assert backends == ["cpu:gloo,cuda:nccl" if nccl else "gloo"]
-    assert (patience[0] > 100) == nccl  # the CPU groups name the rank before NCCL aborts
-
-
 def test_auto_precision_is_of_the_gpu_that_was_asked_for(monkeypatch):
     capability = {None: (7, 5), 0: (7, 5), 1: (9, 0)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capability[gpu.index])
@@ -96,13 +75,6 @@ def test_more_devices_than_there_are(two_gpus):
     for name, there in (("auto", 2), ("cuda:1", 1)):
         with pytest.raises(ConfigError, match=f"--devices 4, but this machine has {there} cuda"):
             check_count(4, name)
-
-
-def test_memory_that_torch_keeps_for_reuse_is_free(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 80))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 25)
-    assert free_memory(torch.device("cuda:0")) == 45
 
 
 def test_a_rank_whose_device_fails_speaks_for_itself(monkeypatch):

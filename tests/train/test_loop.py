@@ -490,11 +490,3 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(tiny_run, monkeypatch):
         train(run)
     assert not list(Path(run.output).iterdir())
     train(run)
-
-
-def test_every_rank_draws_other_numbers_for_dropout():
-    drawn = set()
-    for rank in range(4):
-        torch.manual_seed(setup.dropout_seed(0, rank))
-        drawn.add(tuple(torch.rand(4).tolist()))
-    assert len(drawn) == 4
