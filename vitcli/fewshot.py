@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vitcli import __version__
-from vitcli.atomic import write_text
+from vitcli.atomic import cannot_write, write_text
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt, resampled_tensors
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
@@ -25,7 +25,7 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
 from vitcli.data.dataset import Splits, open_data
 from vitcli.data.source import Source
-from vitcli.errors import ConfigError, DataError, ImageError, OutputError
+from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.hub.card import model_card
 from vitcli.prediction import Predictor
@@ -240,9 +240,7 @@ def save_head(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"cannot create the directory: {error.strerror or error}", where=file.parent
-        ) from error
+        raise cannot_write(file.parent, error) from error
     tensor_file.write(file, tensors, info.to_metadata())
     if file != path:
         write_config(path / "config.json", info)

@@ -58,13 +58,6 @@ class Calibration(NamedTuple):
     accuracy: Floats
     """(BINS,): the share of them that is right; 0 in an empty bin."""
 
-    @property
-    def error(self) -> float:
-        """The expected calibration error (ECE): the bins' |accuracy - confidence|, weighted by
-        their answers (Guo et al. 2017, equation 3)."""
-        gaps = np.abs(self.accuracy - self.confidence)
-        return float((self.counts * gaps).sum() / max(self.counts.sum(), 1))
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -103,8 +96,10 @@ class Evaluation:
 
     @property
     def ece(self) -> float:
-        """The expected calibration error."""
-        return self.calibration.error
+        """The expected calibration error: the bins' |accuracy - confidence|, weighted by their
+        answers (Guo et al. 2017, equation 3)."""
+        counts, confidence, accuracy = self.calibration
+        return float((counts * np.abs(accuracy - confidence)).sum() / max(counts.sum(), 1))
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """Those of `METRICS`, each with the prefix; top5 only where there is one."""

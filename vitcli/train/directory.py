@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from vitcli.atomic import whole_file
+from vitcli.atomic import write_text
 from vitcli.config import DataConfig
 from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file
@@ -224,8 +224,7 @@ class RunDirectory:
 
     def write_json(self, path: Path, content: Any) -> None:
         """Writes JSON, whole or not at all; in ASCII, as a file's name may not be valid text."""
-        with whole_file(path) as file:
-            file.write((json.dumps(content, indent=2) + "\n").encode())
+        write_text(path, json.dumps(content, indent=2) + "\n")
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Adds one line to metrics.jsonl or skipped.jsonl."""
@@ -264,8 +263,7 @@ class RunDirectory:
     def rewind_metrics(self, step: int) -> None:
         """Drops what a killed run wrote after its last state: a resumed run writes it again."""
         kept = [line for line in self.lines(self.metrics) if line["step"] <= step]
-        with whole_file(self.metrics) as file:
-            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def read_train_config(path: str | Path) -> TrainConfig:

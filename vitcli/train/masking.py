@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -86,9 +86,6 @@ class Masking(Objective):
     def _batch(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
         return to_device(torch.from_numpy(np.stack(rows)), x.device)
 
-    def score(self, metrics: Mapping[str, float]) -> float:
-        return -metrics["loss"]
-
     def cells(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) as the pixels of their patches (B, P, h, w, C), in row-major order. A
         patch of a hybrid is a square of its stride, one for each cell of the feature map."""
@@ -121,14 +118,15 @@ GREY = 0.5
 
 def take(x: Tensor, indices: Tensor) -> Tensor:
     """Rows of x (B, N, ...) at indices (B, K): (B, K, ...)."""
-    trailing = x.shape[2:]
-    return x.gather(
-        1, indices.view(*indices.shape, *(1,) * len(trailing)).expand(-1, -1, *trailing)
-    )
+    return x.gather(1, _whole_rows(x, indices))
 
 
 def put(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """x (B, N, ...) with the rows at indices (B, K) replaced by values (B, K, ...)."""
+    return x.scatter(1, _whole_rows(x, indices), values.to(x.dtype))
+
+
+def _whole_rows(x: Tensor, indices: Tensor) -> Tensor:
+    """The indices of rows, (B, K), repeated for each value of a row: (B, K, ...)."""
     trailing = x.shape[2:]
-    places = indices.view(*indices.shape, *(1,) * len(trailing)).expand(-1, -1, *trailing)
-    return x.scatter(1, places, values.to(x.dtype))
+    return indices.view(*indices.shape, *(1,) * len(trailing)).expand(-1, -1, *trailing)

@@ -70,10 +70,10 @@ class Objective(nn.Module):
         """A line shown before a run; may be empty."""
         return ""
 
-    @abstractmethod
     def score(self, metrics: Mapping[str, float]) -> float:
         """Which weights a run stores: those with the highest score of the metrics of an evaluation
         ("top1", "loss", ...)."""
+        return metrics["top1"] if self.classifies else -metrics["loss"]
 
 
 class Classification(Objective):
@@ -104,9 +104,6 @@ class Classification(Objective):
         with torch.autocast(x.device.type, enabled=False):
             losses = classification_losses(logits, y, self.config, self.class_weights)
         return losses, logits.detach().argmax(dim=1) == y.argmax(dim=1)
-
-    def score(self, metrics: Mapping[str, float]) -> float:
-        return metrics["top1"]
 
 
 def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:

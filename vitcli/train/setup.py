@@ -83,7 +83,7 @@ def prepare(
     with ranks.first_alone():
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
     if ranks.rank:  # dropout draws other numbers on each
-        torch.manual_seed(dropout_seed(config.seed, ranks.rank))
+        torch.manual_seed(int(np.random.default_rng((config.seed, ranks.rank)).integers(1 << 32)))
     if isinstance(splits.train, Stream):
         config = dataclasses.replace(config, streams=splits.train.lanes)
     if config.objective == "mae" and config.lr is None:
@@ -145,11 +145,6 @@ def _build(
     if config.keep_head:
         on_event(Note(_kept_text(rows, info.classes)))
     return info, initial.build_model(start, info, rows, config)
-
-
-def dropout_seed(seed: int, rank: int) -> int:
-    """What a rank seeds torch with; below 2^32, as the CPU's generator takes no more bits."""
-    return int(np.random.default_rng((seed, rank)).integers(1 << 32))
 
 
 def _objective(
