@@ -198,12 +198,20 @@ def _inference(
 def _training(
     config: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, int]:
-    """A training step as in the training loop, and its batch size."""
-    model = _build(config).to(device).train()
+    """A training step, and its batch size."""
+    step = training_step(_build(config).to(device).train(), config.num_classes, device, dtype)
+    return step, TRAINING_BATCH[device.type]
+
+
+def training_step(
+    model: nn.Module, classes: int, device: torch.device, dtype: torch.dtype
+) -> Compute:
+    """A step as in the training loop, with autocast to `dtype`: forward pass, backward pass,
+    gradient clipping and AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step(images: Tensor) -> None:
-        labels = torch.arange(len(images), device=device) % config.num_classes
+        labels = torch.arange(len(images), device=device) % classes
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             logits = model(images)
         F.cross_entropy(logits.float(), labels).backward()
@@ -211,7 +219,7 @@ def _training(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return step, TRAINING_BATCH[device.type]
+    return step
 
 
 # ---------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from vitcli import speed
@@ -29,26 +29,15 @@ STEPS = 20
 DEVICE = torch.device("cuda")
 
 
-def training_step(model: nn.Module, batch: int, compiled: bool) -> Callable[[], None]:
+def training_step(model: nn.Module, batch: int, compiled: bool) -> Callable[[], object]:
     """A function that trains one step."""
     model = model.to(DEVICE).train()
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    images = torch.randn(batch, 3, 224, 224, device=DEVICE)
-    labels = torch.randint(1000, (batch,), device=DEVICE)
-
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            logits = forward(images)
-        F.cross_entropy(logits.float(), labels).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+    trained = torch.compile(model) if compiled else model
+    step = speed.training_step(trained, 1000, DEVICE, torch.bfloat16)
+    return partial(step, torch.randn(batch, 3, 224, 224, device=DEVICE))
 
 
-def seconds(step: Callable[[], None]) -> float:
+def seconds(step: Callable[[], object]) -> float:
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(STEPS):

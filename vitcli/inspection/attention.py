@@ -108,20 +108,11 @@ def attention_maps(
 
     Returns:
         (B, rows, columns) float32.
-
-    Raises:
-        ConfigError: no such layer or head, or a head asked of another method than "last".
     """
-    check_layer(model, layer, head)
-    if head is not None and method != "last":
-        raise ConfigError(f"method '{method}' averages over heads", hint="use --method last")
     if method == "gradient":
-        if target is None:
-            raise ConfigError("method 'gradient' requires a class", hint="use 'rollout' or 'last'")
-        tokens = _gradient(model, images, target, layer)
-    else:
-        tokens = _forward(model, images, method, layer, head)
-    return _on_grid(model, tokens)
+        assert target is not None
+        return _on_grid(model, _gradient(model, images, target, layer))
+    return _on_grid(model, _forward(model, images, method, layer, head))
 
 
 def _on_grid(model: ViT, tokens: Tensor) -> Floats:
@@ -195,7 +186,6 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
 def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
     """Each head's attention of one layer (None: the last), (B, heads, rows, columns): the class
     token's where the head reads it, else the mean over the patches."""
-    check_layer(model, layer)
     shown = model.config.depth - 1 if layer is None else layer
     row = readout(model)
     if row is None:

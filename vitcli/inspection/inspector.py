@@ -170,6 +170,8 @@ class Inspector:
         """
         wanted = None if label is None else self.find_class(label)
         check_layer(self.model, layer, head)
+        if head is not None and method != "last":
+            raise ConfigError(f"method '{method}' averages over heads", hint="use --method last")
         if (method == "gradient" or measure) and not self.classes:
             raise ConfigError(
                 "the model has no classification head, so there is no class to explain",
