@@ -9,7 +9,7 @@ import pytest
 from vitcli import ridge
 from vitcli.errors import ConfigError
 from vitcli.fewshot import choose_shots
-from vitcli.ridge import LinearHead, RidgeSolver
+from vitcli.ridge import RidgeSolver
 
 ARRAYS = np.load(Path(__file__).parent / "golden" / "fewshot_lsr" / "fewshot.npz")
 X, Y = ARRAYS["x_train"], ARRAYS["y_train"].astype(np.int64)
@@ -117,7 +117,7 @@ def test_sharpness_has_the_least_cross_entropy_of_left_out_predictions():
     assert solver.sharpness(1024.0) == 1.0
 
 
-def traced(count: int, size: int, classes: int) -> tuple[int, LinearHead]:
+def traced(count: int, size: int, classes: int) -> int:
     """Bytes at the peak of a solution and its predictions, beside the features."""
     rng = np.random.default_rng(0)
     features = rng.standard_normal((count, size), np.float32)
@@ -125,9 +125,8 @@ def traced(count: int, size: int, classes: int) -> tuple[int, LinearHead]:
     tracemalloc.start()
     try:
         solver = RidgeSolver(features, labels, classes)
-        head = solver.solve(solver.best_l2([1.0, 1024.0]))
-        head.predict(features)
-        return tracemalloc.get_traced_memory()[1], head
+        solver.solve(solver.best_l2([1.0, 1024.0])).predict(features)
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
@@ -136,7 +135,7 @@ def test_memory_does_not_grow_with_the_examples(monkeypatch):
     monkeypatch.setattr(ridge, "CHUNK", 256)
     monkeypatch.setattr(ridge, "LOGITS", 1 << 16)
     monkeypatch.setattr(ridge, "LEFT_OUT", 500)
-    few, _ = traced(4_000, 32, 100)
-    many, _ = traced(40_000, 32, 100)
+    few = traced(4_000, 32, 100)
+    many = traced(40_000, 32, 100)
     # Predictions are left, 8 bytes an example; one-hot targets would take 800.
     assert many - few < 36_000 * 20

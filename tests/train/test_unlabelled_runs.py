@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from train.runs import interrupt_at, metrics, of_kind, same_weights
 from vitcli.checkpoints.load import load
-from vitcli.config import DataConfig, FewshotConfig
+from vitcli.config import AugmentConfig, DataConfig, FewshotConfig
 from vitcli.distributed import joined
 from vitcli.errors import DataError, RunError
 from vitcli.fewshot import measure
@@ -20,6 +20,8 @@ from vitcli.prediction import Predictor
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
+
+STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +33,19 @@ def loose(colours, tmp_path_factory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("objective", ["classify", "mae"])
-def test_validation_images_none_of_which_can_be_read(tiny_run, colours, tmp_path, objective):
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"objective": "mae"}, {"freeze": "backbone", "augment": STILL}],
+    ids=["images", "masked", "features"],
+)
+def test_validation_images_none_of_which_can_be_read(tiny_run, colours, tmp_path, fields):
     shutil.copytree(colours, tmp_path / "data" / "train")
     for directory in colours.iterdir():
         broken = tmp_path / "data" / "val" / directory.name / "1.png"
         broken.parent.mkdir(parents=True)
         broken.write_bytes(b"no image")
     with pytest.raises(DataError, match="can be read"):
-        train(tiny_run(data=DataConfig(str(tmp_path / "data")), objective=objective, steps=2))
+        train(tiny_run(data=DataConfig(str(tmp_path / "data")), steps=2, **fields))
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])

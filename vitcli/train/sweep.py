@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vitcli import plots
-from vitcli.checkpoints import tensor_file
-from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.devices import choose_device
 from vitcli.distributed import Ranks, joined, restarts
@@ -246,11 +245,7 @@ def _result(place: RunDirectory, lr: float) -> Trial:
 
 
 def _provenance(place: RunDirectory) -> dict[str, Any]:
-    header = tensor_file.read_header(place.model)
-    info = CheckpointInfo.from_metadata(header.metadata, where=place.model)
-    if info is None:
-        raise RunError("no description of the run in this checkpoint", where=place.model)
-    return info.provenance
+    return read_info(place.path, offline=True)[0].provenance
 
 
 def _read_trials(directory: RunDirectory) -> list[Trial]:
