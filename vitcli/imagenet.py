@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from vitcli.data.files import open_file
 from vitcli.data.source import Source
 from vitcli.errors import DataError
 from vitcli.hub import registry
+from vitcli.typed_json import from_json, parse
 
 IMAGES, CLASSES = 50_000, 1_000
 """Of ImageNet's validation split."""
@@ -40,17 +40,17 @@ def read_accepted(path: str | Path | None = None) -> Accepted:
         return registry.real_labels()
     try:
         with open_file(path) as file:
-            accepted = json.loads(file.read())
+            accepted: Accepted = from_json(list[list[int]], parse(file.read()))
     except OSError as error:
         raise DataError(f"cannot read the labels: {error.strerror or error}", where=path) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError("the labels are not JSON", where=path) from error
-    if not isinstance(accepted, list) or len(accepted) != IMAGES:
+    except ValueError as error:
+        raise DataError(
+            f"the labels are not lists of class indices: {error}", where=path
+        ) from error
+    if len(accepted) != IMAGES:
         raise DataError(f"the labels are not a list of {IMAGES:,} entries", where=path)
     for i, classes in enumerate(accepted):
-        if not isinstance(classes, list) or not all(
-            type(index) is int and 0 <= index < CLASSES for index in classes
-        ):
+        if not all(0 <= index < CLASSES for index in classes):
             raise DataError(f"entry {i} is not a list of indices from 0 to 999", where=path)
     return accepted
 

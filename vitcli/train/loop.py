@@ -115,7 +115,6 @@ def _start(run: Run, resume: bool) -> None:
     directory, first = run.directory, run.ranks.is_first
     if resume:
         load_state(run)
-        run.skipped |= {line["image"] for line in directory.lines(directory.skipped)}
     if first:  # of a run that is resumed at step 0 everything is done again
         directory.rewind_metrics(run.progress.step or -1) if resume else directory.start()
     try:
@@ -218,12 +217,12 @@ def _train(run: Run, computed: Computed) -> Outcome:
         progress.best_step, progress.best_averaged = progress.step, run.averaged is not None
         run.write_model()
     metrics = report.finish(run)
-    skipped = set[str | None]().union(*ranks.gather(run.skipped))
     if ranks.is_first:
         directory.drop_states()
     ranks.wait()
     stored = (progress.best_step, progress.best_averaged)
-    return Outcome(run.config, directory, progress.step, None, *stored, metrics, len(skipped))
+    skipped = len(directory.lines(directory.skipped))
+    return Outcome(run.config, directory, progress.step, None, *stored, metrics, skipped)
 
 
 def _backward_that_fits(

@@ -83,7 +83,7 @@ class Run:
     """Called with every event of this rank; does nothing on all but the first."""
     progress: Progress = field(default_factory=Progress)
     skipped: set[str | None] = field(default_factory=set)
-    """Images that this rank could not read, and those of the run that is resumed."""
+    """Images that this process could not read."""
 
     @property
     def model(self) -> ViT | BiT:
