@@ -178,35 +178,26 @@ class Inspector:
                 hint="choose --method rollout or last, without --faithfulness",
             )
         model, score = self.model, self.info.score
-
-        def fields(one: Inspected, pixels: Tensor) -> dict[str, Any]:
-            target = None if one.index is None else torch.tensor([one.index], device=self.device)
-            array = attention_maps(model, pixels, method, layer, head, target)[0]
-            if not measure or one.index is None:
-                return {"array": array}
-            maps = [array, *random_maps(model.config.grid, RANDOM_MAPS)]
-            own, *noise = (faithfulness(model, pixels[0], m, one.index, score) for m in maps)
-            random = Faithfulness(*np.array(noise).mean(axis=0))
-            return {"array": array, "faithfulness": own, "random": random}
-
-        return self._mapped(images, fields, wanted)
+        for one in self._read(images, wanted):
+            pixels, index = one.pixels, one.index
+            if pixels is not None:
+                target = None if index is None else torch.tensor([index], device=self.device)
+                array = attention_maps(model, pixels, method, layer, head, target)[0]
+                one = replace(one, array=array)
+                if measure and index is not None:
+                    maps = [array, *random_maps(model.config.grid, RANDOM_MAPS)]
+                    own, *noise = (faithfulness(model, pixels[0], m, index, score) for m in maps)
+                    random = Faithfulness(*np.array(noise).mean(axis=0))
+                    one = replace(one, faithfulness=own, random=random)
+            yield one
 
     def heads(self, images: Images, layer: int | None = None) -> Iterator[Inspected]:
         """Every head's attention of one layer (None: the last), for each image."""
         check_layer(self.model, layer)
-        return self._mapped(
-            images, lambda one, pixels: {"array": head_maps(self.model, pixels, layer)[0]}
-        )
-
-    def _mapped(
-        self,
-        images: Images,
-        fields: Callable[[Inspected, Tensor], dict[str, Any]],
-        index: int | None = None,
-    ) -> Iterator[Inspected]:
-        """`_read`, and what a function finds in each image."""
-        for one in self._read(images, index):
-            yield one if one.pixels is None else replace(one, **fields(one, one.pixels))
+        for one in self._read(images):
+            if one.pixels is not None:
+                one = replace(one, array=head_maps(self.model, one.pixels, layer)[0])
+            yield one
 
     def colours(self, images: Images) -> Iterator[Inspected]:
         """Patch features of all images together as RGB; see `feature_colours`."""
