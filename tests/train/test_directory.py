@@ -42,11 +42,6 @@ def test_two_processes_never_work_in_one_directory(tiny_run):
     assert not (Path(run.output) / ".lock").exists()
 
 
-def test_a_directory_is_not_made_by_its_lock(tmp_path):
-    with RunDirectory(tmp_path / "run").locked():
-        assert not (tmp_path / "run").exists()
-
-
 def test_a_finished_run_is_replaced_only_by_force(tiny_run, finished):
     run = tiny_run(steps=2)
     shutil.copytree(finished, run.output)
