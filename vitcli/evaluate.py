@@ -24,7 +24,7 @@ from vitcli.data.directory import open_unlabelled
 from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, ImageError
 from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
-from vitcli.inference import Inference, Slot, none_readable, report_unreadable, run_source
+from vitcli.inference import Batches, Inference, Slot, none_readable, report_unreadable, run_source
 from vitcli.metrics import Evaluation, Tally
 from vitcli.prediction import Predictor
 from vitcli.words import counted
@@ -61,7 +61,7 @@ def evaluate_source(
 
 
 def _count(
-    batches: Iterator[tuple[list[Slot], Tensor]],
+    batches: Batches,
     source: Source,
     tally: Tally,
     aligned: Alignment | None = None,

@@ -21,7 +21,7 @@ from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import ConfigError, DataError, VitWarning
 from vitcli.hub import registry
-from vitcli.inference import LONG_SEQUENCE, Inference, Slot, check_memory, run
+from vitcli.inference import LONG_SEQUENCE, Batches, Inference, check_memory, run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -222,7 +222,7 @@ class Predictor:
         output: Literal["logits", "features"],
         batch_size: int | None,
         workers: int | None,
-    ) -> Iterator[tuple[list[Slot], Tensor]]:
+    ) -> Batches:
         found = as_images(images, self.offline)
         return run(found, self.info.preprocess, self.load, output, batch_size, workers)
 

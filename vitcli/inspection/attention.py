@@ -68,15 +68,13 @@ def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
 # Attention over the image
 
 
-def readout(model: ViT) -> Tensor | None:
+def readout(model: ViT) -> Tensor:
     """How much the head reads of each token, (N,) with sum 1: the class token (and distillation
-    token), or the mean of the patches. None for an attention pool, whose own weights say it."""
+    token), or the mean of the patches; also where an attention pool weighs them anew each time."""
     config = model.config
     weights = torch.zeros(config.num_tokens)
     prefix = config.num_prefix_tokens
-    if config.pool == "map":
-        return None
-    if config.pool in ("gap", "token+gap"):
+    if config.pool != "token":
         weights[prefix:] = 1.0 / (config.num_tokens - prefix)
     if config.pool == "token+gap":
         weights = weights / 2
@@ -127,7 +125,6 @@ def _forward(
     model: ViT, images: Tensor, method: Method, layer: int | None, head: int | None
 ) -> Tensor:
     shown = model.config.depth - 1 if layer is None else layer
-    row = readout(model)
     prefix, n = model.config.num_prefix_tokens, model.config.num_tokens
     found: dict[str, Tensor] = {}
 
@@ -146,30 +143,27 @@ def _forward(
 
     with watch(model, visit):
         model(images)
-    if row is None and method == "last" and layer is None:
+    if "pool" in found and method == "last" and layer is None:
         return found["pool"]  # the attention pool is the last layer
-    read = found["pool"] if row is None else row.to(images.device).expand(len(images), -1)
+    read = found.get("pool", readout(model).to(images.device).expand(len(images), -1))
     return torch.einsum("bn,bnm->bm", read, found["tokens"])
 
 
 def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> Tensor:
     """r (I + A_L) ... (I + A_1), from the last layer to the first, as the gradients arrive."""
-    row = readout(model)
     last = model.config.depth - 1 if layer is None else layer
     prefix = model.config.num_prefix_tokens
-    read = None if row is None else row.to(images.device).expand(len(images), -1).clone()
-    state = {"row": read}
+    read = row = readout(model).to(images.device).expand(len(images), -1)
 
     def visit(index: int, attention: Layer, output: Tensor) -> None:
         def arrived(gradient: Tensor) -> None:
+            nonlocal row
             weighted = attention.weights() * (gradient @ attention.v.mT)
             relevance = weighted.clamp(min=0).mean(dim=1)
-            before = state["row"]
             if index < 0:
-                state["row"] = nn.functional.pad(relevance[:, 0], (prefix, 0))
+                row = nn.functional.pad(relevance[:, 0], (prefix, 0))
             elif index <= last:
-                assert before is not None
-                state["row"] = before + torch.einsum("bn,bnm->bm", before, relevance)
+                row = row + torch.einsum("bn,bnm->bm", row, relevance)
 
         output.register_hook(torch.no_grad()(arrived))
 
@@ -177,9 +171,8 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
     with torch.enable_grad(), watch(model, visit):
         model(images).gather(1, target[:, None]).sum().backward()
     model.zero_grad(set_to_none=True)
-    result = state["row"]
-    assert result is not None
-    return result if read is None else result - read  # what the head reads itself explains nothing
+    # What the head reads itself explains nothing.
+    return row if model.config.pool == "map" else row - read
 
 
 @torch.no_grad()
@@ -187,16 +180,12 @@ def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
     """Each head's attention of one layer (None: the last), (B, heads, rows, columns): the class
     token's where the head reads it, else the mean over the patches."""
     shown = model.config.depth - 1 if layer is None else layer
-    row = readout(model)
-    if row is None:
-        row = torch.zeros(model.config.num_tokens)
-        row[model.config.num_prefix_tokens :] = 1.0
-        row /= row.sum()
+    row = readout(model).to(images.device)
     found: list[Tensor] = []
 
     def visit(index: int, attention: Layer, _: Tensor) -> None:
         if index == shown:
-            found.append(torch.einsum("n,bhnm->bhm", row.to(images.device), attention.weights()))
+            found.append(torch.einsum("n,bhnm->bhm", row, attention.weights()))
 
     with watch(model, visit):
         model(images)

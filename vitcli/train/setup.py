@@ -82,7 +82,7 @@ def prepare(
                 _require_readable(indexed(source), ranks, on_event)
     with ranks.first_alone():
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
-    if ranks.rank:  # dropout draws other numbers on each
+    if ranks.rank:  # dropout draws other numbers on each; a CPU's generator takes 32 bits
         torch.manual_seed(int(np.random.default_rng((config.seed, ranks.rank)).integers(1 << 32)))
     if isinstance(splits.train, Stream):
         config = dataclasses.replace(config, streams=splits.train.lanes)
