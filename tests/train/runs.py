@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from vitcli.config import AugmentConfig
 from vitcli.train.events import Event
+
+STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
+"""Images as evaluation sees them."""
 
 
 class Killed(BaseException):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from train.runs import close_weights, metrics, weights
+from train.runs import STILL, close_weights, metrics, weights
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
@@ -22,8 +22,6 @@ from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
 from vitcli.train.sweep import run_sweep
 from vitcli.train_config import TrainConfig
-
-STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from conftest import wait_for
 from train.runs import (
+    STILL,
     Killed,
     close_weights,
     interrupt_at,
@@ -88,7 +89,6 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_workers(tiny_run, fin
 AUGMENT = AugmentConfig(
     crop_area=(0.3, 1.0), randaugment=(2, 10), erasing=0.3, mixup=0.2, cutmix=1.0
 )
-STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 NOISY = {"dropout": 0.1, "drop_path": 0.1, "patience": 4}
 TUNED = {"task": "finetune", "resolution": None, "lr": 0.02, "ema": 0.8, "freeze": 1}
 

@@ -11,10 +11,10 @@ import pytest
 
 from data.test_shards import tar_of
 from loopback import FileServer
-from train.runs import Killed, kill_at, metrics, of_kind, same_weights
+from train.runs import STILL, Killed, kill_at, metrics, of_kind, same_weights
 from train.test_ranks import RECIPE, TOLERANCE, difference, vit
 from vitcli import retry
-from vitcli.config import AugmentConfig, DataConfig
+from vitcli.config import DataConfig
 from vitcli.errors import DataError
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import train
@@ -83,8 +83,7 @@ def test_a_sweep_that_would_train_on_validation_images_is_refused_first(tiny_run
 
 
 def test_a_frozen_backbone_reads_the_stream_again(tiny_run, web: FileServer) -> None:
-    still = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
-    train(tiny_run(data=data_of(web), augment=still, freeze="backbone", steps=3))
+    train(tiny_run(data=data_of(web), augment=STILL, freeze="backbone", steps=3))
 
 
 def test_images_that_cannot_be_read_are_listed(tiny_run, colours: Path, tmp_path) -> None:

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from train.runs import interrupt_at, metrics, of_kind, same_weights
+from train.runs import STILL, interrupt_at, metrics, of_kind, same_weights
 from vitcli.checkpoints.load import load
-from vitcli.config import AugmentConfig, DataConfig, FewshotConfig
+from vitcli.config import DataConfig, FewshotConfig
 from vitcli.distributed import joined
 from vitcli.errors import DataError, RunError
 from vitcli.fewshot import measure
@@ -20,8 +20,6 @@ from vitcli.prediction import Predictor
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
-
-STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 
 
 @pytest.fixture(scope="module")
