@@ -168,9 +168,9 @@ class Tally:
         self.num_classes, self.score = num_classes, score
         self.pairs = Counter[int]()
         """How often (label, prediction) occurs, as label * num_classes + prediction."""
-        self.count = self.among_five = self.loss = 0
-        self.not_finite = 0
-        """Losses that are not finite numbers; then their mean is not either."""
+        self.count = self.among_five = 0
+        self.loss: float = 0
+        """An integer; NaN once a loss is not a finite number."""
         self.bins = np.zeros((3, BINS), np.int64)
         """Rows: answers, the sum of their confidences, how many are right."""
 
@@ -211,10 +211,9 @@ class Tally:
 
     def add_losses(self, losses: Tensor) -> None:
         """Counts images (B,) of which the loss is all that there is."""
-        finite = [loss for loss in losses.tolist() if math.isfinite(loss)]
         self.count += len(losses)
-        self.not_finite += len(losses) - len(finite)
-        self.loss += sum(round(loss * UNIT) for loss in finite)
+        for loss in losses.tolist():
+            self.loss += round(loss * UNIT) if math.isfinite(loss) else math.nan
 
     def result(self) -> Evaluation:
         """The metrics of all that was added."""
@@ -230,6 +229,6 @@ class Tally:
             predictions,
             counts,
             self.among_five / images if self.num_classes > 5 else None,
-            math.nan if self.not_finite else self.loss / UNIT / images,
+            self.loss / UNIT / images,
             Calibration(answers, confidence / UNIT / filled, right / filled),
         )

@@ -304,10 +304,7 @@ class _Meter:
     """Averages of loss, accuracy and rate since they were last read."""
 
     def __init__(self, run: Run) -> None:
-        self.config, self.batch, self.steps = run.config, run.batch_size, run.steps
-        self.classifies = run.objective.classifies
-        self.ranks = run.ranks
-        self.start, self.since = run.progress.step, time.monotonic()
+        self.run, self.start, self.since = run, run.progress.step, time.monotonic()
         self.losses: list[Tensor] = []
         self.correct: list[Tensor] = []
 
@@ -317,7 +314,7 @@ class _Meter:
 
     def is_due(self, step: int) -> bool:
         """Whether metrics.jsonl gets a line: the first step, the last, and some between."""
-        return step in (1, self.steps) or step % (self.config.log_every or 1) == 0
+        return step in (1, self.run.steps) or step % (self.run.config.log_every or 1) == 0
 
     def is_first(self, step: int) -> bool:
         """Whether this is the first step of the process, which shows that it is under way."""
@@ -325,21 +322,21 @@ class _Meter:
 
     def read(self, step: int) -> Step:
         """Waits for the device: not to be called after every step of a small model."""
-        count = len(self.losses)
-        loss = self.ranks.sum(torch.stack(self.losses)).mean().item()
-        correct = self.ranks.sum(torch.stack(self.correct)).sum().item()
-        accuracy = correct / (count * self.batch) if self.classifies else None
+        run, images = self.run, len(self.losses) * self.run.batch_size
+        loss = run.ranks.sum(torch.stack(self.losses)).mean().item()
+        correct = run.ranks.sum(torch.stack(self.correct)).sum().item()
+        accuracy = correct / images if run.objective.classifies else None
         now = time.monotonic()
-        rate = count * self.batch / max(now - self.since, 1e-9)
+        rate = images / max(now - self.since, 1e-9)
         self.losses, self.correct, self.since = [], [], now
-        eta = (self.steps - step) * self.batch / rate
-        lr = learning_rate(step, self.config)
-        return Step(step, self.steps, loss, accuracy, lr, rate, eta)
+        eta = (run.steps - step) * run.batch_size / rate
+        lr = learning_rate(step, run.config)
+        return Step(step, run.steps, loss, accuracy, lr, rate, eta)
 
     def is_finite(self) -> bool:
         """Whether the losses since the last reading are finite: a diverged state is not kept."""
         diverged = bool(self.losses) and not torch.stack(self.losses).isfinite().all()
-        return not self.ranks.largest(diverged)[0]
+        return not self.run.ranks.largest(diverged)[0]
 
     def leave_out(self, begun: float) -> None:
         """Leaves the time since then (an evaluation) out of the rate."""
