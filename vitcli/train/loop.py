@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from vitcli.devices import choose_device, ran_out_of_memory
 from vitcli.distributed import joined, restarts
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError, RankError
-from vitcli.train import report, setup
+from vitcli.train import probe, report, setup
 from vitcli.train.directory import RunDirectory, continued
 from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
 from vitcli.train.inputs import Computed, Inputs, make_inputs
 from vitcli.train.optim import learning_rate, set_training
 from vitcli.train.parallel import synchronised, synchronising
 from vitcli.train.plan import plan_of
-from vitcli.train.probe import FewshotProbe
 from vitcli.train.run import Run
 from vitcli.train.state import Saver, load_state
 from vitcli.train.stop import stop_requested
@@ -159,7 +158,6 @@ def _train(run: Run, computed: Computed) -> Outcome:
             _validate(run, inputs, tell)  # the starting point of what is kept
         set_training(objective, config.freeze)
         meter = _Meter(run)
-        probe = FewshotProbe(run) if config.probe_every else None
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
                 meter.leave_out(meter.since)  # the wait for the first batch
@@ -194,9 +192,9 @@ def _train(run: Run, computed: Computed) -> Outcome:
                 _validate(run, inputs, tell)
                 set_training(objective, config.freeze)
                 meter.leave_out(begun)
-            if probe is not None and (step % (config.probe_every or 1) == 0 or step == steps):
+            if config.probe_every and (step % config.probe_every == 0 or step == steps):
                 begun = time.monotonic()
-                tell(Probe(step, probe.measure()))
+                tell(Probe(step, probe.measure(run)))
                 meter.leave_out(begun)
             ends = step == steps or progress.lost_patience(config)
             best = progress.best_step == step  # a GPU may not come to the same weights again

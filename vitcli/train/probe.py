@@ -41,39 +41,33 @@ def shots_of(train: Source, val: Source | None) -> tuple[int, ...]:
     return tuple(shots for shots in SHOTS if shots <= fewest) or (fewest,)
 
 
-class FewshotProbe:
-    """Measures the features of a run's model, always with the same images."""
+def measure(run: Run) -> dict[str, float]:
+    """The accuracy of the features of a run's model for each number of shots, always with the same
+    images: probe_5shot, ... The ranks deal out the images, then the numbers of shots."""
+    train, val, ranks = run.splits.images, run.splits.val, run.ranks
+    assert val is not None
+    shots = shots_of(train, val)
+    draws = [(n, choose_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
+    used = np.unique(draws[-1][1])  # more shots include fewer
+    inference = run.inference(run.model)
+    x, read = _features(run, inference, train.select(used))
+    x_val, read_val = _features(run, inference, val)
+    images, found = used[read], dict[str, float]()
+    for number, draw in draws[ranks.rank :: ranks.count]:
+        rows = np.flatnonzero(np.isin(images, draw))
+        solver = RidgeSolver(x[rows], train.labels[images[rows]], len(train.classes))
+        right = solver.solve(L2).predict(x_val) == val.labels[read_val]
+        found[f"probe_{number}shot"] = float(right.mean())
+    return {key: share for part in ranks.gather(found) for key, share in part.items()}
 
-    def __init__(self, run: Run) -> None:
-        train, val = run.splits.images, run.splits.val
-        self.run, shots = run, shots_of(train, val)
-        self.draws = [(n, choose_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
-        self.used = np.unique(self.draws[-1][1])  # more shots include fewer
 
-    def measure(self) -> dict[str, float]:
-        """The accuracy for each number of shots: probe_5shot, ... The ranks deal out the images,
-        then the numbers of shots."""
-        train, val, ranks = self.run.splits.images, self.run.splits.val, self.run.ranks
-        assert val is not None
-        inference = self.run.inference(self.run.model)
-        x, read = self._features(inference, train.select(self.used))
-        x_val, read_val = self._features(inference, val)
-        images, found = self.used[read], dict[str, float]()
-        for shots, draw in self.draws[ranks.rank :: ranks.count]:
-            rows = np.flatnonzero(np.isin(images, draw))
-            solver = RidgeSolver(x[rows], train.labels[images[rows]], len(train.classes))
-            right = solver.solve(L2).predict(x_val) == val.labels[read_val]
-            found[f"probe_{shots}shot"] = float(right.mean())
-        return {key: share for part in ranks.gather(found) for key, share in part.items()}
-
-    def _features(
-        self, inference: Inference, source: Source
-    ) -> tuple[npt.NDArray[np.float32], Ints]:
-        """(features (n, D) of the images that can be read, their indices in the source (n,))."""
-        run = self.run
-        advance = counting("probe", len(source), run.on_event)
-        features, read = features_of(inference, source, run.workers, advance, run.skip)
-        if not features.isfinite().all():
-            where = run.directory.path
-            raise DivergedError("the features are not finite numbers", where=where, hint=NOT_FINITE)
-        return features.numpy(), read
+def _features(
+    run: Run, inference: Inference, source: Source
+) -> tuple[npt.NDArray[np.float32], Ints]:
+    """(features (n, D) of the images that can be read, their indices in the source (n,))."""
+    advance = counting("probe", len(source), run.on_event)
+    features, read = features_of(inference, source, run.workers, advance, run.skip)
+    if not features.isfinite().all():
+        where = run.directory.path
+        raise DivergedError("the features are not finite numbers", where=where, hint=NOT_FINITE)
+    return features.numpy(), read
