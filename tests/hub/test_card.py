@@ -132,5 +132,5 @@ def test_a_resize_takes_the_figures_and_leaves_the_rest():
 def test_a_model_that_timm_cannot_hold_says_so():
     info = CheckpointInfo(model_config("Ti/16", num_classes=2, pre_logits=192), Preprocess())
     text = model_card(info)
-    assert "timm cannot express this model (pre_logits of size 192)." in text
+    assert "timm cannot express this model (pre_logits=192)." in text
     assert "create_model" not in text

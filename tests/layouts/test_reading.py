@@ -113,7 +113,7 @@ def test_clip_by_openais_names(tmp_path: Path) -> None:
         return model.info
 
     info = assert_computes(tmp_path / "open_clip_model.safetensors", "gelu")
-    assert info.provenance["assumed"]["activation"] == "exact GELU"
+    assert info.provenance["assumed"]["activation"] == "activation=gelu"
     info = assert_computes(tmp_path / "ViT-B-8.pt", "quick_gelu")
     assert set(info.provenance["assumed"]) == {"grid", "preprocess"}
     dropped = open_checkpoint(tmp_path / "ViT-B-8.pt").dropped

@@ -88,9 +88,9 @@ def test_the_first_convolution_is_named() -> None:
     [
         ("root alone", "width factor 0.5"),
         ("three stages", r"a ResNet stem of \(2, 1, 1\) blocks"),
-        ("the authors' epsilons", "std_eps_in 'deviation'"),
-        ("the authors' epsilons", "norm_eps 1e-06"),
-        ("-inf", "pool_padding '-inf'"),
+        ("the authors' epsilons", "std_eps_in=deviation"),
+        ("the authors' epsilons", "norm_eps=1e-06"),
+        ("-inf", "pool_padding=-inf"),
         ("a BiT ResNet", r"a BiT ResNet of \(1, 2\) blocks, width factor 0.5"),
     ],
 )

@@ -232,7 +232,7 @@ def test_bare_files_say_what_is_assumed(tmp_path: Path) -> None:
     model: Any = info.model
     assert model.norm_eps == 1e-5 and model.activation == "quick_gelu"
     assumed = info.provenance["assumed"]
-    assert assumed["norm_eps"] == "LayerNorm epsilon 1e-05" and "quick" in assumed["activation"]
+    assert assumed["norm_eps"] == "norm_eps=1e-05" and "quick" in assumed["activation"]
 
 
 def test_a_projection_that_is_left_out_is_recorded(tmp_path: Path) -> None:

@@ -143,11 +143,11 @@ def test_what_the_library_cannot_hold_is_said(vit: Callable[..., Result], tmp_pa
     source = saved(tmp_path / "ours", dataclasses.replace(VIT, pre_logits=48))
     result = vit("convert", source, tmp_path / "x.npz", "--verify")
     assert result.exit_code == 1
-    assert "timm does not support pre_logits of size 48" in result.stderr
+    assert "timm does not support pre_logits=48" in result.stderr
     header = tensor_file.read_header(source / "model.safetensors")
     bare = {n: header.tensors[n].read() for n in header.tensors}
     tensor_file.write(tmp_path / "bare.safetensors", bare, {})
-    with pytest.raises(CheckpointError, match="pre_logits of size 48"):
+    with pytest.raises(CheckpointError, match="pre_logits=48"):
         verify(open_checkpoint(tmp_path / "bare.safetensors"))
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import LazyTensor, Store
-from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, Score, Size
+from vitcli.config import Architecture, BiTConfig, ClassLabel, Preprocess, Score, Size
 from vitcli.errors import OutputError
 from vitcli.layouts import table
 from vitcli.layouts.foreign_json import ForeignJson
@@ -181,62 +181,39 @@ def below(
 # ---------------------------------------------------------------------------------------------
 # Expressing
 
-SIZES = ("width", "depth", "num_heads", "mlp_dim", "patch_size", "image_size", "num_classes")
-"""Fields of ModelConfig that every layout can express, whatever their value."""
-
-_PHRASES = {
-    "class_token": "no class token",
-    "distill_token": "a distillation token",
-    "num_registers": "{} register tokens",
-    "posemb": "position embeddings '{}'",
-    "posemb_tokens": "position embeddings of the tokens '{}'",
-    "pool": "pooling '{}'",
-    "pre_norm": "a norm before the blocks",
-    "final_norm": "no final norm",
-    "fc_norm": "a norm after pooling",
-    "pre_logits": "pre_logits of size {}",
-    "layer_scale": "layer scale",
-    "qkv_bias": "queries, keys and values without bias",
-    "patch_bias": "a patch embedding without bias",
-    "activation": "activation '{}'",
-    "swiglu": "a gated MLP",
-    "norm_eps": "LayerNorm epsilon {}",
-    "stem": "a ResNet stem",
-}
-"""What is said of a field that has not its default."""
+SIZES = {"width", "depth", "num_heads", "mlp_dim", "patch_size", "image_size", "num_classes"}
+SIZES |= {"depths", "width_factor"}
+"""Fields of a model and of its ResNet that every layout can express, whatever their value."""
 
 
-def refusals(model: ModelConfig, **expressible: Collection[Any] | None) -> list[str]:
-    """What of a ViT a layout cannot express. A field that is not named has to have its default, so
-    that a new field, or a new value, is refused until a layout says how it is written.
+def refusals(config: Any, **expressible: Collection[Any] | None) -> list[str]:
+    """What a layout cannot express of a ViT or a ResNet, as in "pool=gap". A field that is not
+    named has to have its default, so that a new field, or a new value, is refused until a layout
+    says how it is written.
 
     Args:
         expressible: values of a field that the layout can express; None: any.
     """
     found = []
-    for entry in dataclasses.fields(model):
-        name, value = entry.name, getattr(model, entry.name)
+    for entry in dataclasses.fields(config):
+        name, value = entry.name, getattr(config, entry.name)
         allowed = expressible.get(name, (entry.default,))
         if name in SIZES or allowed is None or value in allowed:
             continue
-        if name == "posemb_tokens" and (model.posemb == "none" or not model.num_prefix_tokens):
+        if name == "posemb_tokens" and (config.posemb == "none" or not config.num_prefix_tokens):
             continue
-        found.append(phrase(name, value))
+        found.append("a ResNet stem" if name == "stem" else f"{name}={value}")
     return found
-
-
-def phrase(name: str, value: Any) -> str:
-    """What is said of a field whose value cannot be expressed."""
-    negated = _PHRASES.get(name, "").startswith(("no ", "queries", "a patch"))
-    known = name in _PHRASES and not (negated and value)
-    return _PHRASES[name].format(value) if known else f"{name} {value}"
 
 
 def bit_refusals(model: BiTConfig, pool_padding: str) -> list[str]:
     """What of a BiT ResNet a layout of that border around the max-pool cannot express."""
-    resnet, found = model.resnet, []
-    if resnet.pool_padding != pool_padding:
-        found.append(f"a max-pool with a border of {resnet.pool_padding}")
-    if resnet.padding != "symmetric":
-        found.append(f"padding {resnet.padding!r}")
-    return found
+    return refusals(
+        model.resnet,
+        preact=None,
+        padding=("symmetric",),
+        pool_padding=(pool_padding,),
+        std_eps=None,
+        std_eps_in=None,
+        norm_eps=None,
+    )

@@ -158,46 +158,19 @@ def _infer_posemb(
     )
 
 
-# ---------------------------------------------------------------------------------------------
-# What is assumed
-
-ACTIVATIONS = {
-    "gelu": "exact GELU",
-    "gelu_tanh": "GELU's tanh approximation",
-    "quick_gelu": "quick GELU",
-}
-CROPS = {"center": "centre crop", "squash": "squash", "border": "letterbox"}
-POOLS = {
-    "token": "the class token",
-    "gap": "the mean of the patches",
-    "map": "an attention query",
-    "token+gap": "the class token and the mean of the patches",
-}
-
-
 def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
-    """What is assumed of a fact, in words, as the model and its preprocessing have it."""
-    if fact == "image_size":
-        return f"images of {model.image_size[0]} x {model.image_size[1]} pixels"
+    """What is assumed of a fact, as in "num_heads=12"."""
     if fact == "preprocess":
-        part = "" if preprocess.crop_pct == 1 else f" of {preprocess.crop_pct:.1%}"
-        crop = CROPS[preprocess.crop_mode] + part
-        mean = ", ".join(f"{value:g}" for value in preprocess.mean)
-        return f"preprocessing ({preprocess.interpolation}, {crop}, mean {mean})"
-    resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
-    if fact == "resnet" and resnet is not None:
-        border = f", max-pool padded with {resnet.pool_padding}" if resnet.preact else ""
-        return f"epsilons {resnet.norm_eps:g} and {resnet.std_eps:g} of the ResNet{border}"
-    assert isinstance(model, ModelConfig)
-    channels = model.width // model.num_heads
-    texts = {
-        "num_heads": f"{model.num_heads} attention heads ({channels} channels each)",
-        "activation": ACTIVATIONS[model.activation],
-        "norm_eps": f"LayerNorm epsilon {model.norm_eps:g}",
-        "grid": f"a grid of {model.grid[0]} x {model.grid[1]} patches",
-        "pool": f"pooling ({POOLS[model.pool]})",
-    }
-    return texts[fact]
+        how = _values(preprocess, "interpolation", "crop_mode", "crop_pct", "mean")
+        return f"preprocessing ({how})"
+    if fact == "resnet":
+        resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
+        return f"ResNet ({_values(resnet, 'norm_eps', 'std_eps', 'pool_padding')})"
+    return _values(model, fact)
+
+
+def _values(config: object, *names: str) -> str:
+    return ", ".join(f"{name}={getattr(config, name)}" for name in names)
 
 
 # ---------------------------------------------------------------------------------------------

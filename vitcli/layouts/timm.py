@@ -27,9 +27,8 @@ from vitcli.config import (
     nearest,
 )
 from vitcli.errors import CheckpointError, ConfigError
-from vitcli.layouts import layout
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import HALF, Layout, Match, below, find_prefix
+from vitcli.layouts.layout import HALF, Layout, Match, below, find_prefix, refusals
 from vitcli.layouts.table import Row, identity, rows
 from vitcli.resnets import DEPTHS, bit_resnet
 
@@ -402,13 +401,12 @@ def not_in_timm(model: Architecture) -> list[str]:
     architecture and its arguments stand for is the same."""
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
     reasons, sizes = [], ""
-    if resnet is not None:
-        timms: Args = {"padding": "symmetric" if resnet.preact else "same"}
-        if resnet.preact:  # a hybrid's max-pool follows a ReLU, where its border does not matter
-            timms["pool_padding"] = "zeros"
-        timms |= TIMMS_RESNET
-        found = {key: getattr(resnet, key) for key in timms}
-        reasons = [f"a ResNet's {k} {v!r}" for k, v in found.items() if v != timms[k]]
+    if resnet is not None:  # timm's has our defaults
+        preact = {"padding": ("symmetric",)}
+        # In a hybrid, a ReLU comes before the max-pool, so its border does not matter.
+        stem = {"padding": ("same",), "pool_padding": None}
+        found = refusals(resnet, preact=None, **(preact if resnet.preact else stem))
+        reasons = [f"a ResNet's {what}" for what in found]
         sizes = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
     if isinstance(model, BiTConfig):
         return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {sizes}"]
@@ -421,28 +419,18 @@ def not_in_timm(model: Architecture) -> list[str]:
     ):
         return [*reasons, f"a ResNet stem {sizes}"]  # of which the stride may not fit the image
     nearest_model = _to_model(args)
-    # timm keeps a sine-cosine table as a learned one.
-    same: Args = {
-        "posemb": "learn" if model.posemb == "sincos2d" else model.posemb,
-        "stem": nearest_model.stem,
-        "num_classes": nearest_model.num_classes,
-    }
+    same: Args = {key: (value,) for key, value in vars(nearest_model).items()} | {"stem": None}
+    if nearest_model.posemb == "learn":  # timm keeps a sine-cosine table as a learned one
+        same["posemb"] = ("learn", "sincos2d")
     if model.posemb_prefix == nearest_model.posemb_prefix:
-        same["posemb_tokens"] = nearest_model.posemb_tokens
-    for entry in dataclasses.fields(model):
-        value = getattr(model, entry.name)
-        if same.get(entry.name, value) != getattr(nearest_model, entry.name, entry.default):
-            reasons.append(layout.phrase(entry.name, value))
+        same["posemb_tokens"] = None
+    reasons += refusals(model, **same)
     plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
     if model.distill_token and (not plain or model.fc_norm):
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
     return reasons
-
-
-def _depths(model: ModelConfig) -> tuple[int, ...] | None:
-    return model.stem.depths if model.stem else None
 
 
 def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
@@ -520,7 +508,7 @@ def _to_args(model: ModelConfig) -> Args:
         "fc_norm": model.fc_norm,
         "global_pool": pools.get(model.pool, "token"),
         "act_layer": model.activation,
-        "stem": _depths(model),
+        "stem": model.stem and model.stem.depths,
     }
     return {key: args[key] for key in DEFAULTS | FIXED}
 
