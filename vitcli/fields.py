@@ -27,6 +27,7 @@ from vitcli.typed_json import from_json
 from vitcli.weight_files import SUFFIXES
 
 Size = tuple[int, int]
+"""(height, width)."""
 NOT_DIRECTORIES = (*SUFFIXES, ".onnx", ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
 """Suffixes that a directory is not given on purpose; others, as in "vit_base.augreg", may be."""
 LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {

@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from vitcli.errors import ConfigError
-from vitcli.fields import check_fields, limited
-
-Size = tuple[int, int]
-"""(height, width)."""
+from vitcli.fields import Size, check_fields, limited
 
 GROUPS = 32
 """Groups of every GroupNorm."""

@@ -26,7 +26,7 @@ from vitcli.config import (
 )
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import CLIP, HALF, IMAGENET, Layout, Match, find_prefix, refusals
+from vitcli.layouts.layout import CLIP, IMAGENET, Layout, Match, find_prefix, refusals
 from vitcli.layouts.table import Row, prefixed, rows
 
 CONFIG = "config.json"
@@ -39,34 +39,29 @@ class Kind(NamedTuple):
 
     norm_eps: float
     activation: Activation
-    mean_std: Any
-    interpolation: Any
-    crop_mode: Any
-    crop_pct: float
+    preprocess: Preprocess
+    """How it prepares images where no file says so; of any size."""
     square: bool = False
     """Whether it takes square images only."""
     any_size: bool = False
     """Whether it interpolates its position embeddings where images have another size."""
 
-    def preprocess(self, size: Size) -> Preprocess:
-        """How it prepares images where no file says so."""
-        mean, std = self.mean_std
-        return Preprocess(size, mean, std, self.interpolation, self.crop_pct, self.crop_mode)
 
-
-_VIT = Kind(1e-12, "gelu", HALF, "bilinear", "squash", 1.0)
-_DINO = Kind(1e-6, "gelu", IMAGENET, "bicubic", "center", 0.875, square=True, any_size=True)
-_CLIP = Kind(1e-5, "quick_gelu", CLIP, "bicubic", "center", 1.0, square=True)
+_CROPPED = Preprocess((224, 224), *IMAGENET, "bicubic", 0.875)
+_SQUASHED = Preprocess((224, 224), *IMAGENET, "bilinear", crop_mode="squash")
+_VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"))
+_DINO = Kind(1e-6, "gelu", _CROPPED, square=True, any_size=True)
+_CLIP = Kind(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), square=True)
 
 KINDS = {
     "vit": _VIT,
-    "deit": Kind(1e-12, "gelu", IMAGENET, "bicubic", "center", 0.875),
-    "vit_mae": Kind(1e-12, "gelu", IMAGENET, "bilinear", "squash", 1.0, square=True),
+    "deit": Kind(1e-12, "gelu", _CROPPED),
+    "vit_mae": Kind(1e-12, "gelu", _SQUASHED, square=True),
     "vit_msn": _VIT._replace(norm_eps=1e-6),
     "ijepa": _VIT,
     "dinov2": _DINO,
     "dinov2_with_registers": _DINO,
-    "siglip_vision_model": Kind(1e-6, "gelu_tanh", HALF, "bicubic", "squash", 1.0, square=True),
+    "siglip_vision_model": Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), square=True),
     "clip_vision_model": _CLIP,
     "metaclip_2_vision_model": _CLIP,
     "altclip_vision_model": _CLIP,
@@ -185,7 +180,7 @@ class Transformers(Layout):
         config = read_config(store.path.parent)
         name, match = find(store, prefix, config)
         kind = KINDS[config.text("model_type", name)]
-        match = dataclasses.replace(match, default=kind.preprocess((224, 224)))
+        match = dataclasses.replace(match, default=kind.preprocess)
         fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **match.fields}
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
@@ -415,7 +410,8 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
         said = outer.object("image_processor") if outer is not None else None
     if said is None or not said.values:
         return None
-    (mean, std), plain = kind.mean_std, kind.preprocess(size or (224, 224))
+    plain = dataclasses.replace(kind.preprocess, size=size or (224, 224))
+    mean, std = plain.mean, plain.std
     if said.flag("do_normalize", True):
         mean, std = said.triple("image_mean", mean), said.triple("image_std", std, low=1e-6)
     else:

@@ -12,6 +12,7 @@ post-activation (vit_jax/models_resnet.py): relu(x + norm(conv(...))). Parameter
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from itertools import islice
 
 import torch
@@ -100,16 +101,10 @@ class DropPath(nn.Module):
         return x * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
 
 
-class Downsample(nn.Module):
+def downsample(inputs: int, outputs: int, stride: int, config: ResNetConfig) -> nn.Module:
     """The shortcut of a stage's first block, with its channels and stride."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, config: ResNetConfig) -> None:
-        super().__init__()
-        self.conv = StdConv(inputs, outputs, 1, config, stride)
-        self.norm = nn.Identity() if config.preact else group_norm(outputs, config)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x))
+    norm = nn.Identity() if config.preact else group_norm(outputs, config)
+    return nn.Sequential(OrderedDict(conv=StdConv(inputs, outputs, 1, config, stride), norm=norm))
 
 
 class Bottleneck(nn.Module):
@@ -121,7 +116,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         outputs = inner * EXPANSION
         self.preact = config.preact
-        self.downsample = Downsample(inputs, outputs, stride, config) if first else None
+        self.downsample = downsample(inputs, outputs, stride, config) if first else None
         self.norm1 = group_norm(inputs if config.preact else inner, config)
         self.conv1 = StdConv(inputs, inner, 1, config)
         self.norm2 = group_norm(inner, config)
