@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from vitcli.errors import ConfigError
-from vitcli.fields import Size, check_fields, limited
+from vitcli.fields import Size as Size
+from vitcli.fields import check_fields, limited
 
 GROUPS = 32
 """Groups of every GroupNorm."""

@@ -189,7 +189,7 @@ def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
     height, width = model.image_size
     if opened.layout != "transformers" or height == width:
         return
-    kind = read_config(opened.file.parent).text("model_type")
+    kind = read_config(opened.file.parent).get("model_type", str, "")
     if kind and KINDS[kind].square:
         raise ConfigError(
             f"{kind} in transformers supports only square images",

@@ -156,7 +156,7 @@ def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     transformers.logging.disable_progress_bar()
     directory, model = checkpoint.file.parent, checkpoint.info.model
     assert isinstance(model, ModelConfig)
-    kind = read_config(directory).text("model_type")
+    kind = read_config(directory).get("model_type", str, "")
     loading: dict[str, Any] = {}
     seeing: dict[str, Any] = {}
     if kind == "vit_mae":  # sees every patch, in order

@@ -16,6 +16,11 @@ from vitcli.typed_json import from_json, parse
 MOST_BYTES = 1 << 26
 T = TypeVar("T")
 Triple = tuple[float, float, float]
+_WORD: Any = str | int
+_SIZE: Any = int | Size
+_TRIPLE: Any = float | Triple
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+_WORDS |= {str: "a string", _SIZE: "a size in pixels, or a height and a width,"}
 
 
 class ForeignJson:
@@ -43,73 +48,54 @@ class ForeignJson:
         value = f"is {self.values[key]!r:.60}, not" if key in self else "is missing: it should be"
         raise CheckpointError(f"{self.path}{key} {value} {wanted}", where=self.where)
 
-    def whole(self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20) -> int:
-        """A whole number in [low, high]."""
-        wanted = f"a whole number from {low} to {high}"
-        return int(self._get(int, key, default, wanted, low, high))
-
-    def number(
-        self, key: str, default: float | None = None, low: float = 0.0, high: float = 1e6
-    ) -> float:
-        """A number in [low, high]."""
-        wanted = f"a number from {low:g} to {high:g}"
-        return float(self._get(float, key, default, wanted, low, high))
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        return bool(self._get(bool, key, default, "true or false"))
-
-    def word(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
-        """What a word (or a number) stands for."""
-        wanted = f"one of {', '.join(map(str, choices))}"
-        value = self._get(str | int, key, default, wanted)
-        if value not in choices:
-            self.refuse(key, wanted)
-        return choices[value]
-
-    def text(self, key: str, default: str = "") -> str:
-        """A string."""
-        return str(self._get(str, key, default, "a string"))
-
-    def size(self, key: str, default: Size | None = None) -> Size:
-        """Height and width: a whole number, or two."""
-        wanted = "a size in pixels, or a height and a width"
-        kind = int | tuple[int, int]
-        found = self._get(kind, key, default and list(default), wanted, 1, LARGEST_IMAGE)
-        return (found, found) if isinstance(found, int) else found
-
-    def triple(self, key: str, default: Triple, low: float = -1e6) -> Triple:
-        """Three numbers, or one for all."""
-        found = self._get(float | Triple, key, list(default), "three numbers", low, 1e6)
-        return found if isinstance(found, tuple) else (found, found, found)
-
-    def list_of(self, key: str, kind: type[T]) -> list[T]:
-        """A list of such values; empty where there is none."""
-        return list(self._get(list[kind], key, [], f"a list of {kind.__name__}"))  # type: ignore[valid-type]
-
-    def object(self, key: str) -> ForeignJson:
-        """An object; an empty one where there is none."""
-        value = self._get(dict[str, Any], key, {}, "an object")
-        return ForeignJson(value, self.where, f"{self.path}{key}.")
-
-    def _get(
+    def get(
         self,
-        kind: Any,
         key: str,
-        default: Any,
-        wanted: str,
+        kind: type[T],
+        default: T | None = None,
         low: float = -math.inf,
         high: float = math.inf,
-    ) -> Any:
+    ) -> T:
+        """A value of that type, whose numbers are in [low, high]."""
         value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        wanted = _WORDS.get(kind) or str(kind)
+        if (low, high) != (-math.inf, math.inf):
+            wanted += f" from {low:,} to {high:,}"
         try:
-            found = from_json(kind, default if value is None else value)
+            found: T = from_json(kind, value)
         except ValueError:
             self.refuse(key, wanted)
         for number in found if isinstance(found, tuple) else (found,):
             if isinstance(number, int | float) and not low <= number <= high:
                 self.refuse(key, wanted)
         return found
+
+    def whole(self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20) -> int:
+        """A whole number in [low, high]."""
+        return self.get(key, int, default, low, high)
+
+    def word(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
+        """What a word (or a number) stands for."""
+        value = self.get(key, _WORD, default)
+        if value not in choices:
+            self.refuse(key, f"one of {', '.join(map(str, choices))}")
+        return choices[value]
+
+    def size(self, key: str, default: Size | None = None) -> Size:
+        """Height and width: a whole number, or two."""
+        found = self.get(key, _SIZE, default, 1, LARGEST_IMAGE)
+        return (found, found) if isinstance(found, int) else found
+
+    def triple(self, key: str, default: Triple, low: float = -1e6) -> Triple:
+        """Three numbers, or one for all."""
+        found = self.get(key, _TRIPLE, default, low, 1e6)
+        return found if isinstance(found, tuple) else (found, found, found)
+
+    def object(self, key: str) -> ForeignJson:
+        """An object; an empty one where there is none."""
+        return ForeignJson(self.get(key, dict[str, Any], {}), self.where, f"{self.path}{key}.")
 
 
 def read_json(path: Path) -> ForeignJson | None:

@@ -94,7 +94,7 @@ def _fields(model: ForeignJson) -> dict[str, Any]:
     heads = vision.whole("width") // vision.whole("head_width", 64)
     return {
         "num_heads": max(heads, 1),
-        "activation": "quick_gelu" if model.flag("quick_gelu", False) else "gelu",
+        "activation": "quick_gelu" if model.get("quick_gelu", bool, False) else "gelu",
         "image_size": vision.size("image_size", (224, 224)),
     }
 

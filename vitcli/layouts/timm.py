@@ -12,11 +12,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import (
+    Activation,
     Architecture,
     BiTConfig,
     ClassLabel,
@@ -170,6 +171,17 @@ DEFAULTS: Args = {
     "act_layer": None,
 }
 """The arguments that decide what the network computes."""
+_TYPES: dict[str, Any] = {
+    "img_size": int | Size,
+    "patch_size": int | Size,
+    "mlp_ratio": float,
+    "init_values": float | None,
+    "pos_embed": Literal["learn", "none"],
+    "fc_norm": bool | None,
+    "global_pool": Literal["token", "avg", "map"],
+    "act_layer": Activation | None,
+}
+"""Types of those whose default does not show it."""
 
 FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
 """What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet; its
@@ -223,12 +235,8 @@ _SAME = {
     "stem": "stem",
 }
 """Arguments that are fields of ours under another name."""
-_WORDS = {
-    "pos_embed": {"learn": "learn", "none": "none"},
-    "global_pool": {"token": "token", "avg": "gap", "map": "map"},
-    "act_layer": {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"},
-}
-"""Arguments that take one of a few words: timm's and ours."""
+_POOLS = {"token": "token", "avg": "gap", "map": "map"}
+"""timm's words for pooling, and ours."""
 
 _NEUTRAL: Args = {
     "in_chans": 3,
@@ -280,7 +288,8 @@ def architecture_from_args(
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
     _check_args(given, DEFAULTS, _NEUTRAL, _IGNORED)
-    merged = known[name] | {key: _argument(given, key) for key in given if key in DEFAULTS}
+    kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
+    merged = known[name] | {key: given.get(key, kinds[key]) for key in given if key in DEFAULTS}
     if merged["stem"] is not None and backbone is not None:
         merged["stem"] = _stem_from_backbone(backbone)
     return _to_model(merged)
@@ -296,28 +305,11 @@ def _check_args(given: ForeignJson, known: Any, neutral: Args, ignored: str) -> 
         given.refuse(key, "a value that is supported")
 
 
-def _argument(given: ForeignJson, key: str) -> Any:
-    """The value of an argument, checked for its type and range."""
-    if key not in given and key in ("init_values", "fc_norm", "act_layer"):
-        return None
-    if key in ("img_size", "patch_size"):
-        return given.size(key)
-    if key in _WORDS:
-        given.word(key, _WORDS[key])
-        return given.values[key]
-    if isinstance(DEFAULTS[key], bool) or key == "fc_norm":
-        return given.flag(key, False)
-    if key in ("mlp_ratio", "init_values"):
-        return given.number(key)
-    return given.whole(key, low=0 if key == "reg_tokens" else 1)
-
-
 def _to_model(args: Args) -> ModelConfig:
     """timm's arguments in the paper's words."""
     stride = args["stem"].stride if args["stem"] else 1
     rows, columns = _pair(args["patch_size"])
-    pool: Any = _WORDS["global_pool"][args["global_pool"]]
-    activation: Any = _WORDS["act_layer"][args["act_layer"] or "gelu"]
+    pool: Any = _POOLS[args["global_pool"]]
     fc_norm = pool == "gap" if args["fc_norm"] is None else args["fc_norm"]
     same: Any = {ours: args[theirs] for theirs, ours in _SAME.items()}
     return ModelConfig(
@@ -325,14 +317,14 @@ def _to_model(args: Args) -> ModelConfig:
         mlp_dim=int(args["embed_dim"] * args["mlp_ratio"]),
         patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
-        posemb="learn" if args["pos_embed"] == "learn" else "none",
+        posemb=args["pos_embed"],
         posemb_tokens="patches" if args["no_embed_class"] else "all",
         pool=pool,
         final_norm=args["final_norm"] and not fc_norm,
         fc_norm=args["final_norm"] and fc_norm,
         layer_scale=args["init_values"] is not None,
         patch_bias=not args["pre_norm"],
-        activation=activation,
+        activation=args["act_layer"] or "gelu",
     )
 
 
@@ -342,9 +334,9 @@ def _pair(size: int | Size) -> Size:
 
 def _stem_from_backbone(said: ForeignJson) -> ResNetConfig:
     """A hybrid's stem by its sizes: blocks a stage, channels a stage and channels of the root."""
-    stem = ResNetConfig(tuple(said.list_of("layers", int)), said.whole("stem_chs") / 64)
+    stem = ResNetConfig(tuple(said.get("layers", list[int], [])), said.whole("stem_chs") / 64)
     channels = [stem.width * 4 << stage for stage in range(len(stem.depths))]
-    if said.list_of("channels", int) != channels:
+    if said.get("channels", list[int], []) != channels:
         said.refuse("channels", f"{channels}")
     return stem
 
@@ -363,8 +355,8 @@ def _bit_from_args(name: str, given: ForeignJson) -> BiTConfig | None:
     if match is None or int(match[1]) not in DEPTHS:
         return None
     _check_args(given, ("layers", "width_factor"), _RESNET_NEUTRAL, _RESNET_IGNORED)
-    depths = tuple(given.list_of("layers", int)) or DEPTHS[int(match[1])]
-    factor = given.number("width_factor", float(match[2]))
+    depths = tuple(given.get("layers", list[int], [])) or DEPTHS[int(match[1])]
+    factor = given.get("width_factor", float, float(match[2]))
     return BiTConfig(bit_resnet(depths, factor), given.size("img_size", (224, 224)))
 
 
@@ -495,7 +487,7 @@ def _to_args(model: ModelConfig) -> Args:
     ratio = model.mlp_dim / model.width
     if int(ratio * model.width) != model.mlp_dim:  # timm truncates, so a rounding error costs one
         ratio = math.nextafter(ratio, math.inf)
-    pools = {ours: theirs for theirs, ours in _WORDS["global_pool"].items()}
+    pools = {ours: theirs for theirs, ours in _POOLS.items()}
     patch = model.patch_kernel
     args = {theirs: getattr(model, ours) for theirs, ours in _SAME.items()} | {
         "img_size": list(model.image_size),
@@ -529,12 +521,12 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     """
     old = "pretrained_cfg" not in config  # of before 2023: everything in one object
     pretrained = config if old else config.object("pretrained_cfg")
-    name = config.text("architecture").partition(".")[0]
+    name = config.get("architecture", str, "").partition(".")[0]
     given = config.object("model_args")
     sources = [said for said in (config, given, pretrained) if "num_classes" in said]
     classes = (sources or [config])[0].whole("num_classes", 1000, 0, 10**9)
-    size = pretrained.list_of("input_size", int)
-    fixed = pretrained.flag("fixed_input_size", True) or _BIT_NAME.fullmatch(name)
+    size = pretrained.get("input_size", list[int], [])
+    fixed = pretrained.get("fixed_input_size", bool, True) or _BIT_NAME.fullmatch(name)
     if "img_size" not in given and size and fixed:
         given = given.merged(ForeignJson({"img_size": size[1:]}))
     backbone = config.object("resnet_backbone") if "resnet_backbone" in config else None
@@ -547,7 +539,7 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
         model,
         preprocess,
         _labels(config if "label_names" in config else pretrained, config, classes),
-        provenance={"timm": {"architecture": name, "tag": pretrained.text("tag") or None}},
+        provenance={"timm": {"architecture": name, "tag": pretrained.get("tag", str, "") or None}},
     )
 
 
@@ -558,21 +550,21 @@ def _preprocess(said: ForeignJson, size: Size) -> Preprocess:
         "crop_mode": said.word("crop_mode", _CROPS, "center"),
     }
     mean, std = said.triple("mean", HALF[0]), said.triple("std", HALF[1])
-    return Preprocess(size, mean, std, crop_pct=said.number("crop_pct", 0.9), **named)
+    return Preprocess(size, mean, std, crop_pct=said.get("crop_pct", float, 0.9), **named)
 
 
 def _labels(said: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLabel, ...]:
     """Classes named in the file, in index order; none where it names another number of them."""
     if isinstance(said.values.get("label_names"), dict):
         table = said.object("label_names")
-        names = [table.text(str(index)) for index in range(len(table.values))]
+        names = [table.get(str(index), str, "") for index in range(len(table.values))]
     else:
-        names = said.list_of("label_names", str)
+        names = said.get("label_names", list[str], [])
     if len(names) != count:
         return ()
     holder = config if "label_descriptions" in config else said
     described = holder.object("label_descriptions")
-    return tuple(ClassLabel(name, described.text(name, name)) for name in names)
+    return tuple(ClassLabel(name, described.get(name, str, name)) for name in names)
 
 
 def to_config(info: CheckpointInfo) -> dict[str, Any]:
@@ -727,8 +719,7 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
         return from_config(config)
     if "model_type" in config:
         raise CheckpointError(
-            f"a config.json of transformers ({config.text('model_type')}), but the weights have "
-            "timm's names",
+            "a config.json of transformers, but the weights have timm's names",
             where=path,
         )
     raise CheckpointError("not a timm config.json: it has no architecture", where=path)

@@ -179,14 +179,14 @@ class Transformers(Layout):
             return None
         config = read_config(store.path.parent)
         name, match = find(store, prefix, config)
-        kind = KINDS[config.text("model_type", name)]
+        kind = KINDS[config.get("model_type", str, name)]
         match = dataclasses.replace(match, default=kind.preprocess)
         fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **match.fields}
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
             return dataclasses.replace(match, fields=fields, assumed=assumed)
         fields["num_heads"] = config.whole("num_attention_heads", 12)
-        fields["norm_eps"] = config.number("layer_norm_eps", kind.norm_eps, high=1.0)
+        fields["norm_eps"] = config.get("layer_norm_eps", float, kind.norm_eps, 0, 1)
         if "hidden_act" in config:
             fields["activation"] = config.word("hidden_act", _ACTIVATIONS)
         if "image_size" in config:
@@ -298,11 +298,11 @@ def read_config(directory: Path) -> ForeignJson:
     config = read_json(directory / CONFIG)
     if config is None or "model_type" not in config:
         return ForeignJson({})
-    kind = config.text("model_type")
-    kind = kind if kind in KINDS else f"{kind}_vision_model"
+    stated = config.get("model_type", str)
+    kind = stated if stated in KINDS else f"{stated}_vision_model"
     if kind not in KINDS:
         raise CheckpointError(
-            f"the transformers model_type '{config.text('model_type')}' is not supported",
+            f"the transformers model_type '{stated}' is not supported",
             where=config.where,
             hint=f"supported: {', '.join(KINDS)}",
         )
@@ -354,7 +354,7 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
     weight, bias = (store.tensors.get(f"{prefix}pooler.dense.{n}") for n in ("weight", "bias"))
     if weight is None or bias is None:
         return False
-    if (act := config.text("pooler_act", "tanh")) == "tanh":
+    if (act := config.get("pooler_act", str, "tanh")) == "tanh":
         return True
     import numpy as np
 
@@ -383,7 +383,7 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Mat
 def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
     """The names of the classes; none where they are numbered only."""
     table = config.object("id2label")
-    names = [table.text(str(i), f"LABEL_{i}") for i in range(len(table.values))]
+    names = [table.get(str(i), str, f"LABEL_{i}") for i in range(len(table.values))]
     if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
         return ()
     unique = len(set(names)) == len(names)
@@ -411,12 +411,13 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     if said is None or not said.values:
         return None
     plain = dataclasses.replace(kind.preprocess, size=size or (224, 224))
-    mean, std = plain.mean, plain.std
-    if said.flag("do_normalize", True):
-        mean, std = said.triple("image_mean", mean), said.triple("image_std", std, low=1e-6)
-    else:
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    factor = said.number("rescale_factor", 1 / 255, 1e-9) if said.flag("do_rescale", True) else 1.0
+    mean: Any = (0.0, 0.0, 0.0)
+    std: Any = (1.0, 1.0, 1.0)
+    if said.get("do_normalize", bool, True):
+        mean = said.triple("image_mean", plain.mean)
+        std = said.triple("image_std", plain.std, low=1e-6)
+    rescales = said.get("do_rescale", bool, True)
+    factor = said.get("rescale_factor", float, 1 / 255, 1e-9, 1e6) if rescales else 1.0
     if (scale := factor * 255) != 1:  # of pixels from 0 to 1, which mean and std are for
         mean, std = (tuple(value / scale for value in values) for values in (mean, std))
     how: dict[str, Any] = {"mean": mean, "std": std}
@@ -424,7 +425,7 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
         how["interpolation"] = said.word("resample", _FILTERS)
     resized, seen = _sides(said, "size"), _sides(said, "crop_size")
     box = said.values.get("size")
-    if said.flag("do_center_crop", False) and resized and seen:
+    if said.get("do_center_crop", bool, False) and resized and seen:
         squashed = isinstance(box, dict) and "height" in box
         how["crop_mode"] = "squash" if squashed else "center"
         how["crop_pct"] = _fraction(min(seen), min(resized))
@@ -489,7 +490,7 @@ def _resized_processor(config: ForeignJson, new: Size) -> dict[str, Any]:
     inner = config.object("image_processor") if "image_processor" in config else config
     sides = {"height": new[0], "width": new[1]}
     changed: dict[str, Any] = {"size": sides}
-    if (old := _sides(inner, "crop_size")) and inner.flag("do_center_crop", True):
+    if (old := _sides(inner, "crop_size")) and inner.get("do_center_crop", bool, True):
         changed["crop_size"] = sides
         size = inner.values.get("size")
         box = ForeignJson(size if isinstance(size, dict) else {"shortest_edge": size}, inner.where)
