@@ -10,6 +10,7 @@ from torch import nn
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess
+from vitcli.layouts.timm import architecture_from_args
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 
@@ -43,35 +44,12 @@ def random_arguments(seed: int) -> dict[str, Any]:
 
 
 def random_config(seed: int) -> ModelConfig:
-    """A model of ours that timm can express."""
-    draw = random.Random(seed)
-    heads = draw.choice([2, 3])
-    pool = draw.choice(["token", "gap", "map"])
-    class_token = pool == "token" or draw.random() < 0.5
-    registers = draw.choice([0, 2])
-    pre_norm = draw.random() < 0.3
-    fc_norm = draw.random() < 0.5
-    return ModelConfig(
-        width=heads * 16,
-        depth=draw.choice([1, 2]),
-        num_heads=heads,
-        mlp_dim=draw.choice([40, 96, 131]),
-        patch_size=(8, 8),
-        image_size=draw.choice([(32, 32), (24, 40)]),
-        num_classes=6,
-        class_token=class_token,
-        num_registers=registers,
-        posemb=draw.choice(["learn", "learn", "none"]),
-        posemb_tokens=draw.choice(["all", "patches"]),
-        pool=pool,
-        pre_norm=pre_norm,
-        patch_bias=not pre_norm,
-        final_norm=not fc_norm,
-        fc_norm=fc_norm,
-        layer_scale=draw.random() < 0.5,
-        qkv_bias=draw.random() < 0.5,
-        activation=draw.choice(["gelu", "gelu_tanh", "quick_gelu"]),
-    )
+    """The model of ours that these arguments stand for, with as many outputs as `CLASSES`."""
+    arguments = random_arguments(seed)
+    known = {key: arguments[key] for key in arguments.keys() - {"num_classes", "img_size"}}
+    model = architecture_from_args("vit_base_patch16_224", known)
+    assert isinstance(model, ModelConfig)
+    return model.at(arguments["img_size"]).with_classes(len(CLASSES))
 
 
 def random_preprocess(seed: int, size: tuple[int, int]) -> Preprocess:

@@ -67,14 +67,16 @@ def test_transformers_own_classes_read_what_we_convert(
     assert list(processor.image_mean) == [0.1, 0.2, 0.3]
 
 
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
+SIZES |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8}
+
+
 @pytest.mark.parametrize("kind", ["ViT", "DeiT"])
 def test_timm_reads_what_becomes_of_transformers(
     transformers: ModuleType, timm: ModuleType, tmp_path: Path, kind: str
 ) -> None:
     """Their LayerNorm has 1e-12, timm's 1e-6, which only tokens near zero show."""
-    sizes = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3}
-    sizes |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8, "num_labels": 5}
-    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, num_labels=5)
     name = "ViTForImageClassification"
     name = name if kind == "ViT" else "DeiTForImageClassificationWithTeacher"
     theirs = getattr(transformers, name)(config).eval()
@@ -116,11 +118,9 @@ def test_classifiers_on_two_towers_image_half(
     transformers: ModuleType, tmp_path: Path, family: str
 ) -> None:
     """They see the mean of the patches: of CLIP before its last norm, of SigLIP past its pool."""
-    vision = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
-    vision |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8}
     labels = {0: "cat", 1: "dog", 2: "eel"}
     config = getattr(transformers, f"{family}Config")(
-        vision_config=vision, text_config=TEXT, id2label=labels, num_labels=3
+        vision_config=SIZES, text_config=TEXT, id2label=labels, num_labels=3
     )
     theirs = getattr(transformers, f"{family}ForImageClassification")(config).eval()
     fill(theirs, 3)
@@ -136,9 +136,8 @@ def test_we_read_what_transformers_writes(
     transformers: ModuleType, tmp_path: Path, config: str, kind: str, more: dict[str, object]
 ) -> None:
     """In one file, in shards, and under the names that its models have in memory."""
-    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
-    sizes |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8, "num_labels": 5}
-    theirs = getattr(transformers, kind)(getattr(transformers, config)(**sizes, **more)).eval()
+    described = getattr(transformers, config)(**SIZES, num_labels=5, **more)
+    theirs = getattr(transformers, kind)(described).eval()
     fill(theirs, 1)
     theirs.save_pretrained(tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
