@@ -43,12 +43,3 @@ def test_the_dtype_is_kept(dtype):
 def test_a_wrong_grid_is_refused():
     with pytest.raises(ConfigError, match="5 position embeddings are not 1 prefix tokens"):
         posemb.resize(np.zeros((1, 5, 8)), 1, (3, 2), (4, 4), "bilinear")
-
-
-def test_sincos2d_by_its_formula():
-    table = posemb.sincos2d((3, 5), 16)[0].reshape(3, 5, 16)
-    omega = 10_000.0 ** -np.linspace(0, 1, 4)  # frequencies 1 ... 1/10,000
-    assert np.allclose(table[2, 3, 0:4], np.sin(3 * omega), atol=1e-6)  # the column first
-    assert np.allclose(table[2, 3, 4:8], np.cos(3 * omega), atol=1e-6)
-    assert np.allclose(table[2, 3, 8:12], np.sin(2 * omega), atol=1e-6)
-    assert np.allclose(table[2, 3, 12:16], np.cos(2 * omega), atol=1e-6)

@@ -37,8 +37,9 @@ def _unit(match: re.Match[str]) -> str:
     return f"block{int(match[1]) + 1}/unit{int(match[2]) + 1:02d}/"
 
 
-def bit_paper(timms: Arrays, prefix: str = "params/") -> Arrays:
-    """The same in big_vision's names, made of the authors' as its own loader does."""
+def bit_paper(timms: Arrays, flat: bool = False) -> Arrays:
+    """The same in big_vision's names, made of the authors' as its own loader does; `flat`: norms
+    are (C,), not (1, 1, 1, C)."""
     found = {}
     for name, array in bit(timms).items():
         name = name.removeprefix("resnet/")
@@ -51,9 +52,9 @@ def bit_paper(timms: Arrays, prefix: str = "params/") -> Arrays:
         name = name.replace("gamma", "scale").replace("beta", "bias")
         if name == "head/kernel":
             array = array[0, 0]
-        elif "gn" in name or "norm" in name:
+        elif not flat and ("gn" in name or "norm" in name):
             array = array[None, None, None]
-        found[prefix + name] = array
+        found["params/" + name] = array
     return found
 
 
@@ -101,7 +102,8 @@ def dino(timms: Arrays) -> Arrays:
 
 
 def dinov2(timms: Arrays, chunked: bool = False) -> Arrays:
-    """DINOv2: a mask token; `chunked`: as its training names blocks, two chunks of them."""
+    """DINOv2: a mask token, and its own name of the registers; `chunked`: as its training names
+    blocks, two chunks of them."""
     width = timms["cls_token"].shape[-1]
     depth = 1 + max(int(m[1]) for n in timms if (m := re.match(r"blocks\.(\d+)", n)))
     found = {"mask_token": np.ones((1, width), np.float32)}
@@ -109,7 +111,7 @@ def dinov2(timms: Arrays, chunked: bool = False) -> Arrays:
         if chunked:
             halves = re.compile(r"^blocks\.(\d+)\.")
             name = halves.sub(lambda m: f"blocks.{int(m[1]) * 2 // depth}.{m[1]}.", name)
-        found[name] = array
+        found["register_tokens" if name == "reg_token" else name] = array
     return found
 
 
@@ -164,6 +166,7 @@ NAMES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "DeiT III deit3.pth": ("timm_deit3", deit3),
     "DINO dino.pth": ("timm_vit_default", dino),
     "DINOv2 dinov2.pth": ("timm_dinov2", dinov2),
+    "DINOv2, registers dinov2.pth": ("timm_vit_reg4_dinov2", dinov2),
     "DINOv2, in chunks dinov2.pth": ("timm_dinov2", lambda a: dinov2(a, chunked=True)),
     "MAE mae.pth": ("timm_vit_default", mae),
     "open_clip clip.safetensors": ("timm_clip_prenorm", open_clip),

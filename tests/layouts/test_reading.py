@@ -80,20 +80,6 @@ def test_timms_config_is_read_beside_its_pickle_too(tmp_path: Path) -> None:
         assert torch.equal(load(tmp_path)(images), load(folder)(images))
 
 
-def test_releases_of_mae_and_dinov2_name_what_is_left_out(tmp_path: Path) -> None:
-    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
-    tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
-    extra = {"mask_token": torch.zeros(1, 1, 4), "decoder_blocks.0.norm1.weight": torch.ones(4)}
-    torch.save({"model": {**tensors, **extra}}, tmp_path / "mae.pth")
-    opened = open_checkpoint(tmp_path / "mae.pth")
-    assert set(opened.dropped) == set(extra) and opened.info.model.num_classes == 0
-    with_registers = {**tensors, "register_tokens": torch.randn(1, 4, 48)}
-    torch.save({**with_registers, "mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
-    model = load(tmp_path / "dinov2.pth")
-    assert model.config.num_registers == 4 and model.config.posemb_tokens == "class"
-    assert torch.equal(model.reg_token, with_registers["register_tokens"])
-
-
 def test_clip_by_openais_names(tmp_path: Path) -> None:
     """What the file does not say of its GELU is in open_clip's config, or assumed and told."""
     timms = load(GOLDEN / "timm_clip_prenorm")
@@ -200,19 +186,6 @@ def same_logits(path: Path, arrays: dict[str, np.ndarray]) -> bool:
     images = torch.from_numpy(np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2)))
     with torch.inference_mode():
         return bool(np.abs(model(images).numpy() - arrays["logits"]).max() <= 1e-5)
-
-
-def test_linen_names_with_pre_logits(tmp_path: Path) -> None:
-    folder = GOLDEN / "vit_jax_rep"
-    words = {"DotProductAttention_1": "DotProductAttention_0", "MlpBlock_3": "MlpBlock_0"}
-    arrays = {}
-    for name, array in np.load(folder / "checkpoint.npz").items():
-        for old, new in {"LayerNorm_2": "LayerNorm_1", **words}.items():
-            name = name.replace(old, new)
-        arrays[f"opt/target/{name}"] = array
-    path = saved(tmp_path / "x.npz", arrays)
-    assert same_logits(path, dict(np.load(folder / "io.npz")))
-    assert read_info(path)[0].model.pre_logits == 40
 
 
 def test_old_big_vision_keeps_positions_in_the_encoder_with_the_class_tokens(

@@ -6,7 +6,9 @@ import dataclasses
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,26 +137,25 @@ def theirs() -> Arrays:
     return safetensors.numpy.load(gzip.decompress(packed))
 
 
-@pytest.mark.parametrize("numbered", [False, True])
-def test_the_authors_files(theirs: Arrays, tmp_path: Path, numbered: bool) -> None:
-    np.savez(tmp_path / "x.npz", **bit(theirs, "standardized_conv2d" + "_7" * numbered))
+@pytest.mark.parametrize(
+    "rename, layout, border",
+    [
+        (bit, "bit-npz", "zeros"),
+        (lambda arrays: bit(arrays, "standardized_conv2d_7"), "bit-npz", "zeros"),
+        (bit_paper, "big_vision", "-inf"),
+        (lambda arrays: bit_paper(arrays, flat=True), "big_vision", "-inf"),
+    ],
+)
+def test_the_authors_files(
+    theirs: Arrays, tmp_path: Path, rename: Callable[[Arrays], Arrays], layout: str, border: Any
+) -> None:
+    arrays, slots = rename(theirs), {"step": np.array(3), "opt/mu/conv": np.zeros(3)}
+    np.savez(tmp_path / "x.npz", **arrays, **slots)
     opened = open_checkpoint(tmp_path / "x.npz")
-    assert opened.layout == "bit-npz"
-    assert set(sum(opened.sources.values(), ())) == set(np.load(tmp_path / "x.npz").files)
-    expected = dataclasses.replace(bit_resnet((1, 1, 1, 1), 0.5), std_eps=1e-10)
-    assert isinstance(opened.info.model, BiTConfig) and opened.info.model.resnet == expected
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_big_visions_files(theirs: Arrays, tmp_path: Path, flat: bool) -> None:
-    arrays = bit_paper(theirs)
-    if flat:
-        arrays = {n: a.squeeze() if "gn" in n or "norm" in n else a for n, a in arrays.items()}
-    np.savez(tmp_path / "x.npz", **arrays, step=np.array(3), **{"opt/mu/conv": np.zeros(3)})
-    opened = open_checkpoint(tmp_path / "x.npz")
-    assert opened.layout == "big_vision" and set(opened.dropped) == {"step", "opt/mu/conv"}
-    authors = {"std_eps": 1e-10, "pool_padding": "-inf"}
-    expected = dataclasses.replace(bit_resnet((1, 1, 1, 1), 0.5), **authors)
+    assert opened.layout == layout and set(opened.dropped) == set(slots)
+    assert set(sum(opened.sources.values(), ())) == set(arrays)
+    timms = bit_resnet((1, 1, 1, 1), 0.5)
+    expected = dataclasses.replace(timms, std_eps=1e-10, pool_padding=border)
     assert isinstance(opened.info.model, BiTConfig) and opened.info.model.resnet == expected
 
 
@@ -185,7 +186,7 @@ def test_what_is_changed_on_the_way(theirs: Arrays, tmp_path: Path) -> None:
             plan_convert(tmp_path / "x.npz", tmp_path / "w", changes=wrong)
 
 
-def test_big_visions_other_resnet_is_refused_by_name(theirs: Arrays, tmp_path: Path) -> None:
+def test_big_visions_other_resnet_is_refused_by_name(tmp_path: Path) -> None:
     """models/bit.py: post-activation, which is no BiT ResNet of ours."""
     arrays = {
         "conv_root/kernel": np.zeros((7, 7, 3, 32), np.float32),

@@ -12,7 +12,6 @@ from vitcli.checkpoints.load import load
 from vitcli.config import model_config
 from vitcli.models import cpu
 from vitcli.models.vit import ViT
-from vitcli.prediction import Predictor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
@@ -106,13 +105,3 @@ def test_the_plain_model_runs_where_a_block_holds_more():
     model = make()
     model.blocks[0].mlp.drop1 = torch.nn.Tanh()
     without(model)
-
-
-def test_a_prediction_is_the_same_without(tiny_checkpoint, image_folder, monkeypatch):
-    def scores() -> list[float]:
-        predictor = Predictor(tiny_checkpoint, "cpu", "bf16")
-        return [p.score for answer in predictor.predict(image_folder) for p in answer.predictions]
-
-    fast = scores()
-    monkeypatch.setattr(torch.ops, "mkldnn", object())
-    np.testing.assert_allclose(scores(), fast, atol=0.02)

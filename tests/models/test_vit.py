@@ -12,17 +12,6 @@ from vitcli.config import ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT, attend
 
-SMALL = {"width": 32, "depth": 2, "num_heads": 4, "mlp_dim": 48, "image_size": (32, 32)}
-
-
-def make(**fields):
-    model = ViT(model_config("Ti/8", **{**SMALL, "num_classes": 5, **fields}))
-    model.init_weights(0)
-    for p in model.parameters():  # a head of zeros would hide everything
-        torch.nn.init.normal_(p, std=0.2)
-    return model.eval()
-
-
 VITS = {name: config for name, config in MODELS.items() if isinstance(config, ModelConfig)}
 VITS["sincos2d"] = small(posemb="sincos2d", posemb_tokens="patches")
 
@@ -40,7 +29,7 @@ def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(config):
 
 
 def test_the_head_reads_the_features():
-    model = make(pre_logits=20)
+    model = random_model(small(pre_logits=20))
     images = torch.randn(2, 3, 32, 32)
     features = model.features(images)
     expected = features @ model.head.weight.T + model.head.bias
@@ -53,7 +42,7 @@ def test_the_head_reads_the_features():
 
 def test_images_of_another_size_are_refused():
     with pytest.raises(ConfigError):
-        make()(torch.zeros(1, 3, 40, 32))
+        random_model(small())(torch.zeros(1, 3, 40, 32))
 
 
 def test_attention_written_out_equals_the_fused_one():
@@ -72,7 +61,7 @@ def test_attention_written_out_equals_the_fused_one():
 )
 def test_training_computes_what_evaluation_does(fields):
     """In training, nothing is computed for tokens of the last block that no head reads."""
-    model = make(**fields)
+    model = random_model(small(**fields))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.1)
     images = torch.randn(2, 3, 32, 32)
@@ -92,7 +81,7 @@ def test_training_computes_what_evaluation_does(fields):
 
 
 def test_dropout_and_stochastic_depth_act_in_training_only():
-    model = ViT(make().config, dropout=0.3, drop_path=0.5)
+    model = ViT(small(), dropout=0.3, drop_path=0.5)
     model.init_weights(0)
     images = torch.randn(8, 3, 32, 32)
     model.eval()
