@@ -11,15 +11,15 @@ refused[2]: the layout cannot express the model (footnote 2).
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import safetensors.numpy
-from safetensors.numpy import load_file
+import torch
+from safetensors.numpy import load_file, save_file
 
 from layouts.released_names import NAMES, Arrays
 from test_golden import GOLDEN, cases, unzipped
@@ -38,37 +38,25 @@ class Cell(NamedTuple):
     """Why it is refused, or what programs that read it compute differently."""
 
 
-def sources() -> dict[str, Callable[[Path], Path]]:
-    """Every source: its name, and a function that writes it to a directory and returns its path."""
-    found: dict[str, Callable[[Path], Path]] = {}
-    for name, file in cases().items():
-        if file.is_file():
-            found[name] = lambda directory, file=file: _unpacked(file, directory)
-    for name in NAMES:
-        found[name] = lambda directory, name=name: _renamed(name, directory)
-    return found
+SOURCES = [name for name, file in cases().items() if file.is_file()] + list(NAMES)
+"""Golden cases, and those of timm's with the names of another project."""
 
 
-def _unpacked(file: Path, directory: Path) -> Path:
-    file = unzipped(file, directory)
-    return file if file.suffix == ".npz" else file.parent
-
-
-def _renamed(name: str, directory: Path) -> Path:
-    """A golden case of timm's with the names of another project."""
+def written(name: str, directory: Path) -> Path:
+    """A source in an empty directory."""
+    if name not in NAMES:
+        file = unzipped(cases()[name], directory)
+        return file if file.suffix == ".npz" else file.parent
     case, rename = NAMES[name]
     (directory / "original").mkdir()
     file = unzipped(next((GOLDEN / case).glob("model.safetensors*")), directory / "original")
-    arrays = rename(safetensors.numpy.load(file.read_bytes()))
+    arrays = rename(load_file(file))
     path = directory / name.rpartition(" ")[2]
     if path.suffix == ".npz":
         np.savez(path, **arrays)
     elif path.suffix == ".safetensors":
-        plain = {n: np.ascontiguousarray(a) for n, a in arrays.items()}
-        safetensors.numpy.save_file(plain, path)
+        save_file({n: np.ascontiguousarray(a) for n, a in arrays.items()}, path)
     else:
-        import torch
-
         torch.save({"model": {n: torch.tensor(a) for n, a in arrays.items()}}, path)
     return path
 
@@ -77,8 +65,7 @@ def compare(name: str) -> dict[Format, Cell]:
     """A source in every target."""
     cells = {}
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "source").mkdir()
-        path = sources()[name](Path(directory) / "source")
+        path = written(name, Path(directory))
         source = open_checkpoint(path)
         for target in formats():
             layout = layout_of(target)
@@ -142,7 +129,7 @@ EXACT = {
 """The targets that some sources are exact in."""
 
 
-@pytest.mark.parametrize("name", sources())
+@pytest.mark.parametrize("name", SOURCES)
 def test_exact_or_refused(name: str) -> None:
     cells = compare(name)  # asserts that the bits are the same
     assert cells["vit"].exact and not cells["vit"].note
@@ -157,7 +144,7 @@ def test_the_tensors_under_other_names_are_the_same(name: str, tmp_path: Path) -
     (file,) = (GOLDEN / case).glob("model.safetensors*")
     (tmp_path / "timm").mkdir()
     expected = load_file(unzipped(file, tmp_path / "timm"))
-    found = open_checkpoint(sources()[name](tmp_path)).tensors
+    found = open_checkpoint(written(name, tmp_path)).tensors
     assert "norm.weight" in found
     for key, tensor in found.items():
         assert np.array_equal(tensor.read(), expected[key]), key
@@ -190,8 +177,7 @@ def arrays(path: Path) -> Arrays:
 
 @pytest.mark.parametrize("name", SAME_NAMES)
 def test_there_and_back_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    source = sources()[name](tmp_path / "source")
+    source = written(name, tmp_path)
     middle = convert(source, tmp_path / "ours.safetensors")
     layout = open_checkpoint(source).layout
     back = convert(middle, tmp_path / f"back{source.suffix}", layout)
@@ -204,10 +190,10 @@ def test_there_and_back_is_the_same_to_the_bit(name: str, tmp_path: Path) -> Non
 
 def main(names: Sequence[str]) -> int:
     """Prints the table and its footnotes."""
-    width = max(map(len, sources())) + 2
+    width = max(map(len, SOURCES)) + 2
     print(f"{'source':{width}}" + "".join(f"{target:>14}" for target in formats()))
     notes: list[str] = []
-    for name in names or sources():
+    for name in names or SOURCES:
         line = f"{name:{width}}"
         for cell in compare(name).values():
             if cell.note and cell.note not in notes:
