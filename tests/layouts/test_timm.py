@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoints.golden_cases import GOLDEN
+from layouts.test_shapes import VITS, small
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, model_config
 from vitcli.errors import CheckpointError
@@ -54,37 +55,24 @@ def test_every_architecture_is_said_by_a_name_of_its_size_alone(name: str) -> No
 
 
 MODELS = {
-    "plain": {},
-    "another grid": {"image_size": (32, 48)},
-    "oblong patches": {"patch_size": (8, 16)},
-    "registers": {"num_registers": 3},
-    "registers without positions": {"num_registers": 3, "posemb_tokens": "patches"},
-    "mean": {"pool": "gap"},
-    "mean, no class token": {"class_token": False, "pool": "gap", "posemb_tokens": "patches"},
-    "mean and fc_norm": {"pool": "gap", "final_norm": False, "fc_norm": True},
-    "token and fc_norm": {"final_norm": False, "fc_norm": True},
-    "no norm": {"final_norm": False},
-    "map": {"class_token": False, "pool": "map"},
-    "map and class token": {"pool": "map"},
-    "clip": {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-5},
-    "pre-norm": {"pre_norm": True, "patch_bias": False},
-    "epsilon": {"norm_eps": 1e-5},
-    "layer scale": {"layer_scale": True},
-    "no bias": {"qkv_bias": False},
-    "tanh": {"activation": "gelu_tanh"},
-    "quick": {"activation": "quick_gelu"},
-    "swiglu": {"swiglu": True},
-    "distilled": {"distill_token": True},
-    "no positions": {"posemb": "none"},
-    "odd mlp": {"mlp_dim": 173},
-    "no head": {"num_classes": 0},
+    **{k: v for k, v in VITS.items() if k not in ("registers", "pre_logits", "learn2d")},
+    "oblong patches and images": small(patch_size=(8, 16), image_size=(32, 48)),
+    "registers with positions": small(num_registers=3),
+    "mean beside a class token": small(pool="gap"),
+    "mean, patches' positions": small(class_token=False, pool="gap", posemb_tokens="patches"),
+    "token and fc_norm": small(final_norm=False, fc_norm=True),
+    "no norm": small(final_norm=False),
+    "map and class token": small(pool="map"),
+    "pre-norm": small(pre_norm=True, patch_bias=False),
+    "epsilon": small(norm_eps=1e-5),
+    "tanh": small(activation="gelu_tanh"),
+    "quick": small(activation="quick_gelu"),
+    "odd mlp": small(mlp_dim=173),
 }
 
 
-@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
-def test_what_is_written_is_read_the_same(changes: dict[str, Any]) -> None:
-    base = ModelConfig(48, 2, 3, 192, (8, 8), (32, 32), num_classes=3)
-    model = dataclasses.replace(base, **changes)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_what_is_written_is_read_the_same(model: ModelConfig) -> None:
     assert not_in_timm(model) == []
     config = to_config(CheckpointInfo(model, Preprocess(size=model.image_size)))
     del config["vit"]  # as timm sees it

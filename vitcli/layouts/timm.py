@@ -297,9 +297,7 @@ def architecture_from_args(
 
 def _check_args(given: ForeignJson, known: Any, neutral: Args, ignored: str) -> None:
     """Raises CheckpointError for an argument that would change what the model computes."""
-    for key in given:
-        value = given.values[key]
-        value = list(value) if isinstance(value, tuple) else value
+    for key, value in given.values.items():
         if key in known or re.fullmatch(ignored, key) or neutral.get(key, ...) == value:
             continue
         given.refuse(key, "a value that is supported")
@@ -509,8 +507,6 @@ def _to_args(model: ModelConfig) -> Args:
 # config.json
 
 CONFIG = "config.json"
-_FILTERS = {name: name for name in ("nearest", "bilinear", "bicubic", "box", "lanczos")}
-_CROPS = {name: name for name in ("center", "squash", "border")}
 
 
 def from_config(config: ForeignJson) -> CheckpointInfo:
@@ -546,8 +542,8 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
 def _preprocess(said: ForeignJson, size: Size) -> Preprocess:
     """timm's defaults for what is absent are those of its `_cfg` for ViTs."""
     named: Args = {
-        "interpolation": said.word("interpolation", _FILTERS, "bicubic"),
-        "crop_mode": said.word("crop_mode", _CROPS, "center"),
+        "interpolation": said.get("interpolation", str, "bicubic"),
+        "crop_mode": said.get("crop_mode", str, "center"),
     }
     mean, std = said.triple("mean", HALF[0]), said.triple("std", HALF[1])
     return Preprocess(size, mean, std, crop_pct=said.get("crop_pct", float, 0.9), **named)
