@@ -25,8 +25,6 @@ Matrix = npt.NDArray[np.float64]
 
 def resize_matrix(old: int, new: int, method: PosembMethod) -> Matrix:
     """The matrix (new, old) that resamples one axis; its rows sum to 1."""
-    if old < 1 or new < 1:
-        raise ConfigError(f"cannot resize an axis of {old} positions to {new}")
     if old == new:
         return np.eye(new)
     kinds = {"bilinear": _bilinear, "bicubic": _bicubic, "bicubic-hf": _bicubic_clamped}

@@ -36,12 +36,9 @@ class ForeignJson:
     def __iter__(self) -> Iterator[str]:
         return iter(self.values)
 
-    def merged(self, *others: ForeignJson) -> ForeignJson:
-        """This object, with the keys of the others in place of its own."""
-        values = dict(self.values)
-        for other in others:
-            values |= other.values
-        return ForeignJson(values, self.where, self.path)
+    def merged(self, values: Mapping[str, Any]) -> ForeignJson:
+        """This object, with these keys in place of its own."""
+        return ForeignJson({**self.values, **values}, self.where, self.path)
 
     def refuse(self, key: str, wanted: str) -> NoReturn:
         """Raises CheckpointError."""

@@ -524,7 +524,7 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     size = pretrained.get("input_size", list[int], [])
     fixed = pretrained.get("fixed_input_size", bool, True) or _BIT_NAME.fullmatch(name)
     if "img_size" not in given and size and fixed:
-        given = given.merged(ForeignJson({"img_size": size[1:]}))
+        given = given.merged({"img_size": size[1:]})
     backbone = config.object("resnet_backbone") if "resnet_backbone" in config else None
     try:
         model = architecture_from_args(name, given, backbone).with_classes(classes)

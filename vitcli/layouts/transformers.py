@@ -310,7 +310,7 @@ def read_config(directory: Path) -> ForeignJson:
     older = "vision_config_dict" in config and KINDS[kind] is _CLIP
     vision = config.object("vision_config_dict" if older else "vision_config")
     named = {key: config.values[key] for key in ("id2label", "problem_type") if key in config}
-    return config.merged(vision, ForeignJson({**named, "model_type": kind}))
+    return config.merged({**vision.values, **named, "model_type": kind})
 
 
 def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
