@@ -53,16 +53,16 @@ def test_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
 
 def test_images_are_prepared_at_the_new_size(tmp_path: Path) -> None:
     source = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "model")
-    processor = source / "preprocessor_config.json"
+    processor, whole = source / "preprocessor_config.json", {"do_center_crop": False}
     for before, after in [
-        ({"size": {"height": 32, "width": 32}}, {"size": {"height": 48, "width": 96}}),
-        ({"size": 32}, {"size": {"height": 48, "width": 96}}),
+        ({"size": {"height": 32, "width": 32}}, {"size": {"height": 48, "width": 96}, **whole}),
+        ({"size": 32}, {"size": {"height": 48, "width": 96}, **whole}),
         (
             {"size": {"shortest_edge": 40}, "crop_size": 32, "do_center_crop": True},
             {"size": {"shortest_edge": 60}, "crop_size": {"height": 48, "width": 96}},
         ),
         (
-            {"size": {"height": 40, "width": 40}, "crop_size": {"height": 32, "width": 32}},
+            {"size": {"height": 40, "width": 40}, "crop_size": 32, "do_center_crop": True},
             {"size": {"height": 60, "width": 120}, "crop_size": {"height": 48, "width": 96}},
         ),
     ]:

@@ -279,7 +279,7 @@ class Transformers(Layout):
     ) -> dict[str, Any] | None:
         new = info.model.image_size
         if name in PROCESSORS:
-            return _resized_processor(config, new)
+            return _resized_processor(config, info.preprocess)
         if "model_type" not in config or "architecture" in config:
             return None
         size = {"image_size": new[0] if new[0] == new[1] else list(new)}
@@ -484,23 +484,12 @@ def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
     }
 
 
-def _resized_processor(config: ForeignJson, new: Size) -> dict[str, Any]:
-    """The crop becomes the model's size, and where there is one, images are resized beyond it by as
-    much as before."""
+def _resized_processor(config: ForeignJson, preprocess: Preprocess) -> dict[str, Any]:
+    """The file with the sizes that give a model this input; the rest stays."""
     inner = config.object("image_processor") if "image_processor" in config else config
-    sides = {"height": new[0], "width": new[1]}
-    changed: dict[str, Any] = {"size": sides}
-    if (old := _sides(inner, "crop_size")) and inner.get("do_center_crop", bool, True):
-        changed["crop_size"] = sides
-        size = inner.values.get("size")
-        box = ForeignJson(size if isinstance(size, dict) else {"shortest_edge": size}, inner.where)
-        if "shortest_edge" in box:
-            edge = box.whole("shortest_edge") * min(new) / min(old)
-            changed["size"] = {"shortest_edge": round(edge)}
-        elif "height" in box:
-            pairs = zip(sides, new, old, strict=True)
-            changed["size"] = {key: round(box.whole(key) * n / o) for key, n, o in pairs}
-    values = {**inner.values, **changed}
+    ours = _processor_config(preprocess)
+    sizes = {key: ours[key] for key in ("size", "do_center_crop", "crop_size") if key in ours}
+    values = {**inner.values, **sizes}
     return {**config.values, "image_processor": values} if inner is not config else values
 
 
