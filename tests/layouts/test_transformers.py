@@ -41,46 +41,39 @@ def copied(source: Path, folder: Path, processor: Any = None, **changes: Any) ->
     return folder
 
 
-def each(wrong: dict[str, list[Any]]) -> list[tuple[str, Any]]:
-    return [(key, value) for key, values in wrong.items() for value in values]
-
-
-WRONG = {
-    "model_type": [["vit"], "resnet"],
-    "num_attention_heads": [0, "4", 2**70, True],
-    "hidden_act": [["gelu"], "swish"],
-    "layer_norm_eps": [float("inf"), -1, {}],
-    "image_size": [[32], 0, 10**30],
-    "id2label": [["a"], {"0": 3}],
-    "problem_type": ["other"],
+WRONG: dict[str, dict[str, list[Any]]] = {
+    "config.json": {
+        "model_type": [["vit"], "resnet"],
+        "num_attention_heads": [0, "4", 2**70, True],
+        "hidden_act": [["gelu"], "swish"],
+        "layer_norm_eps": [float("inf"), -1, {}],
+        "image_size": [[32], 0, 10**30],
+        "id2label": [["a"], {"0": 3}],
+        "problem_type": ["other"],
+    },
+    "preprocessor_config.json": {
+        "image_mean": ["0.5"],
+        "image_std": [[0, 0, 0]],
+        "resample": [9, [3]],
+        "rescale_factor": [0],
+        "do_normalize": ["no"],
+        "size": [{"shortest_edge": 0}],
+        "crop_size": ["big"],
+    },
 }
 
 
-@pytest.mark.parametrize(("key", "value"), each(WRONG))
-def test_a_config_with_another_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    folder = copied(VIT, tmp_path / "m", **{key: value})
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [(file, key, value) for file, keys in WRONG.items() for key in keys for value in keys[key]],
+)
+def test_another_value_is_refused(tmp_path: Path, file: str, key: str, value: Any) -> None:
+    folder = copied(VIT, tmp_path / "m", CENTRE)
+    said = json.loads((folder / file).read_text()) | {key: value}
+    (folder / file).write_text(json.dumps(said))
     with pytest.raises(CheckpointError) as caught:
         read_info(folder)
-    assert caught.value.where == str(folder / "config.json")
-
-
-WRONG_PROCESSOR = {
-    "image_mean": ["0.5"],
-    "image_std": [[0, 0, 0]],
-    "resample": [9, [3]],
-    "rescale_factor": [0],
-    "do_normalize": ["no"],
-    "size": [{"shortest_edge": 0}],
-    "crop_size": ["big"],
-}
-
-
-@pytest.mark.parametrize(("key", "value"), each(WRONG_PROCESSOR))
-def test_an_image_processor_with_another_value_is_refused(
-    tmp_path: Path, key: str, value: Any
-) -> None:
-    with pytest.raises(CheckpointError, match=key):
-        read_info(copied(VIT, tmp_path / "m", {**CENTRE, key: value}))
+    assert caught.value.where == str(folder / file)
 
 
 def prepared(folder: Path, **said: Any) -> Preprocess:
