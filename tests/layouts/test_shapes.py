@@ -77,7 +77,7 @@ def random_model(config: Architecture) -> ViT | BiT:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(generator=generator)
+            parameter.normal_(std=0.5, generator=generator)  # at 1, attention sees one token
     return model.eval()
 
 

@@ -489,8 +489,8 @@ def _resized_processor(config: ForeignJson, preprocess: Preprocess) -> dict[str,
     inner = config.object("image_processor") if "image_processor" in config else config
     ours = _processor_config(preprocess)
     sizes = {key: ours[key] for key in ("size", "do_center_crop", "crop_size") if key in ours}
-    values = {**inner.values, **sizes}
-    return {**config.values, "image_processor": values} if inner is not config else values
+    values: dict[str, Any] = {**inner.values, **sizes}
+    return values if inner is config else {**config.values, "image_processor": values}
 
 
 # ---------------------------------------------------------------------------------------------
