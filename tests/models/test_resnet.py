@@ -33,11 +33,7 @@ def test_a_bit_resnet_has_the_features_of_its_config_at_any_size(depths):
         assert features.shape == (2, model.config.feature_dim)
         grid = model.feature_map(torch.randn(1, 3, *size)).shape[2:]
         assert tuple(grid) == model.config.at(size).grid
-    features = model.features(IMAGES)
-    model.reset_head(7)
-    assert model(IMAGES).shape == (2, 7) and not model(IMAGES).any()
-    model.reset_head(0)
-    torch.testing.assert_close(model(IMAGES), features)
+    assert model(IMAGES).shape == (2, 3) and not model(IMAGES).any()
 
 
 @pytest.mark.parametrize("preact", [False, True])

@@ -487,9 +487,9 @@ def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
 def _resized_processor(config: ForeignJson, preprocess: Preprocess) -> dict[str, Any]:
     """The file with the sizes that give a model this input; the rest stays."""
     inner = config.object("image_processor") if "image_processor" in config else config
-    ours = _processor_config(preprocess)
-    sizes = {key: ours[key] for key in ("size", "do_center_crop", "crop_size") if key in ours}
-    values: dict[str, Any] = {**inner.values, **sizes}
+    keys = ("size", "do_center_crop", "crop_size")
+    sizes = {k: value for k, value in _processor_config(preprocess).items() if k in keys}
+    values = {**inner.values, **sizes}
     return values if inner is config else {**config.values, "image_processor": values}
 
 

@@ -182,14 +182,11 @@ def build_stem(config: ResNetConfig) -> nn.Module:
 
 
 class ConvHead(nn.Module):
-    """The linear head as a 1 x 1 convolution of zeros, as in timm."""
+    """The linear head as a 1 x 1 convolution, as in timm."""
 
-    def __init__(self, features: int, num_classes: int, device: torch.device) -> None:
+    def __init__(self, features: int, num_classes: int) -> None:
         super().__init__()
-        self.fc = nn.Conv2d(features, num_classes, 1, device="meta").to_empty(device=device)
-        nn.init.zeros_(self.fc.weight)
-        if self.fc.bias is not None:
-            nn.init.zeros_(self.fc.bias)
+        self.fc = nn.Conv2d(features, num_classes, 1)
 
     def forward(self, features: Tensor) -> Tensor:  # (B, C) -> (B, num_classes)
         return self.fc(features.to(self.fc.weight.dtype)[:, :, None, None]).flatten(1)
@@ -210,15 +207,8 @@ class BiT(ResNet):
         super().__init__(config.resnet, drop_path)
         self.config = config
         self.drop = nn.Dropout(dropout)
-        self.reset_head(config.num_classes)
-
-    def reset_head(self, num_classes: int) -> None:
-        """Replaces the head by a new one of zeros; 0 classes: by none."""
-        self.config = self.config.with_classes(num_classes)
-        device = self.stem.conv.weight.device
-        self.head = (
-            ConvHead(self.config.feature_dim, num_classes, device) if num_classes else nn.Identity()
-        )
+        features, classes = config.feature_dim, config.num_classes
+        self.head = ConvHead(features, classes) if classes else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, 3, H, W); without a head, the features."""

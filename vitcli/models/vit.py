@@ -202,22 +202,17 @@ class ViT(nn.Module):
         if config.pre_logits:  # the hidden layer of the paper's pre-training head (section 3.1)
             layers = OrderedDict(fc=nn.Linear(d, config.pre_logits), act=nn.Tanh())
             self.pre_logits = nn.Sequential(layers)
-        self.reset_head(config.num_classes)
 
-    def reset_head(self, num_classes: int) -> None:
-        """Replaces the head by a new one of zeros (section 3.2); 0 classes: by none."""
-        self.config = self.config.with_classes(num_classes)
-        size = self.config.feature_dim
-        device = self.patch_embed.proj.weight.device
-        self.head = _zero_linear(size, num_classes, device)
-        self.head_dist = (
-            _zero_linear(size, num_classes, device) if self.config.distill_token else None
-        )
+        def head() -> nn.Module:
+            return Head(config.feature_dim, config.num_classes)
+
+        self.head = head() if config.num_classes else nn.Identity()
+        self.head_dist = head() if config.num_classes and config.distill_token else None
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, 3, H, W); without a head, the features."""
         tokens = self.encode(images, self._tokens_read())
-        if self.head_dist is not None and self.config.num_classes:
+        if self.head_dist is not None:
             return (self.head(tokens[:, 0]) + self.head_dist(tokens[:, 1])) / 2
         return self.head(self.pool(tokens))
 
@@ -328,14 +323,3 @@ class Head(nn.Linear):
 
     def forward(self, features: Tensor) -> Tensor:  # (B, F) -> (B, num_classes)
         return super().forward(features.to(self.weight.dtype))
-
-
-def _zero_linear(features: int, classes: int, device: torch.device) -> nn.Module:
-    if not classes:
-        return nn.Identity()
-    linear = Head(features, classes, device="meta")
-    if device.type != "meta":  # where to_empty would import torch's compiler
-        linear.to_empty(device=device)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
