@@ -32,13 +32,10 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
         CheckpointError: its layout is not supported, or its tensors do not make that model.
     """
     layout, match = recognise(store)
-    depth = table.depth_of(match.rows, match.tensors)
-    if max(depth, match.info.model.depth if match.info else 0) > len(match.tensors):
-        raise CheckpointError("describes more blocks than it has tensors", where=store.path)
     if match.info is not None:
         info = _at_recorded_size(match.info, store)
     else:
-        info = _describe(store, layout.name, match, depth, grid)
+        info = _describe(store, layout.name, match, grid)
     model, heads = info.model, getattr(info.model, "num_heads", 1)
     wanted = model.tensor_shapes()
     expected: dict[str, Shape] = {}
@@ -102,10 +99,9 @@ def _at_recorded_size(info: CheckpointInfo, store: Store) -> CheckpointInfo:
         ) from error
 
 
-def _describe(
-    store: Store, layout: str, match: Match, depth: int, grid: Size | None
-) -> CheckpointInfo:
+def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> CheckpointInfo:
     """The model from its shapes and from what its makers take for granted."""
+    depth = table.depth_of(match.rows, match.tensors)
     shapes = table.load_shapes(table.expand(match.rows, depth), match.tensors)
     patch, size = shapes.get("patch_embed.proj.weight", ()), match.fields.get("image_size")
     resized = recorded(store)
