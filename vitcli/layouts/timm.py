@@ -715,7 +715,8 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
         return from_config(config)
     if "model_type" in config:
         raise CheckpointError(
-            "a config.json of transformers, but the weights have timm's names",
+            f"a config.json of transformers ({config.get('model_type', str)}), but the weights "
+            "have timm's names",
             where=path,
         )
     raise CheckpointError("not a timm config.json: it has no architecture", where=path)
