@@ -444,16 +444,6 @@ def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
     return found
 
 
-def _name_with_timms_epsilons(model: Architecture) -> str | None:
-    """timm's name of a model that only such constants keep out of timm, if a name has its size."""
-    same = with_timms_epsilons(model)
-    if not not_in_timm(model) or not_in_timm(same):
-        return None
-    name, departures = best_architecture(same)
-    sizes = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
-    return None if sizes & set(departures) else name
-
-
 def best_architecture(model: Architecture) -> tuple[str, Args]:
     """timm's name with the fewest departures, and those."""
     if isinstance(model, BiTConfig):
@@ -671,9 +661,12 @@ class Timm(Layout):
         model, reasons = info.model, not_in_timm(info.model)
         if not reasons:
             return otherwise_in_timm(info)
-        name = _name_with_timms_epsilons(model)
-        gelu = " and the exact GELU" if isinstance(model, ModelConfig) else ""
-        instead = f" (--arch {name} uses timm's epsilons{gelu})" if name else ""
+        same, instead = with_timms_epsilons(model), ""
+        name, departures = best_architecture(same)
+        sizes = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
+        if not not_in_timm(same) and not sizes & departures.keys():
+            gelu = " and the exact GELU" if isinstance(model, ModelConfig) else ""
+            instead = f" (--arch {name} uses timm's epsilons{gelu})"
         return [f"timm cannot load it, as it does not support {', '.join(reasons)}{instead}"]
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
