@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -247,19 +247,11 @@ _NEUTRAL: Args = {
     "pool_include_prefix": False,
     "dynamic_img_pad": False,
     "embed_norm_layer": None,
-}
-_RESNET_NEUTRAL: Args = {
-    "in_chans": 3,
-    "global_pool": "avg",
-    "output_stride": 32,
-    "stem_chs": 64,
-    "bottle_ratio": 0.25,
-    "channels": [256, 512, 1024, 2048],
+    "global_pool": "avg",  # of a BiT ResNet
 }
 """Arguments with the one value that our models have."""
 
-_IGNORED = r"num_classes|.*drop_(path_)?rate|weight_init|fix_init|(dynamic|strict)_img_size"
-_RESNET_IGNORED = r"num_classes|img_size|.*drop_(path_)?rate|zero_init_last"
+_IGNORED = r"num_classes|.*drop_(path_)?rate|(weight|fix|zero)_init.*|(dynamic_|strict_)?img_size"
 """Arguments that change nothing once the weights are loaded, or are read elsewhere."""
 
 
@@ -287,7 +279,7 @@ def architecture_from_args(
             f"timm's architecture '{name}' is not supported",
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
-    _check_args(given, DEFAULTS, _NEUTRAL, _IGNORED)
+    _check_args(given, DEFAULTS)
     kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
     merged = known[name] | {key: given.get(key, kinds[key]) for key in given if key in DEFAULTS}
     if merged["stem"] is not None and backbone is not None:
@@ -295,12 +287,12 @@ def architecture_from_args(
     return _to_model(merged)
 
 
-def _check_args(given: ForeignJson, known: Any, neutral: Args, ignored: str) -> None:
+def _check_args(given: ForeignJson, known: Collection[str]) -> None:
     """Raises CheckpointError for an argument that would change what the model computes."""
     for key, value in given.values.items():
-        if key in known or re.fullmatch(ignored, key) or neutral.get(key, ...) == value:
-            continue
-        given.refuse(key, "a value that is supported")
+        changes = not re.fullmatch(_IGNORED, key) and _NEUTRAL.get(key, ...) != value
+        if key not in known and changes:
+            given.refuse(key, "a value that is supported")
 
 
 def _to_model(args: Args) -> ModelConfig:
@@ -352,7 +344,7 @@ def _bit_from_args(name: str, given: ForeignJson) -> BiTConfig | None:
     match = _BIT_NAME.fullmatch(name)
     if match is None or int(match[1]) not in DEPTHS:
         return None
-    _check_args(given, ("layers", "width_factor"), _RESNET_NEUTRAL, _RESNET_IGNORED)
+    _check_args(given, ("layers", "width_factor"))
     depths = tuple(given.get("layers", list[int], [])) or DEPTHS[int(match[1])]
     factor = given.get("width_factor", float, float(match[2]))
     return BiTConfig(bit_resnet(depths, factor), given.size("img_size", (224, 224)))
