@@ -123,12 +123,13 @@ def plan_convert(
     target = to or default_format(info.model, kind)
     layout = layout_of(target)
     if problems := layout.refusals(info.model):
+        hint = "use vit's own layout: a directory or a .safetensors file as DST, without --to"
+        if any("pre_logits" in problem for problem in problems):
+            hint = "pass --drop-head to leave out the head and pre_logits"
         raise OutputError(
             f"the layout {target} cannot express this model: {', '.join(problems)}",
             where=source.file,
-            hint="pass --drop-head to leave out the head and pre_logits"
-            if any("pre_logits" in problem for problem in problems)
-            else None,
+            hint=hint,
         )
     warnings = [*_left_open(info, source), *layout.warnings(info)]
     saved, renamed = layout.save(info.model, tensors)
@@ -148,7 +149,7 @@ def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
     """Assumptions, and tensors that are left out."""
     found = []
     if assumed := assumptions(info):
-        found.append(f"assumed, as the file does not specify it: {', '.join(assumed.values())}")
+        found.append(f"not specified in the file, so assumed: {', '.join(assumed.values())}")
     if source.dropped:
         shown = ", ".join(source.dropped[:6]) + (", ..." if len(source.dropped) > 6 else "")
         found.append(f"not part of the model, so left out: {shown}")

@@ -71,7 +71,7 @@ def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
         ConfigError: the model has no position embeddings.
     """
     state = model.state_dict()
-    tables = {name: state[name].cpu().numpy() for name in state if name.startswith("pos_embed")}
+    tables = {name: state[name].cpu().numpy() for name in model.config.posemb_tables}
     if not tables:
         raise ConfigError("the model has no position embeddings to show")
     return similarity(tables, model.config.grid, model.config.posemb_prefix)

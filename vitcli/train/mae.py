@@ -19,8 +19,6 @@ frequencies differ slightly. Grids need not be square.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -175,13 +173,15 @@ def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:
     if width % HEAD:
         raise ConfigError(f"--decoder-width must be a multiple of {HEAD}, not {width}")
     depth = config.masking.decoder_depth or min(DEPTH, -(-2 * encoder.depth // 3))
-    return dataclasses.replace(
-        encoder,
+    return ModelConfig(
         width=width,
         depth=depth,
         num_heads=width // HEAD,
         mlp_dim=4 * width,
+        patch_size=encoder.patch_size,
+        image_size=encoder.image_size,
         posemb="none",
-        layer_scale=False,
-        swiglu=False,
+        qkv_bias=encoder.qkv_bias,
+        activation=encoder.activation,
+        norm_eps=encoder.norm_eps,
     )
