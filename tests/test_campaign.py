@@ -31,13 +31,16 @@ from typer.testing import CliRunner
 from layouts.released_names import open_clip
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.store import open_store
+from vitcli.checkpoints.tensor_file import LazyTensor, Store
 from vitcli.cli.main import app
 from vitcli.config import DataConfig
 from vitcli.data.classes import read_classes
 from vitcli.data.dataset import open_dataset
 from vitcli.data.images import decode
 from vitcli.data.inputs import find_images
-from vitcli.errors import VitError
+from vitcli.errors import CheckpointError, VitError
+from vitcli.layouts.reading import read_layout
 
 TESTS = Path(__file__).resolve().parent
 GOLDEN, PHOTO = TESTS / "golden", TESTS / "images" / "cat.jpg"
@@ -231,6 +234,40 @@ def attempt(target: Target, name: str, number: int) -> str:
 def peak() -> int:
     """The most memory that this process had, in kB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seed"), [(200, 0), pytest.param(5_000, 1, marks=pytest.mark.slow)]
+)
+def test_mutated_shapes(rounds: int, seed: int) -> None:
+    """Of tensors: nothing but a CheckpointError is raised."""
+    draw, refused = random.Random(seed), 0
+    files = sorted([*GOLDEN.glob("*/checkpoint*.npz"), *GOLDEN.glob("hf_*/model.safetensors")])
+    files += sorted(GOLDEN.glob("timm_*/model.safetensors"))
+    stores = [open_store(path) for path in files]
+    for _ in range(rounds):
+        store = draw.choice(stores)
+        tensors = dict(store.tensors)
+        for _ in range(draw.randint(1, 3)):
+            name = draw.choice(list(tensors))
+            shape = list(tensors.pop(name).shape)
+            change = draw.randrange(5)
+            if change == 0:
+                continue
+            if change == 1 or not shape:
+                shape.append(draw.choice([0, 1, 7]))
+            elif change == 2:
+                shape.pop()
+            else:
+                shape[draw.randrange(len(shape))] = draw.choice([0, 1, 2, 3, 48, 10**6, 2**40])
+            name = name.replace("0", "7") if draw.random() < 0.1 else name
+            tensors[name] = LazyTensor("float32", tuple(shape), lambda: np.zeros(0))
+        bare = Path("/nowhere/x.npz") if draw.random() < 0.5 else store.path
+        try:
+            read_layout(Store(bare, "pickle", tensors))
+        except CheckpointError:
+            refused += 1
+    assert refused > rounds // 2
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -145,7 +145,7 @@ def from_text(hint: Any, text: str) -> Any:
     for value in ([_scalar(part) for part in text.split(",")], _scalar(text), text):
         with contextlib.suppress(ValueError, OverflowError):
             return from_json(hint, value)
-    raise ValueError(f"'{text}' is not {_words(hint)}")
+    raise ValueError(f"'{text}' is not {words_of(hint)}")
 
 
 def _scalar(text: str) -> int | float | bool | str:
@@ -158,11 +158,11 @@ def _scalar(text: str) -> int | float | bool | str:
     return text
 
 
-def _words(hint: Any) -> str:
+def words_of(hint: Any) -> str:
     """A type as an error message names it."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
-        return " or ".join(_words(arg) for arg in args if arg is not types.NoneType)
+        return " or ".join(words_of(arg) for arg in args if arg is not types.NoneType)
     if origin is tuple:
         count = "one or more numbers" if ... in args else f"{len(args)} values"
         return f"{count} separated by commas"

@@ -60,6 +60,15 @@ def test_without_a_crop_images_are_resized_and_half_of_them_mirrored():
     assert 75 < count < 125
 
 
+def test_an_image_is_a_function_of_seed_epoch_and_index():
+    augment = AugmentConfig(randaugment=(2, 10), erasing=0.5)
+    transform = TrainTransform((24, 24), "bilinear", augment)
+    first = transform(CAT, sample_rng(1, 2, 3))
+    assert torch.equal(first, transform(CAT, sample_rng(1, 2, 3)))
+    for other in ((0, 2, 3), (1, 3, 3), (1, 2, 4)):
+        assert not torch.equal(first, transform(CAT, sample_rng(*other)))
+
+
 def test_a_jpeg_decoded_at_reduced_scale_looks_the_same():
     transform = TrainTransform((32, 32), "bicubic", AugmentConfig(crop_area=(0.6, 1.0)))
     for i in range(10):

@@ -283,6 +283,13 @@ def test_a_cut_download_is_resumed(hub, commit, kind, monkeypatch):
         assert begins == [0, 50_000, 100_000, 150_000]
 
 
+def test_more_than_the_file_is_downloaded_again(hub, commit):
+    hub.faults.append(Fault("status", "GET /lfs/", status=403))
+    refused()
+    part().write_bytes(bytes(len(WEIGHTS) + 1))
+    assert fetch("me/model").read_bytes() == WEIGHTS
+
+
 @pytest.mark.parametrize("where", ["/revision/", "config.json", "GET /lfs/"])
 @pytest.mark.parametrize("status", [0, 503, 429])
 def test_passing_failures_are_retried(hub, commit, where, status):

@@ -185,7 +185,7 @@ WRONG: dict[str, list[Any]] = {
     "model_args.num_heads": [5],
     "model_args.img_size": [[64], [64, 2**40]],
     "model_args.depth": [2.5, 10**9],
-    "model_args.mlp_ratio": [1e300],
+    "model_args.mlp_ratio": [1e300, 1e308],
     "model_args.qkv_bias": [1],
     "pretrained_cfg": ["x"],
     "pretrained_cfg.mean": [[0.5]],

@@ -275,7 +275,9 @@ def open_dataset(
 def _holds(directory: Path, wanted: Callable[[str], bool], *patterns: str) -> bool:
     """Whether a file that is wanted by its name is where one of the patterns says."""
     found = (name for pattern in patterns for name in glob.iglob(pattern, root_dir=directory))
-    return any(wanted(os.path.basename(name)) and not (directory / name).is_dir() for name in found)
+    return any(
+        wanted(os.path.basename(name)) and not os.path.isdir(directory / name) for name in found
+    )
 
 
 def unreadable_images(

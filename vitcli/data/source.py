@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from vitcli.config import ClassLabel
 from vitcli.data.files import read_file
+from vitcli.errors import ImageError
 
 if TYPE_CHECKING:
     from vitcli.data.stream import Stream
@@ -89,7 +90,10 @@ class FileReader:
     names: Names  # relative to root, or absolute
 
     def read(self, row: int) -> bytes:
-        return read_file(os.path.join(self.root, self.names[row]))
+        path = os.path.join(self.root, self.names[row])
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block
+            raise ImageError("not a file", where=path)
+        return read_file(path)
 
 
 @dataclass(frozen=True, eq=False)

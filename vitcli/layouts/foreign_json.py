@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from vitcli.config import Size
 from vitcli.data.files import open_file
 from vitcli.errors import CheckpointError
+from vitcli.fields import words_of
 from vitcli.resnets import LARGEST_IMAGE
 from vitcli.typed_json import from_json, parse
 
@@ -19,8 +20,15 @@ Triple = tuple[float, float, float]
 _WORD: Any = str | int
 _SIZE: Any = int | Size
 _TRIPLE: Any = float | Triple
-_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
-_WORDS |= {str: "a string", _SIZE: "a size in pixels, or a height and a width,"}
+_WORDS: dict[Any, str] = {
+    str: "a string",
+    _SIZE: "a size in pixels (or a height and a width)",
+    _TRIPLE: "three numbers (or one for all)",
+    list[int]: "a list of whole numbers",
+    list[str]: "a list of strings",
+    dict[str, Any]: "an object",
+}
+"""Types as an error names them, where `words_of` would name them for the command line."""
 
 
 class ForeignJson:
@@ -57,7 +65,7 @@ class ForeignJson:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        wanted = _WORDS.get(kind) or str(kind)
+        wanted = _WORDS.get(kind) or words_of(kind)
         if (low, high) != (-math.inf, math.inf):
             wanted += f" from {low:,} to {high:,}"
         try:

@@ -247,7 +247,12 @@ _NEUTRAL: Args = {
     "pool_include_prefix": False,
     "dynamic_img_pad": False,
     "embed_norm_layer": None,
-    "global_pool": "avg",  # of a BiT ResNet
+    # Of a BiT ResNet:
+    "global_pool": "avg",
+    "output_stride": 32,
+    "stem_chs": 64,
+    "bottle_ratio": 0.25,
+    "channels": [256, 512, 1024, 2048],
 }
 """Arguments with the one value that our models have."""
 
@@ -281,7 +286,9 @@ def architecture_from_args(
         )
     _check_args(given, DEFAULTS)
     kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
-    merged = known[name] | {key: given.get(key, kinds[key]) for key in given if key in DEFAULTS}
+    merged = dict(known[name])
+    for key in DEFAULTS.keys() & given.values.keys():  # null is false where timm wants a flag
+        merged[key] = given.get(key, kinds[key], False if kinds[key] is bool else None)
     if merged["stem"] is not None and backbone is not None:
         merged["stem"] = _stem_from_backbone(backbone)
     return _to_model(merged)
@@ -304,7 +311,7 @@ def _to_model(args: Args) -> ModelConfig:
     same: Any = {ours: args[theirs] for theirs, ours in _SAME.items()}
     return ModelConfig(
         **same,
-        mlp_dim=int(args["embed_dim"] * args["mlp_ratio"]),
+        mlp_dim=int(min(max(args["embed_dim"] * args["mlp_ratio"], 0), 1 << 30)),
         patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
         posemb=args["pos_embed"],

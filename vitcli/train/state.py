@@ -151,14 +151,15 @@ def load_state(run: Run) -> None:
         load(tensors, storage_reader=reader, **_among(run, run.ranks.control))
         run.scaler.load_state_dict(record["scaler"])
         run.progress = Progress(**record["progress"])
+        before = {name: record[name] for name in _environment(run)}
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":
             torch.set_rng_state(value)
         elif key == f"rng.{run.ranks.rank}.cuda":
             torch.cuda.set_rng_state(value, run.device)
     for name, now in _environment(run).items():
-        if record[name] != now:
-            text = f"{name} was {record[name]} and is now {now}"
+        if before[name] != now:
+            text = f"{name} was {before[name]} and is now {now}"
             run.on_event(Caution(f"results may differ from those of an uninterrupted run: {text}"))
 
 
