@@ -294,7 +294,7 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
     """
     match = re.fullmatch(r"(?:R(\d*)\+)?([A-Za-z]+)/(\d+)", variant, re.IGNORECASE)
     name = {known.lower(): known for known in VARIANTS}.get(match[2].lower()) if match else None
-    if match is None or name is None:
+    if match is None or name is None or not int(match[3]):
         raise _no_variant(variant)
     patch, stem = int(match[3]), None
     if match[1] is not None:
@@ -341,7 +341,8 @@ def architecture(variant: str, **overrides: Any) -> Architecture:
     try:
         return make(variant, **overrides)
     except TypeError as error:
-        raise ConfigError(f"{variant}: {str(error).partition(') ')[2]}") from error
+        field = str(error).rpartition(" ")[2]
+        raise ConfigError(f"{variant} has no field {field}") from error
 
 
 def _no_variant(variant: str) -> ConfigError:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vitcli import __version__
-from vitcli.atomic import cannot_write, write_text
+from vitcli.atomic import cannot_write, whole_directory, write_text
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt, resampled_tensors
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
@@ -237,15 +237,18 @@ def save_head(
         for name, shape in model.tensor_shapes().items()
     }
     file = model_file(path)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(file.parent, error) from error
-    tensor_file.write(file, tensors, info.to_metadata())
-    if file != path:
-        write_config(path / "config.json", info)
-        write_text(path / "README.md", model_card(info))
-        write_text(path / "split.json", json.dumps(report.splits.record, indent=2) + "\n")
+    if file == path:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(file.parent, error) from error
+        tensor_file.write(file, tensors, info.to_metadata())
+        return
+    with whole_directory(path) as directory:
+        tensor_file.write(directory / file.name, tensors, info.to_metadata())
+        write_config(directory / "config.json", info)
+        write_text(directory / "README.md", model_card(info))
+        write_text(directory / "split.json", json.dumps(report.splits.record, indent=2) + "\n")
 
 
 def _stored(predictor: Predictor) -> dict[str, np.ndarray | LazyTensor]:

@@ -1,6 +1,7 @@
 """`vit convert` and `vit resize-posemb` as they are typed; what they print is in screens.txt."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -113,3 +114,12 @@ def test_an_output_of_an_unknown_kind(vit, tmp_path, name):
     assert not [*tmp_path.iterdir()]
     assert vit("convert", TIMM, f"{tmp_path / name}/").exit_code == 0
     assert (tmp_path / name / "model.safetensors").is_file()
+
+
+def test_a_run_is_not_given_the_weights_of_another_model(vit, tiny_checkpoint, tmp_path):
+    """Its card, split and figures would describe them."""
+    run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
+    (run / "split.json").write_text("{}")
+    before = (run / "model.safetensors").read_bytes()
+    result = vit("convert", tiny_checkpoint, run, "--force", "--dtype", "float16")
+    assert result.exit_code == 1 and (run / "model.safetensors").read_bytes() == before

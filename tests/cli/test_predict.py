@@ -198,3 +198,21 @@ def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):
         lines.append(json.loads(result.stdout)["predictions"])
     scores = [[(p["index"], pytest.approx(p["score"], abs=1e-2)) for p in line] for line in lines]
     assert scores[0] == [(p["index"], p["score"]) for p in lines[1]]
+
+
+def test_outputs_that_are_not_finite_are_not_taken_for_answers(
+    vit, tiny_checkpoint, image_folder, tmp_path
+):
+    """A warning names the first image; without one they would look like any other."""
+    broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken") / "model.safetensors"
+    tensors = load_file(broken)
+    tensors["patch_embed.proj.bias"][:] = np.nan
+    with safe_open(broken, "np") as file:
+        save_file(tensors, broken, file.metadata())
+    image = image_folder / "a.png"
+    features = ("--features", tmp_path / "x.npy")
+    for words in (("predict",), ("predict", *features), ("inspect", "-o", tmp_path / "seen")):
+        result = vit(*words, image, "--model", broken.parent, "--device", "cpu")
+        assert result.exit_code == 0 and "warning: " in result.stderr, words
+        assert "--precision fp32" in result.stderr and str(image) in result.stderr
+    assert vit("predict", image, *features, "--top-k", 1).exit_code == 2

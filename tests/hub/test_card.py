@@ -120,6 +120,7 @@ def test_a_resize_takes_the_figures_and_leaves_the_rest():
     assert "## How it was made" in once and "## Use" in once
     again = resized(once, (384, 384), (64, 96))
     assert again.count("> Not the model") == 1 and "resized for images of 64 x 96" in again
+    assert "says about images of 128 x 128" in again  # what the card was written for
     theirs = (
         "---\nmodel-index:\n- name: x\n  results: []\nlicense: mit\n---\n# B/16\n\n## Figures\n"
     )

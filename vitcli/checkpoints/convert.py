@@ -180,6 +180,10 @@ def check_output(output: str | Path, to: Format | None) -> None:
 # Writing
 
 
+_OF_A_RUN = ("split.json", "metrics.jsonl")
+"""Files that only runs have."""
+
+
 def write(job: Conversion, force: bool = False) -> None:
     """Writes what was planned: the file, or all files of the directory, or none.
 
@@ -195,6 +199,12 @@ def write(job: Conversion, force: bool = False) -> None:
     if os.path.realpath(file) == os.path.realpath(job.source.file):
         raise OutputError(
             "source and output are the same file", where=file, hint="choose another output"
+        )
+    if not job.is_file and any((job.output / name).exists() for name in _OF_A_RUN):
+        raise OutputError(
+            "contains a run, whose card and figures would describe another model",
+            where=job.output,
+            hint="choose another DST",
         )
     tensors = {name: _watched(name, tensor, job.nan) for name, tensor in job.tensors.items()}
     layout, write_weights = layout_of(job.format), WRITERS[file.suffix]

@@ -209,6 +209,8 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 for key, x in value.items()
                 if x is not None
             )
+        elif name == "steps":
+            name = "stored step"
         elif name == "posemb_resize":
             name, value = "position embeddings", f"resized, {value['method']}"
         elif name == "input_size":

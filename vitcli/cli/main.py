@@ -241,6 +241,9 @@ def main() -> None:
         app(prog_name="vit")
     except SystemExit as exit:
         leave(exit.code)
+    except OSError as error:  # of --help and --version: no command is under way
+        output.error(*_explain(error))
+        leave(1)
 
 
 def leave(code: Any) -> None:

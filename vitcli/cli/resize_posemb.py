@@ -68,6 +68,8 @@ def resize_posemb(args: ResizePosemb) -> None:
         raise UsageError("one of --grid and --resolution is required")
     if args.grid is not None and args.resolution is not None:
         raise UsageError("--grid and --resolution cannot be combined")
+    if args.in_place and args.output is not None:
+        raise UsageError("--in-place and --output cannot be combined")
     output.check_writable(args.plot)
     from vitcli.checkpoints import resize
 

@@ -80,6 +80,10 @@ def training_command(task: Task, text: str) -> Any:
         else:
             built = build_config(task, given, preset, args.config)
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
+        if built.batch_size and (args.devices or 1) > built.batch_size:
+            raise UsageError(
+                f"a batch of {built.batch_size} images cannot be split over {args.devices} devices"
+            )
         spread(args.devices, built.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, given, built)

@@ -108,6 +108,8 @@ def _listed(path: str, offline: bool) -> Iterator[ImageInput]:
     try:
         with open_file(path) if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
             for line in lines:
+                if b"\0" in line:
+                    raise ValueError("it is not a text file")
                 name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"))
                 if name.strip():
                     yield from _found(name, offline)

@@ -391,12 +391,15 @@ def resized(text: str, old: Size, new: Size) -> str:
     card = Card.parse(text)
     measured = ("model-index:", *(MEASURED if card.is_ours else ()))
     parts = {key: part for key, part in card.parts.items() if key not in measured}
+    body = parts.pop("", "").strip("\n")
+    if before := re.search(rf"{_NOTE}.*about images of (\d+) x (\d+) ", body):
+        old = int(before[1]), int(before[2])  # resized before: the card still speaks of that size
     note = (
         f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels "
         f"without further training. What this card says about images of {old[0]} x {old[1]} "
         f"pixels, and any metric, describes the model before."
     )
-    body = re.sub(rf"{_NOTE}.*\n*", "", parts.pop("", "").strip("\n"))
+    body = re.sub(rf"{_NOTE}.*\n*", "", body)
     matter = {key: parts.pop(key) for key in list(parts) if _is_matter(key)}
     return str(Card({**matter, "": f"{note}\n\n{body}", **parts}, card.digests))
 

@@ -273,6 +273,8 @@ def _look(
         return _Found(cache, commit, files, None, timeout, on_progress)
     except HubError as error:
         if known is None and error.may_pass:
+            if registry.entry_of(cache.repo):  # no mistyped path
+                raise
             what = f"no such file or directory here, and {error.what}"
             raise missing(cache.repo, what, error.hint or "") from error
         if known is None or not usable or not error.may_pass:
