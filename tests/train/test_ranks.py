@@ -260,8 +260,8 @@ def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
     recipe = ("--steps=2", "--devices=3", "-o", str(tmp_path / "run"))
     text = vit("pretrain", "--data", str(tmp_path / "none"), *recipe, status=1)
     assert text.count("error:") == 1 and "none" in text
-    text = vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=1)
-    assert text.count("error:") == 1 and "2 images cannot be split over 3 ranks" in text
+    text = vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=2)
+    assert text.count("error:") == 1 and "2 images cannot be split over 3 devices" in text
     data = shutil.copytree(colours, tmp_path / "data")
     for name in ("blue", "red"):  # each is of another rank's share
         (data / name / "00.png").write_bytes(b"no image")

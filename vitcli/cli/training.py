@@ -82,7 +82,8 @@ def training_command(task: Task, text: str) -> Any:
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
         if built.batch_size and (args.devices or 1) > built.batch_size:
             raise UsageError(
-                f"a batch of {built.batch_size} images cannot be split over {args.devices} devices"
+                f"a batch of {counted(built.batch_size, 'image')} cannot be split over "
+                f"{args.devices} devices"
             )
         spread(args.devices, built.device, args.max_restarts)
         if preset is not None:
