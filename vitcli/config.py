@@ -26,6 +26,7 @@ from vitcli.fields import check_fields, from_text, limited, option
 from vitcli.resnets import BiTConfig as BiTConfig
 from vitcli.resnets import ResNetConfig as ResNetConfig
 from vitcli.resnets import Size as Size
+from vitcli.words import either
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
 Score = Literal["softmax", "sigmoid", "none"]
@@ -309,7 +310,5 @@ def nearest(name: str, known: list[str], n: int = 3) -> list[str]:
 
 def did_you_mean(name: str, known: list[str]) -> str | None:
     """A hint with the names most like a mistyped one; None if none is like it."""
-    *others, last = nearest(name, known) or [""]
-    if not last:
-        return None
-    return f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
+    found = nearest(name, known)
+    return f"did you mean {either(found)}?" if found else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from vitcli.checkpoints import read
 from vitcli.checkpoints.info import unique_names
 from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
-from vitcli.errors import ConfigError, DataError, VitWarning
+from vitcli.errors import NOT_FINITE, ConfigError, DataError, VitWarning
 from vitcli.hub import registry
 from vitcli.inference import LONG_SEQUENCE, Batches, Inference, check_memory, run
 
@@ -204,7 +205,14 @@ class Predictor:
         cores, which compute the next one."""
         scores = to_scores(logits, self.info.score)
         best = scores.topk(min(top_k, len(scores)))
+        self.check_finite(float(best.values[0]))  # NaN counts as the largest
         return zip(best.values.tolist(), best.indices.tolist(), strict=True)
+
+    def check_finite(self, output: float) -> None:
+        """Warns of an output that is no finite number, and would look like an answer."""
+        if not math.isfinite(output):
+            text = f"{self.name}: some outputs are not finite numbers: {NOT_FINITE}"
+            warnings.warn(text, VitWarning, stacklevel=2)
 
     def embed(
         self, images: Images, batch_size: int | None = None, workers: int | None = None
@@ -214,6 +222,7 @@ class Predictor:
             rows = iter(features.numpy())
             for name, error in slots:
                 row = None if error else next(rows)
+                self.check_finite(0.0 if row is None else float(row.sum()))
                 yield Result(name, self.name, features=row, error=error)
 
     def _run(

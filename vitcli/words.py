@@ -1,4 +1,6 @@
-"""Counts, sizes and costs in messages."""
+"""Counts, sizes, costs and choices in messages."""
+
+from collections.abc import Iterable
 
 UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
 
@@ -18,3 +20,9 @@ def flops_text(flops: float) -> str:
     """Floating-point operations, "35.13 GFLOPs"; training costs are in the paper's exaFLOPs."""
     unit = next((unit for unit in UNITS if flops >= unit), 1e6)
     return f"{flops / unit:,.4g} {UNITS[unit]}"
+
+
+def either(names: Iterable[str]) -> str:
+    """Choices: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

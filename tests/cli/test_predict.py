@@ -203,7 +203,7 @@ def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):
 def test_outputs_that_are_not_finite_are_not_taken_for_answers(
     vit, tiny_checkpoint, image_folder, tmp_path
 ):
-    """A warning names the first image; without one they would look like any other."""
+    """Without the warning they would look like any other."""
     broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken") / "model.safetensors"
     tensors = load_file(broken)
     tensors["patch_embed.proj.bias"][:] = np.nan
@@ -214,5 +214,5 @@ def test_outputs_that_are_not_finite_are_not_taken_for_answers(
     for words in (("predict",), ("predict", *features), ("inspect", "-o", tmp_path / "seen")):
         result = vit(*words, image, "--model", broken.parent, "--device", "cpu")
         assert result.exit_code == 0 and "warning: " in result.stderr, words
-        assert "--precision fp32" in result.stderr and str(image) in result.stderr
+        assert result.stderr.count("--precision fp32") == 1
     assert vit("predict", image, *features, "--top-k", 1).exit_code == 2

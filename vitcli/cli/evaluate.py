@@ -26,11 +26,11 @@ from vitcli.cli.options import (
     spare,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import LISTED, Csv, open_rows
+from vitcli.cli.rows import FORMATS, Csv, open_rows
 from vitcli.config import CLASS_LIST, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_size
-from vitcli.words import counted, size_text
+from vitcli.words import counted, either, size_text
 
 if TYPE_CHECKING:
     from vitcli.evaluate import Answer, Report
@@ -85,7 +85,8 @@ class Evaluate(Adapting):
     predictions: str | None = option(
         None,
         "--predictions FILE",
-        f"Write the predictions for each image to FILE, in the format of its suffix: {LISTED}.",
+        "Write the predictions for each image to FILE, in the format of its suffix: "
+        f"{either(FORMATS)}.",
     )
     plot: str | None = option(
         None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -24,7 +23,6 @@ from vitcli.cli.options import (
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Size
-from vitcli.errors import NOT_FINITE
 from vitcli.fields import option, parse_directory, parse_size
 from vitcli.words import counted
 
@@ -167,8 +165,6 @@ def inspect(args: Inspect) -> None:
             show.images("attention", inspector.attend(images, *how))
     if args.arrays:
         show.save(args.arrays)
-    if show.unsound:
-        output.warning(f"{show.unsound}: the score is not a finite number; {NOT_FINITE}")
     if show.failed:
         raise typer.Exit(1)
 
@@ -180,8 +176,6 @@ class _Show:
         self.inspector, self.args, self.directory = inspector, args, Path(args.output)
         self.labels = unique_names(inspector.classes)
         self.failed = 0
-        self.unsound = ""
-        """The first image whose score is not a finite number."""
         self.arrays: dict[str, Any] = {}
 
     def report(self, text: str, outputs: Iterable[Path], **values: Any) -> None:
@@ -265,8 +259,6 @@ class _Show:
                     label = self.labels[one.index]
                     form = "{:.4g}" if self.inspector.info.score == "none" else "{:.1%}"
                     title += f": {label} {form.format(one.score)}"
-                    if one.score is not None and not math.isfinite(one.score):
-                        self.unsound = self.unsound or one.file
                     about = {"index": one.index, "id": one.label.id, "label": label}
                     values["class"] = {**about, "score": one.score}
                 panel = attention_plots.Panel(title, one.image, one.array)

@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 from vitcli.cli import output
 from vitcli.errors import LeftError, VitError, VitWarning
 from vitcli.machine import rank
+from vitcli.words import either
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -135,7 +136,7 @@ def _refuse(error: Any, command: str) -> NoReturn:
     """Ends a wrong call of a command with a line and a hint, as any failure is reported."""
     what, _, hint = error.format_message().partition("\nhint: ")
     if meant := getattr(error, "possibilities", None):  # of a mistyped option
-        names = " or ".join(f"'{name}'" for name in meant)
+        names = either(f"'{name}'" for name in meant)
         what = f"no such option '{error.option_name}'. Did you mean {names}?"
     if what[1:2].islower():  # Typer's sentences, such as "Missing option '--data'."
         what = what[0].lower() + what[1:].removesuffix(".")

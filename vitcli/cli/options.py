@@ -16,6 +16,7 @@ from vitcli.cli.parameters import OTHERS
 from vitcli.config import CHANGE_PREPROCESS, PosembMethod, Preprocess, Size
 from vitcli.fields import key_value, option, parse_device, parse_size
 from vitcli.train_config import MACHINE
+from vitcli.words import either
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.read import Checkpoint
@@ -167,9 +168,7 @@ def ending(*suffixes: str) -> Callable[[str], str]:
 
     def parse(path: str) -> str:
         if not path.lower().endswith(suffixes):
-            *others, last = suffixes
-            kinds = f"{', '.join(others)} or {last}" if others else last
-            raise ValueError(f"'{path}' does not end in {kinds}")
+            raise ValueError(f"'{path}' does not end in {either(suffixes)}")
         return path
 
     return parse

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,6 @@ from vitcli.cli.options import (
 from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, OUTPUT, Csv, Json, RowWriter, open_rows
 from vitcli.config import Score, Size
-from vitcli.errors import NOT_FINITE
 from vitcli.fields import option, parse_size
 from vitcli.prediction import TOP_K, Predictor, Result
 
@@ -143,16 +141,13 @@ def _write(
 ) -> int:
     """Writes answers as they come; the number of images that could not be read."""
     threading.Thread(target=_count, args=(meter, counted), daemon=True).start()
-    failed, unsound = 0, ""
+    failed = 0
     for answer in answers:
-        unsound = unsound or ("" if answer.is_finite() else answer.result.file)
         if error := answer.result.error:
             failed += 1
             output.error(f"{output.printable(answer.result.file)}: {error.what}", error.hint)
         rows.write(answer)
         meter.advance()
-    if unsound:
-        output.warning(f"{unsound}: the outputs are not all finite numbers; {NOT_FINITE}")
     return failed
 
 
@@ -173,12 +168,6 @@ class ImageRow:
     score: Score
     number: int | None = None
     """Of its row in the file of features."""
-
-    def is_finite(self) -> bool:
-        """Whether no score or feature is NaN or infinite."""
-        scores = [p.score for p in self.result.predictions]
-        scores += [] if self.result.features is None else [float(self.result.features.sum())]
-        return self.result.error is not None or all(map(math.isfinite, scores))
 
     def to_json(self) -> dict[str, Any]:
         result = self.result

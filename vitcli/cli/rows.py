@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Protocol
 import typer
 
 from vitcli.cli import output
+from vitcli.words import either
 
 
 class Row(Protocol):
@@ -75,7 +76,6 @@ class Csv(RowWriter):
 
 FORMATS: dict[str, type[RowWriter]] = {".csv": Csv, ".json": Json, ".jsonl": Json}
 """By the suffix of a file."""
-LISTED = f"{', '.join([*FORMATS][:-1])} or {[*FORMATS][-1]}"
 OUTPUT = "'--output' / '-o'"
 """How an error names the option."""
 
@@ -106,8 +106,7 @@ def open_rows(
     formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
     suffix = Path(path).suffix.lower()
     if format is None and suffix not in formats:
-        *others, last = [name for name in formats if name]
-        kinds = f"{', '.join(others)} or {last}"
+        kinds = either(filter(None, formats))
         raise typer.BadParameter(f"'{path}' does not end in {kinds}", param_hint=option)
     with whole_file(path) as file:
         writer = (format or formats[suffix])(file)

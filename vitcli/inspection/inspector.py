@@ -107,6 +107,7 @@ class Inspector:
             raise ConfigError(
                 "a BiT ResNet has no attention to inspect", hint="choose a ViT or a hybrid"
             )
+        self.check_finite = predictor.check_finite
         self.model: ViT = predictor.model
         self.device, self.offline = predictor.load().device, predictor.offline
         self.transform = EvalTransform(self.info.preprocess)
@@ -144,6 +145,7 @@ class Inspector:
                     scores = to_scores(self.model(pixels)[0], self.info.score)
                 best = int(scores.argmax()) if index is None else index
                 label, score = self.classes[best], float(scores[best])
+                self.check_finite(score)
                 found = replace(found, index=best, label=label, score=score)
             yield found
 
