@@ -1,13 +1,18 @@
-"""The retry policy of all requests over the network: how long and how often to retry."""
+"""The retry policy of all requests over the network: how long and how often to retry, and after
+which answers."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from vitcli.errors import VitError
+
+if TYPE_CHECKING:
+    from email.message import Message
 
 T = TypeVar("T")
 
@@ -16,6 +21,19 @@ TIMEOUT = 60.0
 may ask for (Retry-After)."""
 PAUSE = 1.0
 """Seconds before the first retry; each further pause is twice as long, up to 16 times this."""
+
+
+def is_temporary(status: int) -> bool:
+    """Whether a request that was answered with this status may succeed if it is made again."""
+    return status in (408, 429) or status >= 500
+
+
+def retry_after(headers: Mapping[str, str] | Message) -> float:
+    """Seconds that a server asks to wait: its Retry-After, or the time until its RateLimit, as the
+    Hub has it, allows another request; 0: it does not ask."""
+    said = re.fullmatch(r"\s*(\d{1,9})\s*", headers.get("Retry-After", ""))
+    said = said or re.search(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})", headers.get("RateLimit", ""))
+    return float(said[1]) if said else 0.0
 
 
 class Failure(NamedTuple):

@@ -9,6 +9,7 @@ from huggingface_hub import HfFileSystem
 from data.conftest import jpeg
 from data.test_parquet import parquet_of
 from data.test_stream import batches, names, same
+from loopback import Fault
 from vitcli.config import DataConfig, _data_path
 from vitcli.data.dataset import open_data, open_dataset
 from vitcli.errors import DataError
@@ -112,6 +113,12 @@ def test_a_hub_that_cannot_be_reached_is_not_waited_for(endpoint, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset_builder", None)  # it would try for a minute
     with pytest.raises(DataError, match="the Hub cannot be reached"):
         open_dataset(DataConfig("hf://datasets/org/pets"))
+
+
+def test_the_hub_says_how_long_to_wait(pets, hub, pauses):
+    hub.faults.append(Fault("status", status=429, headers={"Retry-After": "3"}))
+    assert len(open_data(DataConfig(HUB)).classes) == 3
+    assert pauses == [3]
 
 
 def test_a_local_path_wins(tmp_path, monkeypatch):

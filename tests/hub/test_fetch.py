@@ -335,6 +335,16 @@ def test_the_hub_says_how_long_to_wait(hub, commit, pauses):
     assert pauses == [70]
 
 
+@pytest.mark.parametrize(
+    ("status", "limit", "pause"),
+    [(503, '"resolvers";r=480;t=250', 1.0), (429, '"resolvers";r=0;t=20', 20.0)],
+)
+def test_only_a_rate_limit_that_is_used_up_delays(hub, commit, pauses, status, limit, pause):
+    hub.faults.append(Fault("status", status=status, headers={"RateLimit": limit}))
+    fetch("me/model")
+    assert pauses == [pause]
+
+
 def test_a_killed_download_is_resumed(hub, commit):
     hub.faults.append(stall := Fault("stall", "GET /lfs/", at=100_000))
     with VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600") as process:

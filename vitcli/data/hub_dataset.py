@@ -21,7 +21,7 @@ from vitcli.data.remote import AT_OPENING
 from vitcli.data.source import Dataset, Names, split_of
 from vitcli.data.stream import Sample, Stream, Streaming
 from vitcli.errors import DataError
-from vitcli.retry import Failure, persist
+from vitcli.retry import Failure, is_temporary, persist, retry_after
 
 _AT_ONCE = 16
 """Footers that are requested at the same time."""
@@ -100,16 +100,18 @@ def explain(error: Exception, where: str) -> Failure:
         what = f"the dataset has several configurations: {listed(names, 20)}"
         hint = f"add one of them to the path, for instance {where}/{names[0]}"
         return Failure(DataError(what, where=where, hint=hint), False)
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    lost = kinds & {"ConnectionError", "TransportError", "TimeoutError"}
-    passes = status in (408, 429) or status >= 500 or (not status and bool(lost))
+    response = getattr(error, "response", None)
+    if response is not None:
+        passes, wait = is_temporary(response.status_code), retry_after(response.headers)
+    else:
+        passes, wait = bool(kinds & {"ConnectionError", "TransportError", "TimeoutError"}), 0.0
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     meaning = DataError(f"cannot be read: {reason}", where=where)
     if kinds & {"ConnectionError", "ConnectError"}:  # the Hub is unreachable, or offline mode is on
         what = "no such file or directory here, and the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
         meaning = DataError(what, where=where, hint=hint)
-    return Failure(meaning, passes and "OfflineModeIsEnabled" not in kinds)
+    return Failure(meaning, passes and "OfflineModeIsEnabled" not in kinds, wait)
 
 
 def open_hub(

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from vitcli.atomic import whole_file
 from vitcli.data.cache import cache_directory
 from vitcli.errors import DataError
-from vitcli.retry import Failure, persist
+from vitcli.retry import Failure, is_temporary, persist, retry_after
 
 SILENCE = 20.0
 """Seconds that a server may be silent before the request is made again."""
@@ -146,10 +146,8 @@ class RemoteFile(io.RawIOBase):
             what = f"the server answered {error.code} ({reason})"
             if error.code in (403, 404, 410):
                 return Failure(Missing(what, where=where, hint="check the URL"), False)
-            said = (error.headers.get("Retry-After") or "").strip()
-            wait = float(said) if said.isdecimal() else 0.0
-            passes = error.code in (408, 429) or error.code >= 500
-            return Failure(DataError(what, where=where, hint=hint), passes, wait)
+            meaning = DataError(what, where=where, hint=hint)
+            return Failure(meaning, is_temporary(error.code), retry_after(error.headers))
         cause: Any = getattr(error, "reason", None) or error  # URLError wraps what happened
         if isinstance(cause, TimeoutError):
             what = f"the server did not respond for {self._allowed:.2g} seconds"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 from vitcli.config import did_you_mean
 from vitcli.errors import HubError
-from vitcli.retry import Failure, persist
+from vitcli.retry import Failure, is_temporary, persist, retry_after
 
 T = TypeVar("T")
 
@@ -126,8 +125,9 @@ def ask(
         root = _root(error)
         meaning = explain(root, repo, name, revision or "main")
         unreachable = isinstance(root, httpx.ConnectError) and not position()
-        silent = isinstance(root, httpx.TimeoutException)
-        return Failure(meaning, meaning.may_pass and not unreachable, _retry_after(root), silent)
+        silent, response = isinstance(root, httpx.TimeoutException), getattr(root, "response", None)
+        wait = retry_after(response.headers) if response is not None else 0.0
+        return Failure(meaning, meaning.may_pass and not unreachable, wait, silent)
 
     def tell(failure: Failure, wait: float) -> None:
         if on_progress is not None:
@@ -170,7 +170,7 @@ def _one_try() -> type[Any]:
         def send(self, *request: Any, **how: Any) -> Any:
             try:
                 answer = super().send(*request, **how)
-                if _in_trouble(answer.status_code):
+                if is_temporary(answer.status_code):
                     answer.read()
                     hf_raise_for_status(answer)
                 return answer
@@ -199,7 +199,9 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
     response = getattr(error, "response", None)
-    status = response.status_code if response is not None else 0
+    status, wait = 0, 0.0
+    if response is not None:
+        status, wait = response.status_code, retry_after(response.headers)
     facts = {
         "name": name,
         "revision": revision,
@@ -207,7 +209,7 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
         "error": getattr(error, "strerror", None) or error,
         "status": status,
         "said": getattr(error, "server_message", None) or "error 400",
-        "wait": f"{_retry_after(error):.0f} s" if _retry_after(error) else "a while",
+        "wait": f"{wait:.0f} s" if wait else "a while",
         "host": urlsplit(constants.ENDPOINT).hostname or "the Hub",
         "server": urlsplit(str(response.request.url)).hostname if response is not None else "",
     }
@@ -224,12 +226,8 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
     meaning.reason = reason
     wrong_call = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
     passing = isinstance(error, httpx.TransportError | TimeoutError) and not wrong_call
-    meaning.may_pass = passing or _in_trouble(status)
+    meaning.may_pass = passing or is_temporary(status)
     return meaning
-
-
-def _in_trouble(status: int) -> bool:
-    return status in (408, 429) or status >= 500
 
 
 def _root(error: BaseException) -> BaseException:
@@ -237,17 +235,3 @@ def _root(error: BaseException) -> BaseException:
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _retry_after(error: BaseException) -> float:
-    """Seconds that the Hub asks to wait; 0: it does not say."""
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        parse_ratelimit_headers,
-    )
-
-    response = getattr(error, "response", None)
-    if response is None:
-        return 0.0
-    said = re.fullmatch(r"\s*(\d{1,9})\s*", response.headers.get("Retry-After", ""))
-    limit = parse_ratelimit_headers(response.headers)
-    return float(said[1]) if said else float(limit.reset_in_seconds) if limit else 0.0
