@@ -188,13 +188,7 @@ class ModelConfig(Layered):
 
     def layers(self) -> Iterator[Layer]:
         """The table that describes the architecture; `models/vit.py` is tested against it."""
-        d, n = self.width, self.num_tokens
-        patches = self.grid[0] * self.grid[1]
-
-        def mlp(name: str, positions: int, swiglu: bool) -> Iterator[Layer]:
-            yield linear(f"{name}.fc1", d, self.mlp_dim, positions)
-            yield linear(f"{name}.fc2", self.mlp_dim // (2 if swiglu else 1), d, positions)
-
+        d, patches = self.width, self.grid[0] * self.grid[1]
         tokens = {"cls_token": int(self.class_token), "dist_token": int(self.distill_token)}
         for name, count in {**tokens, "reg_token": self.num_registers}.items():
             if count:
@@ -206,17 +200,7 @@ class ModelConfig(Layered):
         yield conv("patch_embed.proj", channels, d, kernel, patches, bias=self.patch_bias)
         if self.pre_norm:
             yield norm("norm_pre", d)
-        for i in range(self.depth):
-            block = f"blocks.{i}"
-            yield norm(f"{block}.norm1", d)
-            yield linear(f"{block}.attn.qkv", d, 3 * d, n, self.qkv_bias)
-            yield Layer(f"{block}.attn", {}, 2 * n * n * d)
-            yield linear(f"{block}.attn.proj", d, d, n)
-            yield norm(f"{block}.norm2", d)
-            yield from mlp(f"{block}.mlp", n, self.swiglu)
-            if self.layer_scale:
-                yield Layer(f"{block}.ls1", {f"{block}.ls1.gamma": (d,)})
-                yield Layer(f"{block}.ls2", {f"{block}.ls2.gamma": (d,)})
+        yield from self.blocks(self.num_tokens)
         if self.final_norm:
             yield norm("norm", d)
         if self.pool == "map":
@@ -225,7 +209,7 @@ class ModelConfig(Layered):
             yield linear("attn_pool.kv", d, 2 * d, patches)
             yield linear("attn_pool.proj", d, d, 1)
             yield norm("attn_pool.norm", d)
-            yield from mlp("attn_pool.mlp", 1, swiglu=False)
+            yield from self._mlp("attn_pool.mlp", 1, swiglu=False)
         if self.fc_norm:
             yield norm("fc_norm", d)
         if self.pre_logits:
@@ -233,6 +217,25 @@ class ModelConfig(Layered):
         if self.num_classes:
             for name in ("head", "head_dist") if self.distill_token else ("head",):
                 yield linear(name, self.feature_dim, self.num_classes, 0)
+
+    def blocks(self, tokens: int) -> Iterator[Layer]:
+        """The layers of all blocks, on a sequence of so many tokens."""
+        d = self.width
+        for i in range(self.depth):
+            block = f"blocks.{i}"
+            yield norm(f"{block}.norm1", d)
+            yield linear(f"{block}.attn.qkv", d, 3 * d, tokens, self.qkv_bias)
+            yield Layer(f"{block}.attn", {}, 2 * tokens**2 * d)
+            yield linear(f"{block}.attn.proj", d, d, tokens)
+            yield norm(f"{block}.norm2", d)
+            yield from self._mlp(f"{block}.mlp", tokens, self.swiglu)
+            if self.layer_scale:
+                yield Layer(f"{block}.ls1", {f"{block}.ls1.gamma": (d,)})
+                yield Layer(f"{block}.ls2", {f"{block}.ls2.gamma": (d,)})
+
+    def _mlp(self, name: str, tokens: int, swiglu: bool) -> Iterator[Layer]:
+        yield linear(f"{name}.fc1", self.width, self.mlp_dim, tokens)
+        yield linear(f"{name}.fc2", self.mlp_dim // (2 if swiglu else 1), self.width, tokens)
 
     def _posemb_layers(self) -> Iterator[Layer]:
         rows, columns = self.grid

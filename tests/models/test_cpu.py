@@ -3,13 +3,14 @@
 import copy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
 from vitcli.checkpoints.load import load
-from vitcli.config import model_config
+from vitcli.config import ModelConfig, model_config
 from vitcli.models import cpu
 from vitcli.models.vit import ViT
 
@@ -28,8 +29,8 @@ def make(**fields) -> ViT:
     sizes = {"width": 64, "depth": 2, "num_heads": 4, "mlp_dim": 96, "image_size": (32, 32)}
     model = ViT(model_config("Ti/8", num_classes=5, **{**sizes, **fields})).eval()
     generator = torch.Generator().manual_seed(0)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.2, generator=generator)
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.nn.init.normal_(tensor, std=0.2, generator=generator)
     return model
 
 
@@ -57,6 +58,23 @@ def test_every_choice_of_a_block(fields, amx, monkeypatch):
     assert cpu.accelerate(model, batch_size=8)
     torch.testing.assert_close(run(model, IMAGES), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(run(model, IMAGES[:1]), expected[:1], atol=1e-4, rtol=1e-4)
+
+
+def single_choices() -> list[dict[str, Any]]:
+    """Each value of each field of a model that has only a few: new fields are tested, too."""
+    found = []
+    for name, kind in get_type_hints(ModelConfig).items():
+        values = (True, False) if kind is bool else get_args(kind)
+        found += [{name: value} for value in values if isinstance(value, bool | str)]
+    return found
+
+
+@pytest.mark.parametrize("fields", single_choices(), ids=str)
+def test_a_choice_is_computed_or_left_to_the_plain_model(fields):
+    model = make(**{"pool": "gap", "posemb_tokens": "patches", **fields})
+    expected = run(model, IMAGES)
+    cpu.accelerate(model, batch_size=3)
+    torch.testing.assert_close(run(model, IMAGES), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.skipif(not cpu.multiplies_bf16(), reason="this CPU multiplies no bf16")

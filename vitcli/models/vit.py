@@ -26,9 +26,13 @@ from vitcli.models.resnet import DropPath, build_stem, init_layer
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    if activation == "quick_gelu":
-        return x * torch.sigmoid(1.702 * x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    match activation:
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case "quick_gelu":
+            return x * torch.sigmoid(1.702 * x)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

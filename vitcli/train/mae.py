@@ -54,10 +54,11 @@ class MaskedAutoencoder(Masking):
         encoder, decoder = self.architecture, self.decoder
         prefix, weights = encoder.num_prefix_tokens, self.model.patch_embed.proj.weight.numel()
         tokens, hidden = prefix + self.visible, self.patches - self.visible
-        inside = self.patches * weights + tokens * decoder.embed.weight.numel()
-        inside += hidden * decoder.predict.weight.numel()
-        blocks = _block_macs(encoder, tokens) + _block_macs(decoder.config, encoder.num_tokens)
-        return int(inside + blocks)
+        macs = self.patches * weights + tokens * decoder.embed.weight.numel()
+        macs += hidden * decoder.predict.weight.numel()
+        for layer in (*encoder.blocks(tokens), *decoder.config.blocks(encoder.num_tokens)):
+            macs += layer.macs
+        return int(macs)
 
     @property
     def note(self) -> str:
@@ -152,13 +153,6 @@ class Decoder(nn.Module):
                 p.zero_()
             else:
                 nn.init.xavier_uniform_(p, generator=generator)
-
-
-def _block_macs(config: ModelConfig, tokens: int) -> int:
-    """Multiply-accumulates of all blocks on so many tokens."""
-    mlp = config.mlp_dim * config.width
-    dense = 4 * config.width**2 + mlp + (mlp // 2 if config.swiglu else mlp)
-    return config.depth * (tokens * dense + 2 * tokens**2 * config.width)
 
 
 def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:
