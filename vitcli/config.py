@@ -23,6 +23,7 @@ from vitcli.architectures import model_config as model_config
 from vitcli.architectures import variant_name as variant_name
 from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, from_text, limited, option
+from vitcli.objective_config import CLASSIFY
 from vitcli.resnets import BiTConfig as BiTConfig
 from vitcli.resnets import ResNetConfig as ResNetConfig
 from vitcli.resnets import Size as Size
@@ -214,11 +215,14 @@ class AugmentConfig:
     erasing: float = option(
         0.0, "--reprob --erasing X", "Probability of random erasing.", min=0, max=1
     )
-    mixup: float = option(0.0, "--mixup X", "Mixup alpha; 0 turns it off.", min=0)
+    mixup: float = option(
+        0.0, "--mixup X", "Mixup alpha; 0 turns it off.", requires=CLASSIFY, min=0
+    )
     cutmix: float = option(
         0.0,
         "--cutmix X",
         "CutMix alpha; 0 turns it off. With mixup, each batch uses one of the two.",
+        requires=CLASSIFY,
         min=0,
     )
 

@@ -20,7 +20,7 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from vitcli.errors import ConfigError
 from vitcli.typed_json import from_json
@@ -39,6 +39,15 @@ LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 """Limits of a number: their words, and the comparison that must hold."""
 
 
+class Requirement(NamedTuple):
+    """What an option needs of the others to have an effect."""
+
+    words: str
+    """What an error says of the option without it: "requires --optimizer sgd"."""
+    holds: Callable[[Any], bool]
+    """Whether the options of a command, as attributes, satisfy it."""
+
+
 @dataclass(frozen=True)
 class Option:
     """What the metadata of a field holds as "option"; `option` describes it."""
@@ -50,6 +59,7 @@ class Option:
     parse: Callable[[str], Any] | None = None
     task: str | None = None
     on_resume: bool = False
+    requires: Requirement | None = None
 
     def help_of(self, task: str) -> str:
         """The help of a command."""
@@ -65,6 +75,7 @@ def option(
     parse: Callable[[str], Any] | None = None,
     task: str | None = None,
     on_resume: bool = False,
+    requires: Requirement | None = None,
     **limits: float,
 ) -> Any:
     """A dataclass field that is a command-line option.
@@ -80,13 +91,14 @@ def option(
         parse: makes a value of a word; None: by the field's type (`from_text`).
         task: the only command that has the option; None: all that use the dataclass.
         on_resume: whether a resumed run may be given another value.
+        requires: without it the option has no effect, and is refused where it is given.
         limits: any of min and max (included), above and below (excluded), for a number and for
             each number of a tuple.
     """
     words = usage.split(" ")
     names = tuple(word for word in words if word.startswith("-"))
     metavar = " ".join(words[len(names) :]) or None
-    declared = Option(names, metavar, help, group, parse, task, on_resume)
+    declared = Option(names, metavar, help, group, parse, task, on_resume, requires)
     start: dict[str, Any] = {"default": default}
     if default is ...:
         start = {}

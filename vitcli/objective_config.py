@@ -5,20 +5,24 @@ Standard library only.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from vitcli.errors import ConfigError
-from vitcli.fields import check_fields, option
-
-if TYPE_CHECKING:
-    from vitcli.train_config import TrainConfig
+from vitcli.fields import Requirement, check_fields, option
 
 Objective = Literal["classify", "masked-patch", "mae"]
 
 OBJECTIVE = "Objective"
 """A heading of `--help`."""
+
+CLASSIFY = Requirement("requires --objective classify", lambda run: run.objective == "classify")
+MASKING = Requirement(
+    "requires --objective masked-patch or mae", lambda run: run.objective != "classify"
+)
+MASKED_PATCH = Requirement(
+    "requires --objective masked-patch", lambda run: run.objective == "masked-patch"
+)
+MAE = Requirement("requires --objective mae", lambda run: run.objective == "mae")
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class MaskingConfig:
         "masked-patch, 0.75 for mae]",
         OBJECTIVE,
         task="pretrain",
+        requires=MASKING,
         above=0,
         below=1,
     )
@@ -41,12 +46,14 @@ class MaskingConfig:
         "What masked-patch predicts: the mean colour of a patch (512 classes), 4 x 4 such colours, "
         "or all pixels.",
         task="pretrain",
+        requires=MASKED_PATCH,
     )
     decoder_width: int | None = option(
         None,
         "--decoder-width N",
         "Width of the mae decoder, a multiple of 32.  [default: 2/3 of the model's, at most 512]",
         task="pretrain",
+        requires=MAE,
         min=32,
     )
     decoder_depth: int | None = option(
@@ -54,6 +61,7 @@ class MaskingConfig:
         "--decoder-depth N",
         "Number of blocks of the mae decoder.  [default: 2/3 of the model's, at most 8]",
         task="pretrain",
+        requires=MAE,
         min=1,
     )
 
@@ -74,32 +82,3 @@ OBJECTIVE_DEFAULTS: dict[Objective, dict[str, Any]] = {
     },
 }
 """Defaults of `vit pretrain` that an objective changes."""
-
-CLASSIFY_ONLY = (
-    *("loss", "class_weights", "balanced_sampling", "label_smoothing", "head_bias", "sweep"),
-    *("keep_head", "freeze", "layer_decay"),
-)
-"""Fields that require classes."""
-
-
-def check_objective(run: TrainConfig) -> None:
-    """Raises ConfigError for options of a run that do not go with its objective."""
-    if run.objective == "classify":
-        if run.masking != MaskingConfig():
-            raise ConfigError(
-                "--mask-ratio, --target and --decoder-* require --objective masked-patch or mae"
-            )
-        return
-    defaults = {field.name: field.default for field in dataclasses.fields(run)}
-    wrong = [name for name in CLASSIFY_ONLY if getattr(run, name) != defaults[name]]
-    wrong += [name for name in ("mixup", "cutmix") if getattr(run.augment, name)]
-    if wrong:
-        name = "lr with several values" if wrong[0] == "sweep" else wrong[0].replace("_", "-")
-        raise ConfigError(
-            f"--{name} cannot be used with --objective {run.objective}",
-            hint=f"leave out --{name.split()[0]}, or use --objective classify",
-        )
-    if run.objective == "mae" and run.masking.target != "mean-3bit":
-        raise ConfigError(f"--target {run.masking.target} requires --objective masked-patch")
-    if run.objective != "mae" and (run.masking.decoder_width or run.masking.decoder_depth):
-        raise ConfigError("--decoder-width and --decoder-depth require --objective mae")

@@ -15,6 +15,7 @@ from vitcli.config import (
     AUGMENTATION,
     CHANGE_PREPROCESS,
     DATA,
+    HUB,
     Architecture,
     AugmentConfig,
     DataConfig,
@@ -25,6 +26,7 @@ from vitcli.config import (
 )
 from vitcli.errors import ConfigError
 from vitcli.fields import (
+    Requirement,
     check_fields,
     from_text,
     key_value,
@@ -34,7 +36,8 @@ from vitcli.fields import (
     parse_directory,
     parse_size,
 )
-from vitcli.objective_config import OBJECTIVE, MaskingConfig, Objective, check_objective
+from vitcli.machine import is_launched
+from vitcli.objective_config import CLASSIFY, OBJECTIVE, MaskingConfig, Objective
 
 # Headings of `--help`.
 RECIPE = "Recipe"
@@ -42,6 +45,15 @@ LOSS = "Loss"
 PATCHES = "Patches and pixels"
 RUN = "Run"
 MACHINE = "Machine"
+
+NEW_MODEL = Requirement(
+    "cannot be combined with --model: the checkpoint determines the architecture",
+    lambda run: run.model is None,
+)
+TRAINED_BLOCKS = Requirement(
+    "has no effect with --freeze backbone", lambda run: run.freeze != "backbone"
+)
+DEVICES = Requirement("requires --devices", lambda run: bool(run.devices) or is_launched())
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,10 @@ class TrainConfig:
         None,
         "--train-images N",
         "Number of training images, if shards at URLs have no sizes.json next to them.",
+        requires=Requirement(
+            "requires --data with URLs of shards",
+            lambda run: run.data.is_remote and not run.data.path.startswith(HUB),
+        ),
         min=1,
     )
     streams: int | None = option(
@@ -67,6 +83,9 @@ class TrainConfig:
         "--streams N",
         "Number of parallel streams that shards at URLs are read in, over all workers; the order "
         "of the images depends on it.  [default: the number of shards, at most 64]",
+        requires=Requirement(
+            "requires --data with URLs or a dataset on the Hub", lambda run: run.data.is_remote
+        ),
         min=1,
     )
     task: Literal["pretrain", "finetune"] = "finetune"
@@ -98,6 +117,7 @@ class TrainConfig:
         "R50+B/16; or a BiT ResNet, such as R50x1. With --preset, the default is B/16 (S/16 for "
         "s16-i1k).",
         task="pretrain",
+        requires=NEW_MODEL,
     )
     overrides: dict[str, Any] = option(
         {},
@@ -106,6 +126,7 @@ class TrainConfig:
         "repeatable.",
         parse=key_value(ModelConfig, "stem"),
         task="pretrain",
+        requires=NEW_MODEL,
     )
     resolution: Size | None = option(
         None,
@@ -158,6 +179,7 @@ class TrainConfig:
         True,
         "--retrain/--no-retrain",
         "With several learning rates: train the final run, or keep the best run of the sweep.",
+        requires=Requirement("requires several values of --lr", lambda run: bool(run.sweep)),
     )
     warmup: int | None = option(
         None, "--warmup N", "Number of linear warm-up steps.  [default: auto]", min=0
@@ -171,11 +193,21 @@ class TrainConfig:
         "Optimizer: SGD with momentum, Adam, AdamW, or Muon for the weight matrices of the blocks "
         "and AdamW for everything else.",
     )
-    momentum: float = option(0.9, "--momentum X", "Momentum of SGD.", min=0, below=1)
+    momentum: float = option(
+        0.9,
+        "--momentum X",
+        "Momentum of SGD.",
+        requires=Requirement("requires --optimizer sgd", lambda run: run.optimizer == "sgd"),
+        min=0,
+        below=1,
+    )
     betas: tuple[float, float] = option(
         (0.9, 0.999),
         "--betas X,X",
         "Betas of Adam and AdamW, including the AdamW used with Muon.",
+        requires=Requirement(
+            "requires --optimizer adam, adamw or muon", lambda run: run.optimizer != "sgd"
+        ),
         min=0,
         below=1,
     )
@@ -190,6 +222,7 @@ class TrainConfig:
         "--decay-by",
         "What decoupled weight decay is multiplied by at each step: lr, the learning rate "
         "(PyTorch, the paper); or schedule, the learning rate divided by its peak (big_vision).",
+        requires=Requirement("requires --weight-decay above 0", lambda run: run.weight_decay > 0),
     )
     clip_norm: float | None = option(
         1.0, "--clip-norm X", "Clip the global norm of the gradients to X; 0 turns it off.", min=0
@@ -200,6 +233,7 @@ class TrainConfig:
         "Multiply the learning rate by X for each layer below the head, for example 0.75.  "
         "[default: off]",
         task="finetune",
+        requires=TRAINED_BLOCKS,
         above=0,
         max=1,
     )
@@ -233,7 +267,11 @@ class TrainConfig:
     )
 
     loss: Literal["softmax", "sigmoid"] = option(
-        "softmax", "--loss", "Softmax cross-entropy, or sigmoid cross-entropy per class.", LOSS
+        "softmax",
+        "--loss",
+        "Softmax cross-entropy, or sigmoid cross-entropy per class.",
+        LOSS,
+        requires=CLASSIFY,
     )
     class_weights: Literal["balanced"] | dict[str, float] | None = option(
         None,
@@ -241,21 +279,27 @@ class TrainConfig:
         "Weight of each class in the loss: balanced (inversely proportional to its number of "
         "images), or a file with one CLASS,WEIGHT line per class.  [default: all 1]",
         parse=str,
+        requires=CLASSIFY,
     )
     balanced_sampling: bool = option(
         False,
         "--balanced-sampling",
         "Sample all classes equally often, repeating images of small classes.",
+        requires=CLASSIFY,
     )
     label_smoothing: float = option(
         0.0,
         "--label-smoothing X",
         "Label smoothing: probability to spread evenly over all classes.",
+        requires=CLASSIFY,
         min=0,
         below=1,
     )
     head_bias: float = option(
-        0.0, "--head-bias X", "Initial bias of the head, for example -10 with --loss sigmoid."
+        0.0,
+        "--head-bias X",
+        "Initial bias of the head, for example -10 with --loss sigmoid.",
+        requires=CLASSIFY,
     )
 
     augment: AugmentConfig = AugmentConfig()
@@ -273,6 +317,7 @@ class TrainConfig:
         "--drop-path X",
         "Stochastic depth: drop probability of the last block, rising linearly from 0 at the "
         "first.",
+        requires=TRAINED_BLOCKS,
         min=0,
         below=1,
     )
@@ -292,7 +337,13 @@ class TrainConfig:
         min=1,
     )
     posemb_method: PosembMethod = option(
-        "bilinear", "--posemb-method", "Interpolation method for position embeddings."
+        "bilinear",
+        "--posemb-method",
+        "Interpolation method for position embeddings.",
+        requires=Requirement(
+            "has no effect unless a pre-trained model is resized with --resolution",
+            lambda run: bool(run.resolution) and (run.task == "finetune" or bool(run.model)),
+        ),
     )
     preprocess: dict[str, Any] = option(
         {},
@@ -384,6 +435,7 @@ class TrainConfig:
         "Shard weights, gradients and optimizer state over the devices (FSDP2), for models that "
         "do not fit on one.",
         on_resume=True,
+        requires=DEVICES,
     )
     compile: bool = option(
         False, "--compile", "Compile the blocks of the model with torch.compile.", on_resume=True
@@ -400,6 +452,7 @@ class TrainConfig:
         "--rank-timeout SECONDS",
         "With several devices: stop the run if one of them does not respond for this long.",
         on_resume=True,
+        requires=DEVICES,
         above=0,
     )
 
@@ -424,7 +477,8 @@ class TrainConfig:
                 "balanced class weights and balanced sampling cannot be combined",
                 hint="leave out --class-weights or --balanced-sampling",
             )
-        check_objective(self)
+        if self.sweep and self.objective != "classify":
+            raise ConfigError("several values of --lr require --objective classify")
         if self.batch_size and self.batch_size < (self.accumulate or 1):
             raise ConfigError(
                 f"--grad-accum {self.accumulate} exceeds batch size {self.batch_size}"

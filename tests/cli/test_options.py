@@ -49,6 +49,62 @@ def test_fields_of_the_architecture_are_added_to_those_of_a_configuration(tmp_pa
     assert again.overrides == {"pool": "gap", "depth": 6}
 
 
+NO_EFFECT = [
+    ("pretrain --momentum 0.5", "", "--optimizer sgd"),
+    ("finetune --betas 0.8,0.9", "", "--optimizer muon"),
+    ("finetune --decay-by schedule --optimizer adamw", "", "--weight-decay 0.1"),
+    ("finetune --layer-decay 0.75", "--freeze backbone", "--freeze 1"),
+    ("finetune --drop-path 0.1", "--freeze backbone", "--freeze 1"),
+    ("finetune --no-retrain", "--lr 0.1", "--lr 0.1,0.2"),
+    ("finetune --posemb-method bicubic", "", "--resolution 64"),
+    ("pretrain --posemb-method bicubic --resolution 64", "", "--model default"),
+    ("pretrain --variant B/16", "--model default", ""),
+    ("pretrain --set depth=1", "--model default", ""),
+    ("pretrain --mask-ratio 0.5", "", "--objective mae"),
+    ("pretrain --target pixels", "--objective mae", "--objective masked-patch"),
+    ("pretrain --decoder-width 64", "--objective masked-patch", "--objective mae"),
+    ("pretrain --decoder-depth 1", "", "--objective mae"),
+    *(
+        (f"pretrain {words}", "--objective mae", "")
+        for words in (
+            *("--loss sigmoid", "--class-weights balanced", "--label-smoothing 0.1"),
+            *("--balanced-sampling", "--head-bias 1", "--mixup 0.2", "--cutmix 1", "--lr 1,2"),
+        )
+    ),
+    ("pretrain --mixup 1", "--objective mae", "--objective mae --mixup 0"),
+    ("pretrain --streams 4", "", "--data hf://datasets/a/b --offline"),
+    ("pretrain --train-images 9", "--data hf://datasets/a/b", "--data s3://a/b.tar --offline"),
+    ("pretrain --shard", "", "--devices 999 --device cuda"),
+    ("pretrain --rank-timeout 9", "", "--devices 999 --device cuda"),
+    ("pretrain --max-restarts 1", "", "--devices 999 --device cuda"),
+]
+"""A call, what makes an option of it useless, and what gives it an effect."""
+
+
+@pytest.mark.parametrize(("call", "without", "beside"), NO_EFFECT, ids=[c for c, *_ in NO_EFFECT])
+def test_an_option_without_effect_is_refused(call, without, beside):
+    task, option, *values = call.split()
+    start = ("--data", "missing", *(("--model", "default") if task == "finetune" else ()))
+    refused, taken = (
+        vit(task, *start, option, *values, *words.split()) for words in (without, beside)
+    )
+    assert refused.exit_code == 2 and option.replace("no-", "") in refused.stderr
+    assert taken.exit_code == 1, taken.stderr
+
+
+def test_what_a_configuration_or_preset_holds_needs_no_effect(tmp_path):
+    fields = {"momentum": 0.5, "augment": {"mixup": 0.2}, "label_smoothing": 0.1, "shard": True}
+    given = {"data": {"path": str(tmp_path / "missing")}, "output": str(tmp_path), **fields}
+    run = build_config("pretrain", {**given, "optimizer": "sgd"})
+    record = {"vit": {"train": dataclasses.asdict(run)}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    for words in (("--optimizer", "adamw", "--objective", "mae"), ("--model", "default")):
+        done = vit("pretrain", "--config", tmp_path, "-o", tmp_path / "new", *words)
+        assert done.exit_code == 1 and "no such file or directory" in done.stderr
+    words = ("--preset", "s16-i1k", "--objective", "mae", "--data", tmp_path / "missing")
+    assert vit("pretrain", *words).exit_code == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [

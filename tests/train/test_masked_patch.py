@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from vitcli.architectures import bit_config, model_config
-from vitcli.config import AugmentConfig, DataConfig, Preprocess
+from vitcli.config import DataConfig, Preprocess
 from vitcli.data.transforms import to_float
 from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
@@ -156,22 +156,3 @@ def test_models_without_patches_to_hide_are_refused():
         MaskedPatches(BiT(bit_config("R50x1")), config, PREPROCESS)
     with pytest.raises(ConfigError, match="at least two"):
         objective("Ti/32", (32, 32))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"loss": "sigmoid"},
-        {"class_weights": "balanced"},
-        {"sweep": (0.1, 0.2)},
-        {"augment": AugmentConfig(mixup=0.2)},
-        {"masking": MaskingConfig(decoder_width=64)},
-        {"objective": "mae", "masking": MaskingConfig(target="pixels")},
-        {"objective": "classify", "masking": MaskingConfig(ratio=0.5)},
-    ],
-)
-def test_options_of_other_objectives_are_refused(fields):
-    with pytest.raises(ConfigError):
-        TrainConfig(
-            DataConfig("x"), "y", task="pretrain", **({"objective": "masked-patch"} | fields)
-        )

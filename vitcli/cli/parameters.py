@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import typer
@@ -207,13 +208,29 @@ def _shown_default(place: _Place) -> str:
     return f"  [default: {text}]"
 
 
-def given_options(config: Any, task: str, given: Mapping[str, Any]) -> list[Option]:
-    """The options that were given, by their declarations."""
+def given_options(config: Any, task: str, given: Mapping[str, Any]) -> Iterator[tuple[Option, Any]]:
+    """The options that were given, by their declarations, with their values."""
+    for place in _places(config, task, {}):
+        value: Any = given
+        for step in place.path:
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            yield place.option, value
 
-    def holds(values: Any, path: tuple[str, ...]) -> bool:
-        return not path or (path[0] in values and holds(values[path[0]], path[1:]))
 
-    return [place.option for place in _places(config, task, {}) if holds(given, place.path)]
+def check_effects(
+    config: Any, task: str, given: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    """Raises UsageError if an option was given that has no effect beside the others. The number 0
+    turns an option off, and needs no effect.
+
+    Args:
+        values: of all options, given or not.
+    """
+    for declared, value in given_options(config, task, given):
+        requirement, is_off = declared.requires, value == 0 and value is not False
+        if requirement and not is_off and not requirement.holds(SimpleNamespace(**values)):
+            raise UsageError(f"{declared.names[0]} {requirement.words}")
 
 
 def replaced(config: Any, changes: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ import typer
 from vitcli.cli import output
 from vitcli.cli.launch import spread
 from vitcli.cli.options import DEVICES, Fetching
-from vitcli.cli.parameters import UsageError, command, given_options, replaced
+from vitcli.cli.parameters import UsageError, check_effects, command, given_options, replaced
 from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
 from vitcli.config import TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
@@ -80,6 +80,9 @@ def training_command(task: Task, text: str) -> Any:
         else:
             built = build_config(task, given, preset, args.config)
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
+        check_effects(TrainConfig, task, given, {**vars(built), "devices": args.devices})
+        if args.max_restarts and args.devices is None:
+            raise UsageError("--max-restarts requires --devices")
         if built.batch_size and (args.devices or 1) > built.batch_size:
             raise UsageError(
                 f"a batch of {counted(built.batch_size, 'image')} cannot be split over "
@@ -108,11 +111,6 @@ def build_config(
 
     if "steps" in given and "epochs" in given:
         raise UsageError("--steps and --epochs cannot be combined")
-    if "model" in given and ("variant" in given or "overrides" in given):
-        raise UsageError(
-            "--model cannot be combined with --variant or --set: the checkpoint determines the "
-            "architecture"
-        )
     fields = dict(given)
     if "lr" in given:
         rates = given["lr"]
@@ -154,8 +152,6 @@ def build_config(
         }
         fields = {**defaults, **fields, **both}
     built: TrainConfig = replaced(start, fields)
-    if "retrain" in given and not built.sweep:
-        raise UsageError("--retrain and --no-retrain require several values of --lr")
     return built
 
 
@@ -180,7 +176,7 @@ def _resumed(resume: str, given: Mapping[str, Any], others: list[str]) -> TrainC
 
     written = read_train_config(resume)
     options_given = given_options(TrainConfig, written.task, given)
-    fixed = [option.names[0] for option in options_given if not option.on_resume]
+    fixed = [option.names[0] for option, _ in options_given if not option.on_resume]
     if fixed or others:
         names = ", ".join([*fixed, *others])
         raise UsageError(f"a run is resumed with its original options: leave out {names}")
