@@ -205,16 +205,18 @@ def parse_device(text: str) -> str:
     return text
 
 
-def key_value(kind: Any, *fixed: str) -> Callable[[str], tuple[str, Any]]:
+def key_value(kind: Any, **fixed: str) -> Callable[[str], tuple[str, Any]]:
     """A parser of "depth=6" as ("depth", 6), a field of a dataclass and its value.
 
     Args:
-        fixed: fields that cannot be given.
+        fixed: fields that cannot be given, each with what sets it.
     """
 
     def parse(text: str) -> tuple[str, Any]:
         hints = {k: hint for k, hint in field_types(kind).items() if k not in fixed}
         key, separator, value = text.partition("=")
+        if separator and key in fixed:
+            raise ValueError(f"{key} is set by {fixed[key]}")
         if not separator or key not in hints:
             wrong = f"unknown field '{key}'" if separator else f"'{text}' is not KEY=VALUE"
             raise ValueError(f"{wrong}; fields are {', '.join(hints)}")

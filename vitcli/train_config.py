@@ -124,7 +124,9 @@ class TrainConfig:
         "--set KEY=VALUE",
         "Change a field of the architecture (depth, width, pool, posemb, layer_scale, ...); "
         "repeatable.",
-        parse=key_value(ModelConfig, "stem"),
+        parse=key_value(
+            ModelConfig, stem="--variant", image_size="--resolution", num_classes="the dataset"
+        ),
         task="pretrain",
         requires=NEW_MODEL,
     )
@@ -349,7 +351,7 @@ class TrainConfig:
         {},
         "--preprocess KEY=VALUE",
         CHANGE_PREPROCESS,
-        parse=key_value(Preprocess, "size"),
+        parse=key_value(Preprocess, size="--resolution"),
     )
 
     seed: int = option(

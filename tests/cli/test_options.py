@@ -120,6 +120,21 @@ def test_a_directory_is_not_called_like_a_file(tmp_path, words):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(
+    ("words", "other"),
+    [
+        (("pretrain", "--data", "x", "--set", "image_size=64"), "--resolution"),
+        (("pretrain", "--data", "x", "--set", "num_classes=3"), "dataset"),
+        (("pretrain", "--data", "x", "--set", "stem=1"), "--variant"),
+        (("predict", "x.jpg", "--preprocess", "size=64"), "--resolution"),
+    ],
+    ids=lambda words: words[-1] if isinstance(words, tuple) else "",
+)
+def test_what_another_option_sets_names_it(words, other):
+    done = vit(*words)
+    assert done.exit_code == 2 and other in done.stderr.partition("\n")[0]
+
+
 def test_a_run_is_named_after_its_data_without_the_signature_of_a_url():
     path = "https://h/b/train-{000..099}.tar?Credential=A/aws4_request&Signature=beef"
     assert build_config("finetune", {"data": {"path": path}}).output == "runs/train"

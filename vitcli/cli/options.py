@@ -103,7 +103,7 @@ class Adapting(Running):
         {},
         "--preprocess KEY=VALUE",
         CHANGE_PREPROCESS,
-        parse=key_value(Preprocess, "size"),
+        parse=key_value(Preprocess, size="--resolution"),
     )
 
 
