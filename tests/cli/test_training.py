@@ -169,6 +169,7 @@ def test_a_run_is_resumed_as_it_was_started(parent, tmp_path):
     for words, named in (
         (("--device", "cpu", "--classes", "x", "--steps", "3"), "--classes, --steps"),
         (("--config", parent), "--config"),
+        (("--force",), "--force"),
     ):
         result = vit("pretrain", "--resume", parent, *words)
         assert result.exit_code == 2 and f"leave out {named}" in result.stderr

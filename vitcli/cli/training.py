@@ -75,7 +75,8 @@ def training_command(task: Task, text: str) -> Any:
     def run(args: Start, given: dict[str, Any]) -> None:
         preset = args.preset or args.pretraining
         if args.resume:
-            others = [k for k, v in (("--config", args.config), ("--preset", preset)) if v]
+            starts = {"--config": args.config, "--preset": preset, "--force": args.force}
+            others = [name for name, value in starts.items() if value]
             built = _resumed(args.resume, given, others)
         else:
             built = build_config(task, given, preset, args.config)
