@@ -151,6 +151,13 @@ def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:
     assert read.read_info(resize(path, grid=(4, 4), old_grid=(2, 7)))[0].model.grid == (4, 4)
 
 
+def test_a_grid_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:
+    path, (rows, columns) = written(tmp_path / "a.safetensors"), SMALL.grid
+    with pytest.raises(CheckpointError, match=f"{rows} x {columns}, not 1 x {rows * columns}"):
+        plan_resize(path, grid=(4, 4), old_grid=(1, rows * columns))
+    plan_resize(path, grid=(4, 4), old_grid=(rows, columns))
+
+
 def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
     source = written(tmp_path / "a.safetensors")
     none = dataclasses.replace(SMALL, posemb="none")

@@ -101,6 +101,13 @@ def open_file(
         found = read_layout(store, grid)
         info = _with_known_classes(found.info, entry)
         found = dataclasses.replace(found, info=info, entry=entry)
+    own = found.info.model.grid
+    if grid is not None and own != grid:
+        raise CheckpointError(
+            f"the model's grid is {own[0]} x {own[1]}, not {grid[0]} x {grid[1]}",
+            where=file,
+            hint="leave out --old-grid",
+        )
     check_types(found.tensors, file, FLOATS)
     if entry is not None and (stated or "assumed" not in found.info.provenance):
         _warn_of_departures(found.info, entry)
