@@ -191,8 +191,16 @@ def parse_size(text: str) -> Size:
     return int(parts[0]), int(parts[-1])
 
 
+def parse_output(text: str) -> str:
+    """The path of an output, unchanged."""
+    if text == "-":
+        raise ValueError("cannot write to stdout ('-')")
+    return text
+
+
 def parse_directory(text: str) -> str:
     """The path of an output directory, unchanged."""
+    parse_output(text)
     if text.lower().endswith(NOT_DIRECTORIES) and not os.path.isdir(text):
         raise ValueError(f"expected a directory, but '{text}' looks like a file")
     return text

@@ -135,6 +135,24 @@ def test_what_another_option_sets_names_it(words, other):
     assert done.exit_code == 2 and other in done.stderr.partition("\n")[0]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "x.jpg", "-o"),
+        ("finetune", "--data", "x", "-o"),
+        ("fewshot", "--data", "x", "--save"),
+        ("evaluate", "--data", "x", "--predictions"),
+        ("resize-posemb", "default", "--grid", "4", "-o"),
+        ("convert", "default"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_not_printed_cannot_go_to_stdout(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = vit(*words, "-")
+    assert done.exit_code == 2 and "stdout" in done.stderr and not [*tmp_path.iterdir()]
+
+
 def test_a_run_is_named_after_its_data_without_the_signature_of_a_url():
     path = "https://h/b/train-{000..099}.tar?Credential=A/aws4_request&Signature=beef"
     assert build_config("finetune", {"data": {"path": path}}).output == "runs/train"

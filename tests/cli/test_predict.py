@@ -144,11 +144,13 @@ def test_a_size_that_no_memory_holds_fails_at_once(predict, image_folder):
     assert result.exit_code == 1 and "GB of memory" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt"])
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt", "x"])
 def test_the_suffix_of_the_output_is_its_format(predict, image_folder, tmp_path, name):
-    option = {".csv": ["--csv"], ".txt": []}.get(Path(name).suffix, ["--json"])
+    option = {".csv": ["--csv"], ".txt": [], "": []}.get(Path(name).suffix, ["--json"])
     assert predict(image_folder, "-o", tmp_path / name).exit_code == 0
-    assert (tmp_path / name).read_text() == predict(image_folder, *option).stdout
+    printed = predict(image_folder, *option).stdout
+    assert (tmp_path / name).read_text() == printed
+    assert predict(image_folder, *option, "-o", "-").stdout == printed
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")

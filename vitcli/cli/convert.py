@@ -14,7 +14,7 @@ from vitcli.checkpoints.changes import Changes
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, Writing, fetching
 from vitcli.cli.parameters import command
-from vitcli.fields import option
+from vitcli.fields import option, parse_output
 from vitcli.layouts.catalogue import formats
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class Convert(Writing):
     """Options of `vit convert`."""
 
     source: str = option(..., "SRC", CHECKPOINT)
-    target: str = option(..., "DST", "Output: a .safetensors or .npz file, or a directory.")
+    target: str = option(
+        ..., "DST", "Output: a .safetensors or .npz file, or a directory.", parse=parse_output
+    )
     to: str | None = option(
         None,
         f"--to {'|'.join(formats())}",

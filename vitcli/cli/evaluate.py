@@ -29,7 +29,7 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
 from vitcli.config import CLASS_LIST, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
-from vitcli.fields import option, parse_size
+from vitcli.fields import option, parse_output, parse_size
 from vitcli.words import counted, either, size_text
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ class Evaluate(Adapting):
         None,
         "--predictions FILE",
         "Write the predictions for each image to FILE, in the format of its suffix: "
-        f"{either(FORMATS)}.",
+        f"{either(FORMATS)}; CSV without a suffix.",
+        parse=parse_output,
     )
     plot: str | None = option(
         None,

@@ -29,6 +29,7 @@ from vitcli.cli.rows import FORMATS, OUTPUT, Csv, Json, RowWriter, open_rows
 from vitcli.config import Score, Size
 from vitcli.fields import option, parse_size
 from vitcli.prediction import TOP_K, Predictor, Result
+from vitcli.words import either
 
 BAR = 20
 """Characters of a bar for a score of 1."""
@@ -59,8 +60,9 @@ class Predict(Adapting):
     output: str | None = option(
         None,
         "--output -o FILE",
-        "Write the results to FILE instead of stdout, in the format of its suffix: "
-        f"{', '.join(FORMATS)} or .txt.",
+        "Write the results to FILE instead of stdout (-), in the format of its suffix: "
+        f"{either(FORMATS)}; plain text with .txt or without a suffix.",
+        parse=lambda path: None if path == "-" else path,
     )
     resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
 

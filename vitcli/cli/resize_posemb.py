@@ -9,7 +9,7 @@ from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, Writing, fetching, parse_figure
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import PosembMethod, Size
-from vitcli.fields import option, parse_size
+from vitcli.fields import option, parse_output, parse_size
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.resize import Resize
@@ -42,6 +42,7 @@ class ResizePosemb(Writing):
         None,
         "--output -o OUT",
         "Output file or directory.  [default: next to the input, with the grid in its name]",
+        parse=parse_output,
     )
     in_place: bool = option(False, "--in-place", "Replace the input instead of writing a copy.")
     plot: str | None = option(
