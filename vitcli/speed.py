@@ -86,7 +86,7 @@ def measure(
         dtype: of inference, and of autocast in training.
         batch_size: of the measurements, not of the search for the largest; None: a default for the
             device.
-        max_batch: upper limit of this search.
+        max_batch: upper limit of this search, at least `batch_size`.
         on_start: called with what is measured next.
 
     Raises:
@@ -132,7 +132,7 @@ def _measure(
     find = _largest_by_estimate if device.type == "cpu" else _largest_by_trial
     largest = find(run, max_batch)
     count = batch_size or min(default, largest)
-    if count > largest and (largest < max_batch or not _fits(run, count)):
+    if count > largest:
         height, width = config.image_size
         raise RunError(
             f"{name}: a batch of {count:,} images of {height} x {width} pixels does not fit in "

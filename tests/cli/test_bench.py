@@ -53,6 +53,8 @@ def test_the_ceiling_is_measured(monkeypatch):
 
 def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
     monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, limit: 7)
+    done = vit("bench", "Ti/16", "--batch-size", "3", "--max-batch", "2")
+    assert done.exit_code == 2 and "--max-batch 2" in done.stderr
     done = vit("bench", "Ti/16", "--resolution", "32", "--batch-size", "8")
     assert done.exit_code == 1 and "does not fit in memory" in done.stderr
     assert "--batch-size of 7 or less" in done.stderr

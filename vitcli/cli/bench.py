@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from vitcli.cli import output
 from vitcli.cli.info import named_architecture
 from vitcli.cli.options import Fetching, parse_figure, read_checkpoint
-from vitcli.cli.parameters import command
+from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Architecture, Size
 from vitcli.fields import option, parse_device, parse_size
 from vitcli.hub import registry
@@ -77,6 +77,8 @@ def bench(args: Bench) -> None:
       vit bench default
       vit bench S/16 B/16 R50+B/16 --resolution 224,384 --no-train --plot speed.png
     """
+    if (args.batch_size or 0) > args.max_batch:
+        raise UsageError(f"--batch-size {args.batch_size} exceeds --max-batch {args.max_batch}")
     output.check_writable(args.plot)
     models = []
     for name in args.models:
