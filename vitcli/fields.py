@@ -183,12 +183,19 @@ def words_of(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
 
 
-def parse_size(text: str) -> Size:
-    """ "384" or "192x320" as (height, width)."""
+def parse_size(text: str, what: str = "a size such as 384 or 192x320 (height x width)") -> Size:
+    """ "384" or "192x320" as (height, width).
+
+    Args:
+        what: how an error describes such a value.
+    """
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise ValueError(f"'{text}' is not a size such as 384 or 192x320 (height x width)")
+        raise ValueError(f"'{text}' is not {what}")
     return int(parts[0]), int(parts[-1])
+
+
+parse_grid = functools.partial(parse_size, what="a grid such as 24 or 10x20 (rows x columns)")
 
 
 def parse_output(text: str) -> str:

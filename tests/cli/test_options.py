@@ -120,6 +120,12 @@ def test_a_directory_is_not_called_like_a_file(tmp_path, words):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("option", ["--grid", "--old-grid"])
+def test_a_grid_is_not_asked_for_in_pixels(option):
+    done = vit("resize-posemb", "default", option, "0")
+    assert done.exit_code == 2 and "rows x columns" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "other"),
     [

@@ -14,7 +14,7 @@ from vitcli.checkpoints.info import assumptions
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHERS
 from vitcli.config import CHANGE_PREPROCESS, PosembMethod, Preprocess, Size
-from vitcli.fields import key_value, option, parse_device, parse_size
+from vitcli.fields import key_value, option, parse_device, parse_grid
 from vitcli.train_config import MACHINE
 from vitcli.words import either
 
@@ -115,7 +115,7 @@ class Writing(Fetching):
         None,
         "--old-grid RxC",
         "Rows and columns of the stored position embeddings, if the file does not specify them.",
-        parse=parse_size,
+        parse=parse_grid,
     )
     dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.", OTHERS)
     force: bool = option(False, "--force", "Overwrite existing output.")

@@ -9,7 +9,7 @@ from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, Writing, fetching, parse_figure
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import PosembMethod, Size
-from vitcli.fields import option, parse_output, parse_size
+from vitcli.fields import option, parse_grid, parse_output, parse_size
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.resize import Resize
@@ -24,7 +24,7 @@ class ResizePosemb(Writing):
         None,
         "--grid N|RxC",
         "New rows and columns of patches, for example 24 or 10x20.",
-        parse=parse_size,
+        parse=parse_grid,
     )
     resolution: Size | None = option(
         None,
