@@ -98,7 +98,9 @@ def measure(
         raise DataError(
             "there is no test split",
             where=config.data.path,
-            hint="add one, or hold out training images with --val-fraction 0.2",
+            hint="add one, or leave out --val-fraction 0"
+            if config.data.val_fraction == 0
+            else "add one: no class has two images, so none can be held out",
         )
     draws = [(shots, seed) for shots in config.shots for seed in config.seeds]
     unreadable, classes = dict[int, ImageError](), len(train.classes)

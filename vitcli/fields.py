@@ -205,11 +205,15 @@ def parse_output(text: str) -> str:
     return text
 
 
-def parse_directory(text: str) -> str:
-    """The path of an output directory, unchanged."""
+def parse_directory(text: str, wanted: str = "a directory") -> str:
+    """The path of an output directory, unchanged.
+
+    Args:
+        wanted: what an error asks for.
+    """
     parse_output(text)
     if text.lower().endswith(NOT_DIRECTORIES) and not os.path.isdir(text):
-        raise ValueError(f"expected a directory, but '{text}' looks like a file")
+        raise ValueError(f"expected {wanted}, not '{text}'")
     return text
 
 

@@ -192,6 +192,16 @@ def test_images_that_cannot_be_read_are_skipped_and_counted(greys, tiny_checkpoi
     assert result.exit_code == 1 and "at most --shots 4" in result.stderr
 
 
+def test_without_test_images_the_hint_helps(colours, tiny_checkpoint, tmp_path):
+    result = fewshot(colours, tiny_checkpoint, "--val-fraction", "0")
+    assert result.exit_code == 1 and "leave out --val-fraction" in result.stderr
+    for name in ("dark", "light"):
+        write_images(tmp_path / "few" / name, 1, 40, 0)
+    result = fewshot(tmp_path / "few", tiny_checkpoint, "--shots", "1")
+    assert result.exit_code == 1 and "no test split" in result.stderr
+    assert "--val-fraction" not in result.stderr
+
+
 def test_features_that_are_not_finite_are_not_cached(colours, diverged):
     for _ in range(2):
         result = fewshot(colours, diverged, "--shots", "1")

@@ -116,7 +116,7 @@ def test_what_a_configuration_or_preset_holds_needs_no_effect(tmp_path):
 )
 def test_a_directory_is_not_called_like_a_file(tmp_path, words):
     done = vit(*words, tmp_path / "out.pt")
-    assert done.exit_code == 2 and "expected a directory" in done.stderr
+    assert done.exit_code == 2 and "a directory, not" in done.stderr
     assert not [*tmp_path.iterdir()]
 
 

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from vitcli.fewshot import Trial
 
 
+def _parse_save(path: str) -> str:
+    is_file = path.endswith(".safetensors")
+    return path if is_file else parse_directory(path, "a .safetensors file or a directory")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fewshot(Running):
     """Options of `vit fewshot` beside those of its configuration."""
@@ -49,7 +54,7 @@ class Fewshot(Running):
         "--save PATH",
         "Save the model with the head fitted with the most shots and the first seed, as a "
         ".safetensors file or a directory with a model card.",
-        parse=lambda path: path if path.endswith(".safetensors") else parse_directory(path),
+        parse=_parse_save,
     )
     force: bool = option(False, "--force", "Overwrite existing output.")
     strict: bool = option(
