@@ -81,8 +81,9 @@ class TrainConfig:
     streams: int | None = option(
         None,
         "--streams N",
-        "Number of parallel streams that shards at URLs are read in, over all workers; the order "
-        "of the images depends on it.  [default: the number of shards, at most 64]",
+        "Number of parallel streams that shards at URLs or a dataset on the Hub are read in, over "
+        "all workers; the order of the images depends on it.  [default: the number of shards, at "
+        "most 64]",
         requires=Requirement(
             "requires --data with URLs or a dataset on the Hub", lambda run: run.data.is_remote
         ),

@@ -14,7 +14,6 @@ from vitcli.checkpoints.info import CheckpointInfo, assumptions
 from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import (
-    CHANGE_PREPROCESS,
     Architecture,
     BiTConfig,
     ClassLabel,
@@ -58,14 +57,15 @@ class Changes:
     labels: tuple[ClassLabel, ...] = option(
         (),
         "--classes --labels FILE",
-        "File with the names of the classes, one per line, in index order: a name, or an id, a tab "
+        "File that lists the model's classes in index order, one per line: a name, or an id, a tab "
         "and a name.",
         parse=_read_labels,
     )
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        CHANGE_PREPROCESS,
+        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
+        "antialias; size only if the model has no position embeddings); repeatable.",
         parse=key_value(Preprocess),
     )
     arch: str | None = option(

@@ -43,7 +43,7 @@ class Common:
 
     json: bool = option(False, "--json", "Print JSON, one object per line.", OTHERS)
     offline: bool = option(False, "--offline", "Do not use the network.")
-    quiet: bool = option(False, "--quiet -q", "Print only results, warnings and errors.")
+    quiet: bool = option(False, "--quiet -q", "Print only results, warnings and errors.", OTHERS)
     debug: bool = option(False, "--debug", "Print the traceback if the command fails.")
 
 
