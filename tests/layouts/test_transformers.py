@@ -81,7 +81,7 @@ def prepared(folder: Path, **said: Any) -> Preprocess:
 
 
 def test_rescaling_is_part_of_mean_and_std(tmp_path: Path) -> None:
-    plain = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    plain = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3, "size": 32}
     pixel = 100.0
     for name, more, factor in (
         ("a", {}, 1 / 255),
@@ -105,6 +105,19 @@ def test_preprocessing_is_written_as_it_is(
     new = transformers._read_preprocess(folder, transformers.KINDS["vit"], size)
     assert new is not None and (new.crop_mode, Fit(new)(PHOTO).size) == (mode, size[::-1])
     np.testing.assert_array_equal(np.asarray(Fit(new)(PHOTO)), np.asarray(Fit(old)(PHOTO)))
+
+
+@pytest.mark.parametrize("ending", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
+def test_what_a_processor_does_not_say_depends_on_its_class(tmp_path: Path, ending: str) -> None:
+    """tests/peers compares with transformers itself."""
+    key = "feature_extractor_type" if ending == "FeatureExtractor" else "image_processor_type"
+    ways = {"ViT": (32, "squash", 1), "DeiT": (40, "squash", 0.8), "CLIP": (40, "center", 0.8)}
+    for name, (size, *way) in ways.items():
+        said = {key: name + ending, "size": size, "crop_size": 32}
+        found = prepared(tmp_path / name, **said)
+        assert [found.crop_mode, found.crop_pct] == way
+    folder = copied(CLIP, tmp_path / "model_type", {"size": 40, "crop_size": 32})
+    assert read_info(folder)[0].preprocess.crop_mode == "center"
 
 
 def test_images_that_transformers_refuses_are_reported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What we write, ship and push is a model, an image processor and a pipeline to transformers."""
 
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +18,9 @@ from peers.random_models import (
     random_preprocess,
     saved,
 )
+from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.hub.push import Target, compare, pack, push
+from vitcli.layouts.transformers import KINDS, _read_preprocess
 
 pytestmark = pytest.mark.peers
 
@@ -61,6 +64,37 @@ def test_its_image_processor_gives_our_pixels(
         found = ours.transform(image)
     level = 1 / 255 / min(ours.preprocess.std)
     assert (found - torch.as_tensor(expected)).abs().max() <= level * 1.001
+
+
+@pytest.mark.parametrize("name", ["ViT", "DeiT", "Bit", "CLIP", "ChineseCLIP", "Siglip"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"size": 248, "crop_size": 224},
+        {"size": {"shortest_edge": 248}, "crop_size": 224},
+        {"size": {"height": 248, "width": 248}, "crop_size": 224},
+        {"size": {"shortest_edge": 248}, "crop_size": 224, "do_center_crop": True},
+        {},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ending", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
+def test_an_image_processor_whose_file_leaves_things_out(
+    transformers: ModuleType, tmp_path: Path, name: str, said: dict[str, object], ending: str
+) -> None:
+    """Where it gives the model images of its size."""
+    key = "feature_extractor_type" if ending == "FeatureExtractor" else "image_processor_type"
+    values = {"resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    text = json.dumps({key: name + ending, **values, **said})
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    preprocess = _read_preprocess(tmp_path, KINDS["vit"], (224, 224))
+    assert preprocess is not None
+    with Image.open(CAT) as image:
+        expected = torch.as_tensor(theirs(image.convert("RGB"))["pixel_values"][0])
+        found = to_float(EvalTransform(preprocess)(image.convert("RGB")), preprocess)
+    if expected.shape == (3, 224, 224):
+        assert (found - expected).abs().max() <= 2 / 255 * 1.001
 
 
 @pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ class Kind(NamedTuple):
     activation: Activation
     preprocess: Preprocess
     """How it prepares images where no file says so; of any size."""
+    processor: str
+    """The class of its image processor, without "ImageProcessor"."""
     square: bool = False
     """Whether it takes square images only."""
     any_size: bool = False
@@ -49,25 +52,37 @@ class Kind(NamedTuple):
 
 _CROPPED = Preprocess((224, 224), *IMAGENET, "bicubic", 0.875)
 _SQUASHED = Preprocess((224, 224), *IMAGENET, "bilinear", crop_mode="squash")
-_VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"))
-_DINO = Kind(1e-6, "gelu", _CROPPED, square=True, any_size=True)
-_CLIP = Kind(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), square=True)
+_VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"), "ViT")
+_DINO = Kind(1e-6, "gelu", _CROPPED, "Bit", square=True, any_size=True)
+_CLIP = Kind(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), "CLIP", square=True)
+_SIGLIP = Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), "Siglip", square=True)
 
 KINDS = {
     "vit": _VIT,
-    "deit": Kind(1e-12, "gelu", _CROPPED),
-    "vit_mae": Kind(1e-12, "gelu", _SQUASHED, square=True),
+    "deit": Kind(1e-12, "gelu", _CROPPED, "DeiT"),
+    "vit_mae": Kind(1e-12, "gelu", _SQUASHED, "ViT", square=True),
     "vit_msn": _VIT._replace(norm_eps=1e-6),
     "ijepa": _VIT,
     "dinov2": _DINO,
     "dinov2_with_registers": _DINO,
-    "siglip_vision_model": Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), square=True),
+    "siglip_vision_model": _SIGLIP,
     "clip_vision_model": _CLIP,
     "metaclip_2_vision_model": _CLIP,
     "altclip_vision_model": _CLIP,
     "chinese_clip_vision_model": _CLIP,
 }
 """By model_type. Of a two-tower model ("clip") the image half is meant."""
+
+_SQUARE = {"size": {"height": 224, "width": 224}}
+_CENTRED = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+_SIZES: dict[str, dict[str, Any]] = {
+    "ViT": _SQUARE,
+    "Siglip": _SQUARE,
+    "DeiT": {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
+    **dict.fromkeys(("Bit", "CLIP", "ChineseCLIP"), _CENTRED),
+}
+"""What a class of image processors takes for granted. A size that is one number stands for the
+sides that the default names."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -423,15 +438,16 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     how: dict[str, Any] = {"mean": mean, "std": std}
     if "resample" in said:
         how["interpolation"] = said.word("resample", _FILTERS)
-    resized, seen = _sides(said, "size"), _sides(said, "crop_size")
-    box = said.values.get("size")
+    sizes = _SIZES.get(_processor_class(said)) or _SIZES[kind.processor]
+    said = said.merged({key: value for key, value in sizes.items() if key not in said})
+    resized, seen, box = _sides(said, "size"), _sides(said, "crop_size"), said.values["size"]
+    squashed = "height" in (box if isinstance(box, dict) else sizes["size"])
     if said.get("do_center_crop", bool, False) and resized and seen:
-        squashed = isinstance(box, dict) and "height" in box
         how["crop_mode"] = "squash" if squashed else "center"
         how["crop_pct"] = _fraction(min(seen), min(resized))
-    elif "do_center_crop" in said or "size" in said:
+    else:
         how |= {"crop_mode": "squash", "crop_pct": 1.0}
-        seen = None if isinstance(box, dict) and "shortest_edge" in box else resized
+        seen = resized if squashed else None
     if seen and size and seen != size:
         if kind.any_size:
             how["size"] = seen
@@ -443,6 +459,13 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
                 stacklevel=2,
             )
     return dataclasses.replace(plain, **how)
+
+
+def _processor_class(said: ForeignJson) -> str:
+    """Its name without the ending, of which there are several: "ImageProcessorFast" is of 4.x."""
+    older = said.get("feature_extractor_type", str, "")
+    name = said.get("image_processor_type", str, older)
+    return re.sub(r"(ImageProcessor|FeatureExtractor)\w*$", "", name)
 
 
 def _fraction(cropped: int, resized: int) -> float:
