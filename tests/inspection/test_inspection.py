@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import vitcli
-from vitcli.config import ModelConfig, model_config
+from vitcli.config import ClassLabel, ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.inspection.attention import (
     DistanceMeter,
@@ -27,7 +27,9 @@ from vitcli.inspection.components import (
     principal_components,
 )
 from vitcli.inspection.faithfulness import faithfulness, random_maps
+from vitcli.inspection.inspector import Inspector
 from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Floats = npt.NDArray[np.float64]
@@ -52,6 +54,15 @@ def random_vit(**fields: object) -> ViT:
         for p in model.parameters():
             p.normal_(0.0, 0.4, generator=generator)
     return model.eval()
+
+
+def test_a_number_is_the_name_of_a_class_before_it_is_an_index() -> None:
+    inspector = Inspector(Predictor(GOLDEN / "timm_vit_default", "cpu", "fp32"))
+    inspector.classes = tuple(ClassLabel(id, id) for id in ("1", "10", "2", "one"))
+    assert [inspector.find_class(name) for name in ("1", "2", "10", "0", "3")] == [0, 2, 1, 0, 3]
+    for name in ("4", "two"):
+        with pytest.raises(ConfigError, match="no class"):
+            inspector.find_class(name)
 
 
 def pixels(model: ViT, count: int = 2) -> Tensor:

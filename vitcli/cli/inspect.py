@@ -87,8 +87,8 @@ class Inspect(Computing):
     label: str | None = option(
         None,
         "--class CLASS",
-        "Class to explain with --method gradient, and to score with --faithfulness: index, id or "
-        "name.  [default: the predicted class]",
+        "Class to explain with --method gradient, and to score with --faithfulness: id, name or "
+        "index.  [default: the predicted class]",
     )
     faithfulness: bool = option(
         False,

@@ -113,14 +113,15 @@ class Inspector:
         self.transform = EvalTransform(self.info.preprocess)
 
     def find_class(self, name: str) -> int:
-        """The index of a class given by index, id or name.
+        """The index of a class given by id, name or index. A number that is the id or the name of a
+        class means that class: a class called "1" need not have index 1.
 
         Raises:
             ConfigError: there is none, or several have that name.
         """
-        if name.isdecimal() and int(name) < len(self.classes):
-            return int(name)
         found = [i for i, label in enumerate(self.classes) if name in label]
+        if not found and name.isdecimal() and int(name) < len(self.classes):
+            return int(name)
         if len(found) == 1:
             return found[0]
         if found:
@@ -166,7 +167,7 @@ class Inspector:
 
         Args:
             method, layer, head: see `attention.attention_maps`.
-            label: the class to explain ("gradient") and to follow (`measure`): index, id or name;
+            label: the class to explain ("gradient") and to follow (`measure`): id, name or index;
                 None: each image's predicted class.
             measure: also compute deletion and insertion curves (`faithfulness`).
         """
