@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,15 @@ def test_timms_config_is_read_beside_its_pickle_too(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         assert torch.equal(load(tmp_path)(images), load(folder)(images))
+
+
+def test_a_config_of_another_checkpoint_is_named(tmp_path: Path) -> None:
+    source = GOLDEN / "timm_vit_default"
+    weights = shutil.copy(source / "model.safetensors", tmp_path / "other.safetensors")
+    config = Path(shutil.copy(GOLDEN / "timm_dinov2" / "config.json", tmp_path))
+    with pytest.raises(CheckpointError, match=re.escape(str(config))) as error:
+        read_info(weights)
+    assert error.value.where == str(weights) and error.value.hint is not None
 
 
 def test_clip_by_openais_names(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vitcli.architectures import STEM
@@ -177,8 +178,12 @@ def _values(config: object, *names: str) -> str:
 # Comparing
 
 
-def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
-    """Raises CheckpointError with every tensor that is missing, unexpected or misshapen."""
+def check_keys(expected: Shapes, found: Shapes, where: object, config: Path | None = None) -> None:
+    """Raises CheckpointError with every tensor that is missing, unexpected or misshapen.
+
+    Args:
+        config: the file beside the weights that describes the model; None: their own header.
+    """
     kinds = {
         "missing": [f"{n} {_shape(s)}" for n, s in expected.items() if n not in found],
         "unexpected": [f"{n} {_shape(s)}" for n, s in found.items() if n not in expected],
@@ -190,9 +195,12 @@ def check_keys(expected: Shapes, found: Shapes, where: object) -> None:
     }
     problems = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
     if problems:
+        named = "the model's description" if config is None else config
+        hint = "if config.json describes another checkpoint, move this file to another directory"
         raise CheckpointError(
-            "the tensors do not match the model's description: " + "; ".join(problems),
+            f"the tensors do not match {named}: {'; '.join(problems)}",
             where=where,
+            hint=None if config is None else hint,
         )
 
 
