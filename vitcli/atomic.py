@@ -61,7 +61,7 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
 def whole_directory(path: str | Path) -> Iterator[Path]:
     """A temporary directory beside `path` (or in it, if it exists: it may be mounted), whose files
     move there when the block ends without an error: all of them, or none. Other files in `path`
-    stay.
+    stay. JSON and Markdown files, which describe the others, move last.
 
     Raises:
         OutputError: the directory or a file cannot be written.
@@ -74,7 +74,7 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
         try:
             yield temporary
             if target.is_dir():
-                for file in sorted(temporary.iterdir()):
+                for file in sorted(temporary.iterdir(), key=_describes):
                     os.replace(file, target / file.name)
                 temporary.rmdir()
             else:
@@ -88,6 +88,10 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
         raise OutputError(error.what, where=where, hint=error.hint) from error
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def _describes(file: Path) -> bool:
+    return file.suffix in (".json", ".md")
 
 
 def cannot_write(path: str | Path, error: Exception) -> OutputError:

@@ -1,6 +1,8 @@
 """Every layout keeps its own names, files and configuration when its positions are resized."""
 
+import contextlib
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -142,6 +144,45 @@ def test_a_file_beside_the_configuration_of_its_old_size(tmp_path: Path) -> None
         info, _ = read.read_info(file)
         assert info.model.grid == grid and info.model.num_classes == 10
         assert info.preprocess.size == info.model.image_size
+
+
+@pytest.mark.parametrize("name", ["timm_vit_default", "hf_vit", "hf_dinov2", "shards"])
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("moves", range(4))
+def test_an_interrupted_resize_in_place_leaves_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: bool, moves: int
+) -> None:
+    """After some of its files have been replaced."""
+    folder = tmp_path / "m"
+    sharded(folder) if name == "shards" else shutil.copytree(GOLDEN / name, folder)
+    (folder / "README.md").write_text("# A card")
+    (folder / "preprocessor_config.json").write_text('{"size": 32}')
+    spec = read.open_checkpoint(folder).file if alone else folder
+    old, left, replace = read.read_info(folder)[0].model.grid, moves, os.replace
+
+    def move(source: Path, target: Path) -> None:
+        nonlocal left
+        if Path(target).parent == folder:
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(os, "replace", move)
+        resize(spec, grid=(5, 5), in_place=True)
+    assert read.read_info(folder)[0].model.grid == ((5, 5) if moves else old)
+    resize(spec, grid=(6, 6), in_place=True)
+    assert read.read_info(folder)[0].model.grid == (6, 6)
+
+
+def test_a_configuration_that_cannot_be_read_leaves_the_weights(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
+    (folder / "preprocessor_config.json").write_text("{")
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        resize(folder / "model.safetensors", grid=(2, 2), in_place=True)
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_a_tensor_of_an_unknown_type_is_named(tmp_path: Path) -> None:

@@ -252,12 +252,11 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
     empty = is_directory and job.output.is_dir() and not any(job.output.iterdir())
     if job.output.exists() and not job.in_place and not empty and not force:
         raise OutputError("already exists", where=job.output, hint="use --force to replace it")
-    if not is_directory:
+    if not is_directory and not (job.in_place and job.directory):
         _write_weights(job, job.file)
-        if job.in_place and job.directory:
-            _resize_configs(job, job.directory, job.directory)
         return
-    with whole_directory(job.output) as place:
+    # In place, weights move first: they state their own grid, whatever the configuration says.
+    with whole_directory(job.file.parent) as place:
         _write_weights(job, place / job.file.name)
         if not job.in_place:
             _copy_others(job, place)
