@@ -8,7 +8,8 @@ from huggingface_hub import ModelCard
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, Preprocess, model_config
-from vitcli.hub.card import model_card, resized
+from vitcli.hub.card import model_card
+from vitcli.hub.readme import resized
 from vitcli.metrics import Evaluation, Tally
 
 

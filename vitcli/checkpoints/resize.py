@@ -25,7 +25,7 @@ from vitcli.checkpoints.store import COPIES, files_of, open_store, rewrite
 from vitcli.checkpoints.tensor_file import RECORD, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
-from vitcli.hub import card, registry
+from vitcli.hub import readme, registry
 from vitcli.layouts.catalogue import LAYOUTS, companions
 from vitcli.layouts.foreign_json import read_json
 from vitcli.weight_files import INDEX, SUFFIXES, output_suffix
@@ -298,7 +298,7 @@ def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
     old, new = job.models[0].image_size, job.models[1].image_size
     if (source / "README.md").is_file():
         text = (source / "README.md").read_text("utf-8", errors="replace")
-        write_text(directory / "README.md", card.resized(text, old, new))
+        write_text(directory / "README.md", readme.resized(text, old, new))
     for name in companions():
         if (config := read_json(source / name)) is None:
             continue

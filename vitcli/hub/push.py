@@ -25,9 +25,10 @@ from vitcli.checkpoints.save import write_config
 from vitcli.errors import HubError
 from vitcli.hub import card
 from vitcli.hub.cache import check_space, digest_of
-from vitcli.hub.card import LICENSE, MEASURED, Card, digest, lineage
+from vitcli.hub.card import lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import publishable
+from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
 from vitcli.hub.retry import LOGIN, ask, ask_client, is_offline
 from vitcli.layouts.timm import not_in_timm, otherwise_in_timm
 
@@ -161,7 +162,7 @@ def pack(
             )
         made = made.merged_with(old, keep={*MEASURED, LICENSE} - given, replace=given)
     write_text(directory / CARD, str(made))
-    for name in card.images_in(str(made)):
+    for name in images_in(str(made)):
         if (beside / name).is_file():
             shutil.copyfile(beside / name, directory / name)
     title = f"Push {info.provenance.get('data') or 'a model'}"

@@ -1,0 +1,138 @@
+"""A README.md in parts: one that exists is merged with a newer one, or marked as outdated.
+
+A card is a dict of parts: keys of its front matter ("license:"), the introduction ("") and
+sections ("## Use"). Its last line, an HTML comment, holds a digest of each part as `vit` wrote it,
+so that a later card replaces what is still as it was, and leaves what a person has edited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from vitcli.config import Size
+
+LICENSE, MEASURED = "license:", ("## Metrics", "## Figures")
+"""Parts that a merge treats apart; Figures is what Metrics was called."""
+_NOTE = "> Not the model that was measured:"
+
+
+class Card(NamedTuple):
+    """The parts of a README.md, and the digests of those that `vit` wrote; `str` joins them."""
+
+    parts: dict[str, str]
+    digests: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> Card:
+        comment = re.search(r"\n*<!-- vit: (\{[^\n]*\}) -->\s*$", text)
+        text = text[: comment.start()] if comment else text
+        matter = re.match(r"---\s*\n(.*?\n)??---\s*(\n|$)", text, re.DOTALL)
+        parts = _split(matter[1] or "" if matter else "", r"([\w-]+:)", "#")
+        parts |= _split(text[matter.end() if matter else 0 :], r"(## .*\S)", "")
+        try:
+            written = dict(json.loads(comment[1])) if comment else {}
+        except ValueError:
+            written = {}
+        digests = {k if _is_matter(k) or not k else f"## {k}": v for k, v in written.items()}
+        return cls({key: text for key, text in parts.items() if text.strip()}, digests)
+
+    def __str__(self) -> str:
+        matter = [text for key, text in self.parts.items() if _is_matter(key)]
+        body = [text.strip("\n") for key, text in self.parts.items() if not _is_matter(key)]
+        head = "\n".join(["---", *matter, "---", "", ""]) if matter else ""
+        digests = {key.removeprefix("## "): digest for key, digest in self.digests.items()}
+        comment = [f"<!-- vit: {json.dumps(digests)} -->"] if digests else []
+        return head + "\n\n".join([*body, *comment]) + "\n"
+
+    @property
+    def license(self) -> str | None:
+        text = self.parts.get(LICENSE, "").removeprefix(LICENSE).strip(" \"'\n")
+        return text or None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether `vit` wrote the card, which a person may have edited since."""
+        tags = self.parts.get("tags:", "")
+        return bool(self.digests or re.search(r"^ *- vitcli$", tags, re.MULTILINE))
+
+    def edited(self) -> list[str]:
+        """The parts that a person wrote or changed; all of them where no digest is known."""
+        return [k for k, text in self.parts.items() if digest(text) != self.digests.get(k)]
+
+    def merged_with(
+        self, old: Card, keep: Collection[str] = (), replace: Collection[str] = ()
+    ) -> Card:
+        """This card with what a person has written into an older one.
+
+        Args:
+            keep: parts that stay as the older card has them, edited or not.
+            replace: parts that are this card's in any case.
+        """
+        parts, digests, edited = {}, dict(self.digests), set(old.edited()) - set(replace)
+        for key, text in old.parts.items():
+            if key in edited or key in keep:
+                parts[key] = text
+                if key not in edited or key in old.digests:
+                    digests[key] = old.digests[key] if key in edited else digest(text)
+            elif key in self.parts:
+                parts[key] = self.parts[key]
+        for key, text in self.parts.items():
+            if key in parts:
+                continue
+            if key in old.digests and key not in replace:  # a person removed it
+                digests[key] = old.digests[key]
+            else:
+                parts[key] = text
+        return Card(parts, digests)
+
+
+def _split(text: str, heading: str, first: str) -> dict[str, str]:
+    """A text by the lines that match `heading` outside of code; what stands before is `first`."""
+    parts: dict[str, list[str]] = {first: []}
+    key, in_code = first, False
+    for line in text.splitlines():
+        in_code ^= line.startswith(("```", "~~~"))
+        found = None if in_code else re.match(heading, line)
+        if found:
+            key = found[1]
+            while key in parts:
+                key += "'"  # a heading that occurs twice
+        parts.setdefault(key, []).append(line)
+    return {key: "\n".join(lines) for key, lines in parts.items()}
+
+
+def _is_matter(key: str) -> bool:
+    return key == "#" or key.rstrip("'").endswith(":") and not key.startswith("## ")
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:8]
+
+
+def images_in(text: str) -> list[str]:
+    """The files beside a card that it shows."""
+    found = re.findall(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|jpe?g|svg))\)", text)
+    return list(dict.fromkeys(found))
+
+
+def resized(text: str, old: Size, new: Size) -> str:
+    """A card, whoever wrote it, of a model that was resized since without training: metrics are
+    removed where they can be told (the Hub's `model-index`, our section), and a line says of which
+    size the rest speaks."""
+    card = Card.parse(text)
+    measured = ("model-index:", *(MEASURED if card.is_ours else ()))
+    parts = {key: part for key, part in card.parts.items() if key not in measured}
+    body = parts.pop("", "").strip("\n")
+    if before := re.search(rf"{_NOTE}.*about images of (\d+) x (\d+) ", body):
+        old = int(before[1]), int(before[2])  # resized before: the card still speaks of that size
+    note = (
+        f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels "
+        f"without further training. What this card says about images of {old[0]} x {old[1]} "
+        f"pixels, and any metric, describes the model before."
+    )
+    body = re.sub(rf"{_NOTE}.*\n*", "", body)
+    return str(Card({"": f"{note}\n\n{body}", **parts}, card.digests))
