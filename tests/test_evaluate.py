@@ -48,7 +48,8 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
 
 
 def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_checkpoint, tmp_path):
-    """On the data it was trained on, and on no other."""
+    """On the data it was trained on, also if that was moved, and on no other; for a run, and for the
+    file in it."""
     from vitcli.data.dataset import open_data
 
     root = labelled("dog", "cat")
@@ -62,7 +63,14 @@ def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_che
     trained = Predictor(run, device="cpu", precision="fp32")
     report = evaluate(trained, DataConfig(str(root)))
     assert report.evaluation.count == 2 and "held out" in report.split
+    root = root.rename(tmp_path / "moved")
+    told: list[str] = []
+    alone = Predictor(run / "model.safetensors", device="cpu", precision="fp32")
+    for model in (trained, alone):
+        report = evaluate(model, DataConfig(str(root)), report=told.append)
+        assert report.evaluation.count == 2 and len(told) == 1 and str(root) in told.pop()
     other = shutil.copytree(root, tmp_path / "other")
+    (other / "dog" / "0.png").rename(other / "dog" / "another.png")
     assert evaluate(trained, DataConfig(str(other))).evaluation.count == 8
     assert evaluate(predictor, DataConfig(str(root))).evaluation.count == 8
 

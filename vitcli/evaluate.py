@@ -246,7 +246,7 @@ def _open(
         source = open_unlabelled(Path(os.path.expanduser(data.path)), imagenet_classes())
     labelled, name, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
-        record = _split_record(predictor.file.parent, data.path)
+        record = _split_record(predictor.file.parent)
         source, name, warnings = open_split(data, split, record, report)
         present = np.flatnonzero(source.counts()).tolist()
     else:
@@ -298,12 +298,10 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
     return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
 
 
-def _split_record(directory: Path, data: str) -> dict[str, Any] | None:
-    """The split of a run (its split.json), where it was trained on this data."""
+def _split_record(directory: Path) -> dict[str, Any] | None:
+    """The split of a run (its split.json)."""
     try:
-        record: dict[str, Any] = json.loads((directory / "split.json").read_text("utf-8"))
-        wanted = os.path.realpath(os.path.expanduser(data))
-        same = os.path.realpath(record["data"]) == wanted
-    except (OSError, ValueError, KeyError, TypeError):
+        record = json.loads((directory / "split.json").read_text("utf-8"))
+    except (OSError, ValueError):
         return None
-    return record if same else None
+    return record if isinstance(record, dict) else None

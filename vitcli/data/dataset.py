@@ -103,9 +103,7 @@ def open_data(
     warnings = list(dataset.warnings)
     if isinstance(train, Source):
         warnings += _check_classes(train, dataset, config, labelled)
-    place, fingerprint = config.path, train.fingerprint()
-    if not config.is_remote:
-        place = os.path.realpath(os.path.expanduser(config.path))
+    place, fingerprint = _place(config), train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
         warnings.append(f"{config.path} has changed since its split was recorded")
     written: dict[str, Any] = {"data": place, "fingerprint": fingerprint, "kind": "none"}
@@ -134,6 +132,11 @@ def open_data(
             }
             train = train.select(np.setdiff1d(np.arange(len(train)), held))
     return Splits(train, val, dataset.test, note, tuple(warnings), written)
+
+
+def _place(config: DataConfig) -> str:
+    """Where a dataset is, as a split's record names it."""
+    return config.path if config.is_remote else os.path.realpath(os.path.expanduser(config.path))
 
 
 def _check_classes(
@@ -176,13 +179,20 @@ def open_split(
     Args:
         config: where it is; nothing is held out of it.
         split: "auto" takes the test split if there is one, else the validation split, else all.
-        record: the split of a run on this data: "val" (and "auto", if the data has no splits) is
-            then what that run held out; a warning says if the model was trained on these images.
+        record: the split of a run. If it was trained on this data, wherever that was then, "val"
+            (and "auto", if the data has no splits) is what the run held out, and a warning says if
+            the model was trained on these images.
 
     Returns:
         (the images, the name of the split for messages, warnings)
     """
     dataset = open_dataset(config, report)
+    if record is not None and record.get("data") != _place(config):
+        if dataset.train is None or dataset.train.fingerprint() != record.get("fingerprint"):
+            record = None
+        else:
+            what = "has the file names and labels of the model's training data"
+            report(f"{config.path} {what}: taken for a copy of it")
     named = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
     there = {name: source for name, source in named.items() if source is not None}
     chosen = next(iter(there)) if split == "auto" else split
