@@ -48,7 +48,7 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
 
 
 def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_checkpoint, tmp_path):
-    """On the data it was trained on, also if that was moved, and on no other; for a run, and for the
+    """On the data it was trained on, also if that was moved, and on no other; given the run, or the
     file in it."""
     from vitcli.data.dataset import open_data
 
@@ -135,6 +135,9 @@ def test_images_of_unknown_classes_are_left_out_and_reported(predictor, labelled
     report = evaluate(predictor, DataConfig(str(root)), rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1
     assert report.warnings == ("left out: 1 image of 'zebra'",)
+    rules = MatchRules(mapping={"zebbra": ["horse"]}, skip_unknown=True)
+    (misspelt, left_out) = evaluate(predictor, DataConfig(str(root)), rules=rules).warnings
+    assert "'zebbra'" in misspelt and "'zebra'" in left_out
     rules = MatchRules(mapping={"zebra": [], "dog": []})
     with pytest.raises(DataError):
         evaluate(predictor, DataConfig(str(root)), rules=rules)

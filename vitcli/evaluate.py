@@ -253,7 +253,9 @@ def _open(
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
     model, assumed = _classes_of(predictor, source, imagenet)
     aligned = align(source.classes, present, model, rules, imagenet_classes(), data.path)
-    left_out = list[str]()
+    there, left_out = {name for label in source.classes for name in label}, list[str]()
+    if absent := [name for name in rules.mapping if name not in there]:
+        warnings += (f"the mapping names classes that {data.path} does not have: {listed(absent)}",)
     if labelled:
         source, left_out = _evaluated(source, aligned)
     warnings = (*warnings, *assumed, *left_out)

@@ -69,7 +69,13 @@ def test_unknown_classes_are_left_out_on_request():
         (("dog",), {"among": "data"}, "'dog'", "--among model"),
         (("crane",), {}, "'crane'", "ids"),
         (("crane", "dog"), {"skip_unknown": True}, "'crane'", "ids"),
-        (("dog",), {"mapping": {"dog": ["wolf"]}}, "'wolf'", "--mapping FILE"),
+        (("dog",), {"mapping": {"dog": ["wolf"]}}, "'wolf'", "correct the mapping"),
+        (
+            ("cat", "dog", "rat"),
+            {"mapping": {"cat": ["tabby", "tigr"], "dog": ["wolf"]}, "skip_unknown": True},
+            "'tigr' and 'wolf'",
+            "correct the mapping",
+        ),
         (("cat", "tabby"), {"mapping": {"cat": ["tabby", "tiger cat"]}}, "'tabby, tabby cat'", ""),
     ],
 )
@@ -78,6 +84,7 @@ def test_classes_that_cannot_be_matched(names, rules, named, advice):
         aligned(*names, **rules)
     assert caught.value.where == "pets"
     assert named in caught.value.what and advice in str(caught.value.hint)
+    assert not (rules.get("skip_unknown") and "--skip-unknown" in str(caught.value.hint))
 
 
 def test_a_model_of_imagenet_21k_answers_among_1k():

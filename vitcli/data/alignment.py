@@ -20,7 +20,9 @@ from vitcli.data.classes import ClassIndex, read_lines, require_known
 from vitcli.data.source import Ints
 from vitcli.errors import DataError
 
-_UNKNOWN = "; match classes with --mapping FILE, or leave their images out with --skip-unknown"
+_MATCH = "; match classes with --mapping FILE"
+_LEAVE_OUT = ", or leave their images out with --skip-unknown"
+_CORRECT = "; correct the mapping: - leaves the images of a class out"
 _LEFT_OUT = "-"
 """In a mapping: images of the class are left out."""
 
@@ -35,7 +37,8 @@ class MatchRules:
     """Which classes the model may answer: all of its own, the data's, or ImageNet-1k's. auto: the
     last for a model that knows more than these, on data whose classes are among them."""
     skip_unknown: bool = False
-    """Leave out images of classes that the model does not know; otherwise they are an error."""
+    """Leave out images of classes that the model does not know; otherwise they are an error. A
+    class that the mapping names must be known."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,15 @@ def _groups(
     groups: dict[int, tuple[int, ...]] = {}
     wanted: list[ClassLabel] = []
     found: list[list[int]] = []
+    mapped = {
+        i: [ClassLabel(name, name) for name in names]
+        for i in present
+        if (names := rules.mapping.get(data[i].id, rules.mapping.get(data[i].name))) is not None
+    }
+    named = [label for labels in mapped.values() for label in labels]
+    require_known(named, [*map(index.find, named)], index.classes, where, "the model", _CORRECT)
     for i in present:
-        names = rules.mapping.get(data[i].id, rules.mapping.get(data[i].name))
-        spelt = [data[i]] if names is None else [ClassLabel(name, name) for name in names]
+        spelt = mapped.get(i, [data[i]])
         indices = [index.find(label) for label in spelt]
         if spelt and all(len(one) == 1 for one in indices):
             groups[i] = tuple(sorted({one[0] for one in indices}))
@@ -160,7 +169,8 @@ def _groups(
     if groups and (rules.skip_unknown or rules.among == "imagenet-1k"):
         known = [k for k, one in enumerate(found) if one]
         wanted, found = [wanted[k] for k in known], [found[k] for k in known]
-    require_known(wanted, found, index.classes, where, "the model", _UNKNOWN)
+    hint = _MATCH if rules.skip_unknown else _MATCH + _LEAVE_OUT
+    require_known(wanted, found, index.classes, where, "the model", hint)
     owner: dict[int, int] = {}
     for i, group in groups.items():
         for member in group:
