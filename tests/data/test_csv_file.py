@@ -38,6 +38,18 @@ def test_splits_and_other_columns(make_directory, name, sign):
     assert splits.val.read(0) == (root / "a/002.jpg").read_bytes()
 
 
+def test_an_image_in_several_splits(make_directory):
+    """Under whatever name; twice in one split it may be."""
+    root = make_directory({"a": 4})
+    (root / "link.jpg").symlink_to(root / "a/001.jpg")
+    alone = ["path,label,split", "a/000.jpg,cat,train", "a/000.jpg,cat,train"]
+    alone += ["a/001.jpg,dog,train", "a/002.jpg,dog,test", "a/003.jpg,cat,val"]
+    assert not open_data(DataConfig(str(write_csv(root, "\n".join(alone))))).warnings
+    shared = [*alone, "a/../a/000.jpg,cat,val", "link.jpg,dog,test"]
+    (warning,) = open_data(DataConfig(str(write_csv(root, "\n".join(shared))))).warnings
+    assert "2 images" in warning and "a/../a/000.jpg" in warning and "link.jpg" in warning
+
+
 def test_indices(make_directory, tmp_path):
     root = make_directory({"a": 3})
     path = write_csv(root, "path,label\na/000.jpg,2\na/001.jpg,0\na/002.jpg,2\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import stat
 from pathlib import Path
 
 from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
@@ -22,18 +23,36 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
     CSV's directory, and its label, a class's name or index; a column `split` names splits."""
     rows = _read_rows(path)
     root = path.parent
-    files = (file for files, _ in rows.values() for file in files)
-    if missing := [file for file in files if not os.path.isfile(os.path.join(root, file))]:
+    missing, shared, splits = list[str](), list[str](), dict[object, str]()
+    for split, (files, _) in rows.items():
+        for file in files:
+            found = _identity(os.path.join(root, file))
+            if found is None:
+                missing.append(file)
+            elif splits.setdefault(found, split) != split:
+                shared.append(file)
+    if missing:
         raise DataError(
             f"missing images: {listed(missing, 3)}",
             where=path,
             hint=f"paths are relative to the CSV's directory, {root.resolve()}",
         )
+    count = counted(len(shared), "image")
+    warnings = [f"{path}: {count} in more than one split: {listed(shared, 3)}"] if shared else []
     raw: dict[str, RawSplit] = {}
     for split, (files_of_split, labels) in rows.items():
         names = Names.pack(files_of_split)
         raw[split] = RawSplit(as_numbers(labels), names, FileReader(root, names), root)
-    return label_dataset(raw, known, path)
+    return label_dataset(raw, known, path, warnings)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """The device and inode of a file, the same through every link; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a NUL byte in the path
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
