@@ -195,6 +195,11 @@ def parse_size(text: str, what: str = "a size such as 384 or 192x320 (height x w
     return int(parts[0]), int(parts[-1])
 
 
+def parse_sizes(text: str) -> tuple[Size, ...]:
+    """Sizes separated by commas, each once."""
+    return tuple(dict.fromkeys(map(parse_size, text.split(","))))
+
+
 parse_grid = functools.partial(parse_size, what="a grid such as 24 or 10x20 (rows x columns)")
 
 

@@ -111,7 +111,8 @@ def test_several_resolutions(evaluate, data, tmp_path):
     plain = evaluate("--resolutions", "48,64", "--json").stdout
     losses = [[json.loads(row)["loss"] for row in t.splitlines()] for t in (bicubic, plain)]
     assert losses[0][0] != losses[1][0] and losses[0][1] == losses[1][1]
-    assert evaluate("--resolutions", "48", "--json").stdout == plain.splitlines(True)[0]
+    for sizes in ("48", "48,48x48"):
+        assert evaluate("--resolution", sizes, "--json").stdout == plain.splitlines(True)[0]
 
 
 def test_predictions(evaluate, data, tmp_path, timm_logits):

@@ -12,7 +12,7 @@ from vitcli.cli.info import named_architecture
 from vitcli.cli.options import Fetching, parse_figure, read_checkpoint
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Architecture, Size
-from vitcli.fields import option, parse_device, parse_size
+from vitcli.fields import option, parse_device, parse_sizes
 from vitcli.hub import registry
 from vitcli.train_config import MACHINE
 from vitcli.words import counted, size_text
@@ -32,7 +32,7 @@ class Bench(Fetching):
         (),
         "--resolution --resolutions N|HxW,...",
         "Input sizes in pixels, each measured in turn.  [default: the model's]",
-        parse=lambda text: tuple(map(parse_size, text.split(","))),
+        parse=parse_sizes,
     )
     train: bool = option(True, "--train/--no-train", "Also measure training steps.")
     batch_size: int | None = option(

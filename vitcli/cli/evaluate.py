@@ -29,7 +29,7 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
 from vitcli.config import CLASS_LIST, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
-from vitcli.fields import option, parse_output, parse_size
+from vitcli.fields import option, parse_output, parse_sizes
 from vitcli.words import counted, either, size_text
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Evaluate(Adapting):
         "Input sizes in pixels, each evaluated in turn; position embeddings are resized to match.  "
         "[default: the model's]",
         INPUT,
-        parse=lambda text: tuple(map(parse_size, text.split(","))),
+        parse=parse_sizes,
     )
 
 
