@@ -146,12 +146,12 @@ def test_links_are_followed_but_never_back_up(make_directory, tmp_path):
 
 def test_images_of_unsupported_kinds_are_counted(make_directory):
     root = make_directory({"cat": 2, "dog": 2})
-    for name in ("cat/1.psd", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
+    for name in ("cat/1.psd", "cat/1.cur", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
         (root / name).write_bytes(b"x")
     dataset = open_dataset(DataConfig(str(root)))
     assert dataset.train is not None and len(dataset.train) == (5 if HAS_HEIF else 4)
     (warning,) = dataset.warnings
-    assert ".psd (1)" in warning and ".svg (2)" in warning
+    assert ".cur (1)" in warning and ".psd (1)" in warning and ".svg (2)" in warning
     assert (".heic (1)" in warning and "pip install" in warning) is not HAS_HEIF
 
 

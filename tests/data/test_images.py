@@ -14,6 +14,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from data.preprocess_cases import IMAGES, NAMES
+from vitcli.data import images
+from vitcli.data.files import is_image
 from vitcli.data.images import decode
 from vitcli.errors import ImageError
 
@@ -250,3 +252,10 @@ def test_large_and_odd_images_are_read_without_warnings(tmp_path):
         check=True,
     )
     assert (done.stdout, done.stderr) == ("(8000, 12000) (48, 32)\n", "")
+
+
+def test_files_of_every_format_are_found_in_a_directory():
+    Image.init()
+    read = {*images._FORMATS, "MPO"} - {"HEIF"}
+    suffixes = {end for end, kind in Image.registered_extensions().items() if kind in read}
+    assert {end for end in suffixes if not is_image(f"x{end}")} == {".pfm"}

@@ -19,15 +19,18 @@ HEIF_SUFFIXES = frozenset({"heic", "heif", "hif"})
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
 
 IMAGE_SUFFIXES = frozenset(
-    {"avif", "bmp", "gif", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg", "pbm", "pgm", "png"}
-    | {"pnm", "ppm", "tif", "tiff", "webp"}
+    {"apng", "avif", "avifs", "bmp", "dib", "gif", "ico", "j2c", "j2k", "jfif", "jp2", "jpc"}
+    | {"jpe", "jpeg", "jpf", "jpg", "jpx", "mpo", "pbm", "pgm", "png", "pnm", "ppm", "tif"}
+    | {"tiff", "webp"}
     | (HEIF_SUFFIXES if HAS_HEIF else frozenset())
 )
-"""File name endings (lower case, no dot) of images."""
+"""File name endings (lower case, no dot) of images: Pillow's for the formats that are read, but for
+.pfm, whose values are floats."""
 
 _UNSUPPORTED = HEIF_SUFFIXES | {
-    "arw", "cr2", "cr3", "dng", "eps", "exr", "jxl", "nef", "orf", "psd", "raf", "rw2", "svg",
-    "tga", "xcf",
+    "arw", "cr2", "cr3", "cur", "dcm", "dds", "dng", "emf", "eps", "exr", "hdr", "icns", "jxl",
+    "jxr", "nef", "orf", "pcx", "pef", "pfm", "psd", "qoi", "raf", "ras", "rw2", "sgi", "srw",
+    "svg", "tga", "wmf", "xbm", "xcf", "xpm",
 }  # fmt: skip
 """Of images that cannot be read: they are counted, so that none vanishes unseen."""
 

@@ -46,7 +46,8 @@ def list_classes(root: Path, place: Path) -> Listing:
     Links are followed; a link with the name of an image counts as one, and its target is checked
     when it is read.
     """
-    key = hashlib.sha256(os.fsencode(f"v3\0{root.resolve()}\0{place.resolve()}")).hexdigest()[:20]
+    parts = ("v3", *sorted(IMAGE_SUFFIXES), root.resolve(), place.resolve())
+    key = hashlib.sha256(os.fsencode("\0".join(map(str, parts)))).hexdigest()[:20]
     kept = cache_directory("listings") / f"{key}.npz"
     if arrays := read_arrays(kept, 4):
         text, ends, times, told = arrays
