@@ -189,6 +189,13 @@ def test_a_model_without_classes_gives_features(
     np.testing.assert_allclose(saved[:2], timm_features, atol=2e-5)
 
 
+def test_features_do_not_replace_the_model(vit, tiny_checkpoint, image_folder, tmp_path):
+    model = Path(shutil.copy(tiny_checkpoint / "model.safetensors", tmp_path))
+    before = model.read_bytes()
+    assert vit("predict", image_folder, "-m", model, "--features", model).exit_code == 2
+    assert model.read_bytes() == before
+
+
 def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):
     """An image that is all one colour is all the mean: whatever the colour, the same scores."""
     lines = []

@@ -87,6 +87,7 @@ def predict(args: Predict) -> None:
         raise UsageError("--features saves no classes: leave out --top-k and --threshold")
     spare((name.removeprefix("@") for name in args.images), args.output, OUTPUT)
     features = args.features
+    spare((args.model,), features, "'--features'")
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise UsageError("--output and --features must be different files")
     output.check_writable(features)
