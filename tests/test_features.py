@@ -84,7 +84,7 @@ def test_big_visions_transform_keeps_the_models_size_and_range():
     own = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
     info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), own)
     found = chosen(info, transform="big_vision").preprocess
-    assert found == Preprocess((192, 320), mean, std, "bilinear", 0.875, "squash", antialias=False)
+    assert found == Preprocess((192, 320), mean, std, "bilinear", 0.875, "squash", False, "down")
     assert chosen(info).preprocess == own
 
 

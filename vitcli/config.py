@@ -58,6 +58,9 @@ class Preprocess:
     antialias: bool = True
     """False, with bilinear: each pixel is interpolated from its four nearest alone, however much
     the image shrinks, as the authors' code does (tf.image.resize)."""
+    crop_rounding: Literal["even", "down"] = "even"
+    """Where the crop begins if its margins differ by a pixel: even: after an even number of pixels
+    (timm); down: with the smaller margin (transformers, big_vision)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -101,7 +104,7 @@ CLASS_LIST = (
 """What `--classes` takes; `data/classes.py` reads it."""
 CHANGE_PREPROCESS = (
     "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-    "antialias); repeatable."
+    "antialias, crop_rounding); repeatable."
 )
 
 

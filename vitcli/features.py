@@ -39,6 +39,7 @@ BIG_VISION: dict[str, Any] = {
     "antialias": False,
     "crop_mode": "squash",
     "crop_pct": 224 / 256,
+    "crop_rounding": "down",
 }
 """resize(256)|central_crop(224) (big_vision/configs/common_fewshot.py)."""
 

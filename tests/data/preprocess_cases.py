@@ -45,6 +45,7 @@ def _squashed(size: int) -> Preprocess:
         antialias=False,
         crop_mode="squash",
         crop_pct=224 / 256,
+        crop_rounding="down",
     )
 
 

@@ -36,6 +36,14 @@ def test_a_jpeg_is_decoded_whole_where_that_matters(preprocess):
     assert np.array_equal(opened, np.asarray(Fit(preprocess)((IMAGES / "cat.jpg").read_bytes())))
 
 
+@pytest.mark.parametrize(("rounding", "start"), [("even", 4), ("down", 3)])
+def test_margins_that_differ_by_a_pixel(rounding, start):
+    """As torchvision's CenterCrop (of timm) and as transformers crop."""
+    image = Image.fromarray(np.tile(np.arange(39, dtype=np.uint8)[:, None], (1, 32))).convert("RGB")
+    found = np.asarray(Fit(Preprocess((32, 32), crop_rounding=rounding))(image))
+    assert found[0, 0, 0] == start
+
+
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3), (1, 2000), (37, 41)])
 def test_any_shape_fits(mode, size):

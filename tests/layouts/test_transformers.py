@@ -100,6 +100,7 @@ def test_preprocessing_is_written_as_it_is(
     tmp_path: Path, mode: str, size: Size, crop_pct: float
 ) -> None:
     fields: dict[str, Any] = {"size": size, "crop_mode": mode, "crop_pct": crop_pct}
+    fields["crop_rounding"] = "down"  # as transformers does
     old = dataclasses.replace(prepared(tmp_path / "a"), **fields)
     folder = copied(VIT, tmp_path / "b", transformers._processor_config(old), image_size=list(size))
     new = transformers._read_preprocess(folder, transformers.KINDS["vit"], size)
@@ -126,6 +127,41 @@ def test_images_that_transformers_refuses_are_reported(tmp_path: Path) -> None:
         assert prepared(tmp_path / "m", **said).crop_pct == 0.8
     with pytest.warns(VitWarning, match="images of 40 x 40"):
         assert prepared(tmp_path / "n", size={"height": 40, "width": 40}).crop_mode == "squash"
+
+
+NOT_MET = [
+    {"do_resize": False},
+    {"size": {"shortest_edge": 32}},
+    {"size": {"shortest_edge": 32, "longest_edge": 64}, "crop_size": 32, "do_center_crop": True},
+    {"size": 28, "crop_size": 32, "do_center_crop": True},
+    {"image_processor_type": "ConvNextImageProcessor"},
+]
+
+
+@pytest.mark.parametrize("said", NOT_MET, ids=str)
+def test_what_vit_cannot_do_to_images_is_reported(tmp_path: Path, said: dict[str, Any]) -> None:
+    with pytest.warns(VitWarning, match="not supported exactly; crop_mode="):
+        prepared(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **said})
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "crop_pct", "interpolation"),
+    [
+        ("DeiTFeatureExtractor", "squash", 0.8, "bicubic"),
+        ("ViTImageProcessorFast", "squash", 0.8, "bilinear"),
+        ("CLIPFeatureExtractor", "center", 0.8, "bicubic"),
+        ("BitImageProcessor", "center", 0.8, "bicubic"),
+        ("", "squash", 0.8, "bilinear"),
+    ],
+)
+def test_the_image_processor_decides_what_its_file_does_not_say(
+    tmp_path: Path, name: str, mode: str, crop_pct: float, interpolation: str
+) -> None:
+    """Files of before 2023, as DeiT's, have sizes of one number."""
+    said = {"feature_extractor_type": name} if name else {}
+    found = prepared(tmp_path / "m", size=40, crop_size=32, do_center_crop=True, **said)
+    assert (found.crop_mode, found.crop_pct) == (mode, crop_pct)
+    assert (found.interpolation, found.crop_rounding) == (interpolation, "down")
 
 
 def test_dinov2_is_given_images_of_the_size_that_they_are_cropped_to(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """What we write, ship and push is a model, an image processor and a pipeline to transformers."""
 
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 import vitcli
+from checkpoints.golden_cases import GOLDEN
 from hub_server import LoopbackHub
 from peers.random_models import (
     assert_same,
@@ -95,6 +98,32 @@ def test_an_image_processor_whose_file_leaves_things_out(
         found = to_float(EvalTransform(preprocess)(image.convert("RGB")), preprocess)
     if expected.shape == (3, 224, 224):
         assert (found - expected).abs().max() <= 2 / 255 * 1.001
+
+
+@pytest.mark.parametrize("size", [(36, 43), (61, 50), (224, 99)])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ViT", {"size": 32}),
+        ("ViT", {"size": {"height": 39, "width": 39}, "crop_size": 32, "do_center_crop": True}),
+        ("DeiT", {"size": 39, "crop_size": 32}),
+        ("DeiT", {"size": 32, "do_center_crop": False, "resample": 2}),
+        ("CLIP", {"size": 35, "crop_size": 32}),
+        ("Bit", {"size": {"shortest_edge": 36}, "crop_size": 32, "image_std": [0.2, 0.3, 0.4]}),
+        ("Siglip", {"size": {"height": 32, "width": 32}}),
+    ],
+)
+def test_we_give_the_pixels_of_its_image_processors(
+    transformers: ModuleType, tmp_path: Path, name: str, said: dict[str, Any], size: tuple[int, int]
+) -> None:
+    shutil.copytree(GOLDEN / "hf_vit", tmp_path, dirs_exist_ok=True)
+    said = {"image_processor_type": f"{name}ImageProcessor", **said}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    with Image.open(CAT) as image:
+        image = image.convert("RGB").resize(size)
+    expected = torch.as_tensor(theirs(image)["pixel_values"][0])
+    torch.testing.assert_close(vitcli.load(tmp_path).transform(image), expected)
 
 
 @pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters"])

@@ -65,7 +65,8 @@ class Changes:
         {},
         "--preprocess KEY=VALUE",
         "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-        "antialias; size only if the model has no position embeddings); repeatable.",
+        "antialias, crop_rounding; size only if the model has no position embeddings); "
+        "repeatable.",
         parse=key_value(Preprocess),
     )
     arch: str | None = option(

@@ -41,9 +41,7 @@ class Fit:
         image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if antialias else None)
         # Resized whole, then cropped: resizing the crop alone would save a little time and differ
         # from timm by one level here and there.
-        (top, rows), (left, columns) = (
-            _centre(*sides) for sides in zip((height, width), self.preprocess.size, strict=True)
-        )
+        (top, rows), (left, columns) = map(self._centre, (height, width), self.preprocess.size)
         if not antialias:
             image = _interpolate(image, (height, width), (top, left), (rows, columns))
         elif height * width > LARGEST:  # an image of one line would become gigabytes
@@ -75,10 +73,12 @@ class Fit:
         ratio = max(ratios) if self.preprocess.crop_mode == "border" else min(ratios)
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
-
-def _centre(whole: int, size: int) -> tuple[int, int]:
-    """(start, length) of the middle `size` of `whole`; all of it if it is shorter."""
-    return (0, whole) if whole <= size else (round((whole - size) / 2), size)
+    def _centre(self, whole: int, size: int) -> tuple[int, int]:
+        """(start, length) of the middle `size` of `whole`; all of it if it is shorter."""
+        if whole <= size:
+            return 0, whole
+        margin = (whole - size) / 2
+        return (round if self.preprocess.crop_rounding == "even" else math.floor)(margin), size
 
 
 def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Image.Image:

@@ -41,9 +41,9 @@ class Kind(NamedTuple):
     norm_eps: float
     activation: Activation
     preprocess: Preprocess
-    """How it prepares images where no file says so; of any size."""
-    processor: str
-    """The class of its image processor, without "ImageProcessor"."""
+    """How its makers prepare images, used where no file says so; of any size."""
+    processor: str = "ViT"
+    """Its image processor, where the file does not name one; a key of `IMAGE_PROCESSORS`."""
     square: bool = False
     """Whether it takes square images only."""
     any_size: bool = False
@@ -52,7 +52,7 @@ class Kind(NamedTuple):
 
 _CROPPED = Preprocess((224, 224), *IMAGENET, "bicubic", 0.875)
 _SQUASHED = Preprocess((224, 224), *IMAGENET, "bilinear", crop_mode="squash")
-_VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"), "ViT")
+_VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"))
 _DINO = Kind(1e-6, "gelu", _CROPPED, "Bit", square=True, any_size=True)
 _CLIP = Kind(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), "CLIP", square=True)
 _SIGLIP = Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), "Siglip", square=True)
@@ -60,7 +60,7 @@ _SIGLIP = Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), "Siglip", squa
 KINDS = {
     "vit": _VIT,
     "deit": Kind(1e-12, "gelu", _CROPPED, "DeiT"),
-    "vit_mae": Kind(1e-12, "gelu", _SQUASHED, "ViT", square=True),
+    "vit_mae": Kind(1e-12, "gelu", _SQUASHED, square=True),
     "vit_msn": _VIT._replace(norm_eps=1e-6),
     "ijepa": _VIT,
     "dinov2": _DINO,
@@ -73,16 +73,29 @@ KINDS = {
 }
 """By model_type. Of a two-tower model ("clip") the image half is meant."""
 
-_SQUARE = {"size": {"height": 224, "width": 224}}
-_CENTRED = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
-_SIZES: dict[str, dict[str, Any]] = {
-    "ViT": _SQUARE,
-    "Siglip": _SQUARE,
-    "DeiT": {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
-    **dict.fromkeys(("Bit", "CLIP", "ChineseCLIP"), _CENTRED),
+
+class ImageProcessor(NamedTuple):
+    """What an image processor does where its file does not say."""
+
+    preprocess: Preprocess
+    squares: bool = False
+    """Whether a size of one number means both sides, and not the shorter one."""
+
+    @property
+    def crops(self) -> bool:
+        return self.preprocess.crop_mode == "center" or self.preprocess.crop_pct < 1
+
+
+_SHORTER = ImageProcessor(Preprocess((224, 224), *CLIP))
+IMAGE_PROCESSORS = {
+    "ViT": ImageProcessor(Preprocess(interpolation="bilinear", crop_mode="squash"), squares=True),
+    "DeiT": ImageProcessor(Preprocess(crop_pct=0.875, crop_mode="squash"), squares=True),
+    "Siglip": ImageProcessor(Preprocess(crop_mode="squash")),
+    "Bit": _SHORTER,
+    "CLIP": _SHORTER,
+    "ChineseCLIP": _SHORTER,
 }
-"""What a class of image processors takes for granted. A size that is one number stands for the
-sides that the default names."""
+"""By name, without the ending."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -425,7 +438,10 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
         said = outer.object("image_processor") if outer is not None else None
     if said is None or not said.values:
         return None
-    plain = dataclasses.replace(kind.preprocess, size=size or (224, 224))
+    name = said.get("image_processor_type", str, said.get("feature_extractor_type", str, ""))
+    stem = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name or kind.processor)
+    processor = IMAGE_PROCESSORS.get(stem, IMAGE_PROCESSORS[kind.processor])
+    plain = dataclasses.replace(processor.preprocess, size=size or (224, 224))
     mean: Any = (0.0, 0.0, 0.0)
     std: Any = (1.0, 1.0, 1.0)
     if said.get("do_normalize", bool, True):
@@ -438,34 +454,50 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     how: dict[str, Any] = {"mean": mean, "std": std}
     if "resample" in said:
         how["interpolation"] = said.word("resample", _FILTERS)
-    sizes = _SIZES.get(_processor_class(said)) or _SIZES[kind.processor]
-    said = said.merged({key: value for key, value in sizes.items() if key not in said})
-    resized, seen, box = _sides(said, "size"), _sides(said, "crop_size"), said.values["size"]
-    squashed = "height" in (box if isinstance(box, dict) else sizes["size"])
-    if said.get("do_center_crop", bool, False) and resized and seen:
-        how["crop_mode"] = "squash" if squashed else "center"
-        how["crop_pct"] = _fraction(min(seen), min(resized))
-    else:
-        how |= {"crop_mode": "squash", "crop_pct": 1.0}
-        seen = resized if squashed else None
-    if seen and size and seen != size:
-        if kind.any_size:
-            how["size"] = seen
-        else:
-            warnings.warn(
-                f"{said.where}: images of {seen[0]} x {seen[1]} pixels, which the model does not "
-                f"take in transformers; {size[0]} x {size[1]} is used",
-                VitWarning,
-                stacklevel=2,
-            )
+    fit, seen, same = _read_fit(said, processor)
+    how |= fit
+    if seen and size and seen != size and not kind.any_size:
+        warnings.warn(
+            f"{said.where}: images of {seen[0]} x {seen[1]} pixels, which the model does not "
+            f"take in transformers; {size[0]} x {size[1]} is used",
+            VitWarning,
+            stacklevel=2,
+        )
+    elif not same or stem not in IMAGE_PROCESSORS:
+        warnings.warn(
+            f"{said.where}: its way to resize and crop is not supported exactly; "
+            f"crop_mode={fit['crop_mode']} with crop_pct={fit['crop_pct']:.4g} is used",
+            VitWarning,
+            stacklevel=2,
+        )
+    if seen and size and kind.any_size:
+        how["size"] = seen
     return dataclasses.replace(plain, **how)
 
 
-def _processor_class(said: ForeignJson) -> str:
-    """Its name without the ending, of which there are several: "ImageProcessorFast" is of 4.x."""
-    older = said.get("feature_extractor_type", str, "")
-    name = said.get("image_processor_type", str, older)
-    return re.sub(r"(ImageProcessor|FeatureExtractor)\w*$", "", name)
+def _read_fit(
+    said: ForeignJson, processor: ImageProcessor
+) -> tuple[dict[str, Any], Size | None, bool]:
+    """How images are resized and cropped: fields of `Preprocess`, the size that the model sees
+    (None: as the image has it), and whether these fields give the same pixels."""
+    plain = processor.preprocess
+    side = math.floor(plain.size[0] / plain.crop_pct)
+    resized = _sides(said, "size") or (side, side)
+    seen = _sides(said, "crop_size") or plain.size
+    box = said.values.get("size")
+    if isinstance(box, dict):
+        squashed, same = "height" in box, "longest_edge" not in box
+    else:
+        squashed, same = processor.squares if box else plain.crop_mode == "squash", True
+    same = same and said.get("do_resize", bool, True)
+    if not said.get("do_center_crop", bool, processor.crops):
+        fit = {"crop_mode": "squash", "crop_pct": 1.0}
+        return fit, resized if squashed else None, same and squashed
+    pct = min(map(_fraction, seen, resized))
+    whole = tuple(math.floor(side / pct) for side in seen)
+    same = same and whole == resized and (squashed or seen[0] == seen[1])
+    mode = "squash" if squashed else "center"
+    return {"crop_mode": mode, "crop_pct": pct, "crop_rounding": "down"}, seen, same
 
 
 def _fraction(cropped: int, resized: int) -> float:
