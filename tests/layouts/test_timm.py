@@ -10,7 +10,7 @@ from checkpoints.golden_cases import GOLDEN
 from layouts.test_shapes import VITS, small
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, model_config
-from vitcli.errors import CheckpointError
+from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import (
     architecture_from_args,
@@ -163,6 +163,39 @@ def test_what_only_training_uses_is_ignored() -> None:
     rates = {"drop_rate": 0.1, "drop_path_rate": 0.1, "patch_drop_rate": 0.5}
     trained = config | {"model_args": {**config["model_args"], **rates}}
     assert from_config(ForeignJson(trained)).model == from_config(ForeignJson(config)).model
+
+
+def test_arguments_that_switch_a_part_off() -> None:
+    found = architecture_from_args("deit3_small_patch16_224", {"init_values": 0, "pos_embed": ""})
+    assert isinstance(found, ModelConfig)
+    assert (found.layer_scale, found.posemb) == (False, "none")
+
+
+def test_a_gated_mlp_has_one_activation() -> None:
+    giant = "vit_giant_patch14_dinov2"
+    with pytest.raises(CheckpointError, match="act_layer is 'gelu', not supported in a gated MLP"):
+        architecture_from_args(giant, {"act_layer": "gelu"})
+    model = architecture_from_args(giant, {})
+    assert isinstance(model, ModelConfig)
+    other = dataclasses.replace(model, activation="quick_gelu")
+    assert not_in_timm(other) == [] and best_architecture(other) == (giant, {})
+
+
+def test_timms_defaults_of_the_preprocessing() -> None:
+    config = golden("timm_vit_default")
+    for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation"):
+        config["pretrained_cfg"][key] = None
+    expected = Preprocess((64, 64), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_pct=0.875)
+    assert from_config(ForeignJson(config)).preprocess == expected
+
+
+def test_images_of_another_size_than_the_models_are_reported() -> None:
+    config = golden("timm_vit_default")
+    config["pretrained_cfg"]["input_size"] = [3, 96, 80]
+    assert from_config(ForeignJson(config)).model.image_size == (64, 64)  # timm fixes it
+    config["model_args"]["dynamic_img_size"] = True
+    with pytest.warns(VitWarning, match="images of 96x80 pixels, 64x64 is used"):
+        assert from_config(ForeignJson(config)).model.image_size == (64, 64)
 
 
 def test_old_files_keep_everything_in_one_table() -> None:

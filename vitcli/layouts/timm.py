@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
@@ -27,9 +28,9 @@ from vitcli.config import (
     Size,
     nearest,
 )
-from vitcli.errors import CheckpointError, ConfigError
+from vitcli.errors import CheckpointError, ConfigError, VitWarning
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import HALF, Layout, Match, below, find_prefix, refusals
+from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix, refusals
 from vitcli.layouts.table import Row, identity, rows
 from vitcli.resnets import DEPTHS, bit_resnet
 
@@ -176,7 +177,7 @@ _TYPES: dict[str, Any] = {
     "patch_size": int | Size,
     "mlp_ratio": float,
     "init_values": float | None,
-    "pos_embed": Literal["learn", "none"],
+    "pos_embed": Literal["learn", "none", ""],
     "fc_norm": bool | None,
     "global_pool": Literal["token", "avg", "map"],
     "act_layer": Activation | None,
@@ -289,6 +290,8 @@ def architecture_from_args(
     merged = dict(known[name])
     for key in DEFAULTS.keys() & given.values.keys():  # null is false where timm wants a flag
         merged[key] = given.get(key, kinds[key], False if kinds[key] is bool else None)
+    if merged["swiglu"] and merged["act_layer"]:  # in place of SiLU
+        given.refuse("act_layer", "supported in a gated MLP")
     if merged["stem"] is not None and backbone is not None:
         merged["stem"] = _stem_from_backbone(backbone)
     return _to_model(merged)
@@ -314,12 +317,12 @@ def _to_model(args: Args) -> ModelConfig:
         mlp_dim=int(min(max(args["embed_dim"] * args["mlp_ratio"], 0), 1 << 30)),
         patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
-        posemb=args["pos_embed"],
+        posemb=args["pos_embed"] or "none",
         posemb_tokens="patches" if args["no_embed_class"] else "all",
         pool=pool,
         final_norm=args["final_norm"] and not fc_norm,
         fc_norm=args["final_norm"] and fc_norm,
-        layer_scale=args["init_values"] is not None,
+        layer_scale=bool(args["init_values"]),
         patch_bias=not args["pre_norm"],
         activation=args["act_layer"] or "gelu",
     )
@@ -411,6 +414,8 @@ def not_in_timm(model: Architecture) -> list[str]:
     same: Args = {key: (value,) for key, value in vars(nearest_model).items()} | {"stem": None}
     if nearest_model.posemb == "learn":  # timm keeps a sine-cosine table as a learned one
         same["posemb"] = ("learn", "sincos2d")
+    if model.swiglu:  # an activation of its own
+        same["activation"] = None
     if model.posemb_prefix == nearest_model.posemb_prefix:
         same["posemb_tokens"] = None
     reasons += refusals(model, **same)
@@ -486,7 +491,7 @@ def _to_args(model: ModelConfig) -> Args:
         "final_norm": model.final_norm or model.fc_norm,
         "fc_norm": model.fc_norm,
         "global_pool": pools.get(model.pool, "token"),
-        "act_layer": model.activation,
+        "act_layer": "gelu" if model.swiglu else model.activation,
         "stem": model.stem and model.stem.depths,
     }
     return {key: args[key] for key in DEFAULTS | FIXED}
@@ -520,6 +525,15 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
         preprocess = _preprocess(pretrained, model.image_size)
     except (ConfigError, CheckpointError) as error:
         raise CheckpointError(error.what, where=config.where, hint=error.hint) from error
+    dynamic = not fixed or given.get("dynamic_img_size", bool, False)
+    if isinstance(model, ModelConfig) and dynamic and size and tuple(size[1:]) != model.image_size:
+        timms, own = ("x".join(map(str, sides)) for sides in (size[1:], model.image_size))
+        warnings.warn(
+            f"{config.where}: timm resizes the position embeddings for images of {timms} pixels, "
+            f"{own} is used; for the same, pass --resolution {timms} --posemb-method bicubic",
+            VitWarning,
+            stacklevel=2,
+        )
     return CheckpointInfo(
         model,
         preprocess,
@@ -529,13 +543,13 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
 
 
 def _preprocess(said: ForeignJson, size: Size) -> Preprocess:
-    """timm's defaults for what is absent are those of its `_cfg` for ViTs."""
+    """What is absent has the default of timm's `PretrainedCfg`."""
     named: Args = {
         "interpolation": said.get("interpolation", str, "bicubic"),
         "crop_mode": said.get("crop_mode", str, "center"),
     }
-    mean, std = said.triple("mean", HALF[0]), said.triple("std", HALF[1])
-    return Preprocess(size, mean, std, crop_pct=said.get("crop_pct", float, 0.9), **named)
+    mean, std = said.triple("mean", IMAGENET[0]), said.triple("std", IMAGENET[1])
+    return Preprocess(size, mean, std, crop_pct=said.get("crop_pct", float, 0.875), **named)
 
 
 def _labels(said: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLabel, ...]:

@@ -99,6 +99,7 @@ IMAGE_PROCESSORS = {
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
