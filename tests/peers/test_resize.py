@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
-from peers.random_models import assert_same, random_images
+from peers.random_models import assert_same, fill, random_images
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 
@@ -56,6 +56,23 @@ def test_transformers_computes_what_it_would_by_resizing_itself(
     key = "logits" if hasattr(found, "logits") else "pooler_output"
     torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-5)
     assert_same(load(tmp_path / "new"), after, images)
+
+
+def test_a_deit_of_one_head_is_resized_as_transformers_does(
+    transformers: ModuleType, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.DeiTConfig(**sizes, intermediate_size=64, image_size=32, patch_size=8)
+    theirs = transformers.DeiTForImageClassification(config).eval()
+    fill(theirs, 0)
+    theirs.save_pretrained(tmp_path)
+    ours, images = (
+        load(tmp_path, resolution=48, posemb_method="bicubic-hf"),
+        random_images(0, (48, 48)),
+    )
+    with torch.inference_mode():
+        expected = theirs(images, interpolate_pos_encoding=True).logits
+        torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-5)
 
 
 def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path: Path) -> None:

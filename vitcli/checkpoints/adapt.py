@@ -43,9 +43,10 @@ def resampled_tensors(model: Architecture) -> tuple[str, ...]:
 
 
 def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:
-    """transformers' own resize antialiases in Dinov2WithRegisters, which then is timm's."""
-    registers = not isinstance(model, BiTConfig) and model.num_registers > 0
-    return "bicubic" if method == "bicubic-hf" and registers else method
+    """transformers' own resize antialiases in Dinov2WithRegisters, which then is timm's. (A token
+    of DeiT's that no head reads is like a register, and has a position embedding.)"""
+    dino = not isinstance(model, BiTConfig) and model.num_registers and model.posemb_prefix == 1
+    return "bicubic" if method == "bicubic-hf" and dino else method
 
 
 def adapt(
