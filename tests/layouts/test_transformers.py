@@ -197,6 +197,20 @@ def test_blocks_without_the_prefix_of_the_rest(tmp_path: Path) -> None:
     assert all((found[name] == tensor).all() for name, tensor in expected.items())
 
 
+@pytest.mark.parametrize("outer", ["module.", "model.", "module.model."])
+@pytest.mark.parametrize("name", ["hf_vit", "hf_deit_teacher", "hf_dinov2"])
+def test_a_classifier_inside_a_training_program(tmp_path: Path, name: str, outer: str) -> None:
+    """As DDP and Lightning save it."""
+    folder = copied(GOLDEN / name, tmp_path / "m")
+    file = folder / "model.safetensors"
+    expected, tensors = load(file).state_dict(), load_file(file)
+    state = {f"{outer}{n}": tensor for n, tensor in tensors.items()}
+    torch.save({"epoch": 3, "model_state_dict": state}, folder / "last.pth")
+    found = load(folder / "last.pth").state_dict()
+    assert found.keys() == expected.keys()
+    assert all((found[name] == tensor).all() for name, tensor in expected.items())
+
+
 def test_every_resize_and_crop_is_met_to_the_pixel() -> None:
     """Also where cropped / (cropped / resized) is a little less than resized."""
     for resized, cropped in ((36, 32), (29, 20), (25, 17), (501, 384)):

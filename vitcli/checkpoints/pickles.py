@@ -29,6 +29,7 @@ STATES = (
     "model",
     "state_dict",
     "model_state",
+    "model_state_dict",
     "student",
     "module",
 )

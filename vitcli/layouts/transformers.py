@@ -27,7 +27,7 @@ from vitcli.config import (
 )
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import CLIP, IMAGENET, Layout, Match, find_prefix, refusals
+from vitcli.layouts.layout import CLIP, IMAGENET, Layout, Match, below, find_prefix, refusals
 from vitcli.layouts.table import Row, prefixed, rows
 
 CONFIG = "config.json"
@@ -207,9 +207,12 @@ class Transformers(Layout):
         if prefix is None:
             return None
         config = read_config(store.path.parent)
-        name, match = find(store, prefix, config)
+        outer = _before_classifier(store, prefix)
+        tensors, names, outside = below(store, outer)
+        inside = dataclasses.replace(store, tensors=tensors)
+        name, match = find(inside, prefix.removeprefix(outer), config)
         kind = KINDS[config.get("model_type", str, name)]
-        match = dataclasses.replace(match, default=kind.preprocess)
+        match = dataclasses.replace(match, names=names, outside=outside, default=kind.preprocess)
         fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **match.fields}
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
@@ -340,6 +343,14 @@ def read_config(directory: Path) -> ForeignJson:
     vision = config.object("vision_config_dict" if older else "vision_config")
     named = {key: config.values[key] for key in ("id2label", "problem_type") if key in config}
     return config.merged({**vision.values, **named, "model_type": kind})
+
+
+def _before_classifier(store: Store, prefix: str) -> str:
+    """What a training program puts before all names of a model with a classifier: "module.", or
+    Lightning's "model."."""
+    ends = ("cls_classifier.weight", "classifier.weight")
+    found = (name.removesuffix(end) for name in store.tensors for end in ends if name.endswith(end))
+    return max((outer for outer in found if prefix.startswith(outer)), key=len, default="")
 
 
 def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
