@@ -89,10 +89,10 @@ class OutputError(VitError):
 class MissingExtraError(VitError):
     """An optional dependency that is not installed."""
 
-    def __init__(self, module: str, extra: str, purpose: str) -> None:
+    def __init__(self, module: str, purpose: str) -> None:
         super().__init__(
             f"{purpose} needs the package '{module}'",
-            hint=f"pip install 'vitcli[{extra}]', or with pipx: pipx inject vitcli {module}",
+            hint=f"pip install {module}, or with pipx: pipx inject vitcli {module}",
         )
 
 

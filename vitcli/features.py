@@ -57,7 +57,10 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
         depth = model.depth if config.layer is None else config.layer + 1
         if depth > model.depth:
             blocks = counted(model.depth, "block")
-            raise ConfigError(f"the model has {blocks}, so there is no block {depth - 1}")
+            raise ConfigError(
+                f"the model has {blocks}, so there is no block {depth - 1}",
+                hint=f"blocks are counted from 0 to {model.depth - 1}",
+            )
         pool = model.pool if config.pool == "head" else config.pool
         if pool == "map" and model.pool != "map":
             raise ConfigError(

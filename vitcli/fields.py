@@ -144,7 +144,7 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
             continue
         if not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
             wanted = " and ".join(f"{LIMITS[key][0]} {limits[key]}" for key in limits)
-            raise ValueError(f"must be {wanted}, not {number}")
+            raise ValueError(f"must be {wanted}, not {number:g}")
 
 
 def from_text(hint: Any, text: str) -> Any:
@@ -245,9 +245,9 @@ def key_value(kind: Any, **fixed: str) -> Callable[[str], tuple[str, Any]]:
             wrong = f"unknown field '{key}'" if separator else f"'{text}' is not KEY=VALUE"
             raise ValueError(f"{wrong}; fields are {', '.join(hints)}")
         hint, field = hints[key], next(f for f in dataclasses.fields(kind) if f.name == key)
-        is_colour = get_origin(hint) is tuple and hint != Size
-        if is_colour and "," not in value:  # one number for the three channels
-            value = ",".join([value] * len(get_args(hint)))
+        if get_origin(hint) is tuple and hint != Size:
+            with contextlib.suppress(ValueError):  # one number for the three channels
+                value = ",".join([str(float(value))] * len(get_args(hint)))
         try:
             found = parse_size(value) if hint == Size else from_text(hint, value)
             check_value(field, hint, found)

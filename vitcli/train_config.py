@@ -53,7 +53,9 @@ NEW_MODEL = Requirement(
 TRAINED_BLOCKS = Requirement(
     "has no effect with --freeze backbone", lambda run: run.freeze != "backbone"
 )
-DEVICES = Requirement("requires --devices", lambda run: bool(run.devices) or is_launched())
+DEVICES = Requirement(
+    "requires --devices or torchrun", lambda run: bool(run.devices) or is_launched()
+)
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ class TrainConfig:
         requires=Requirement("requires --weight-decay above 0", lambda run: run.weight_decay > 0),
     )
     clip_norm: float | None = option(
-        1.0, "--clip-norm X", "Clip the global norm of the gradients to X; 0 turns it off.", min=0
+        1.0, "--clip-norm X", "Clip gradients to a global norm of X; 0 turns it off.", min=0
     )
     layer_decay: float | None = option(
         None,
@@ -420,7 +422,8 @@ class TrainConfig:
     workers: int | None = option(
         None,
         "--workers N",
-        "Number of processes that decode images.  [default: depends on the device]",
+        "Number of processes that decode images.  [default: 1 on a CPU; with a GPU, one per core "
+        "up to 16]",
         on_resume=True,
         min=0,
     )
@@ -477,8 +480,8 @@ class TrainConfig:
             )
         if self.class_weights == "balanced" and self.balanced_sampling:
             raise ConfigError(
-                "balanced class weights and balanced sampling cannot be combined",
-                hint="leave out --class-weights or --balanced-sampling",
+                "--class-weights balanced and --balanced-sampling cannot be combined",
+                hint="leave out one of them",
             )
         if self.sweep and self.objective != "classify":
             raise ConfigError("several values of --lr require --objective classify")

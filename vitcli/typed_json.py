@@ -90,7 +90,7 @@ def from_json(hint: Any, value: Any) -> Any:
         return float(value)
     if hint is Any or (hint in (int, bool, str) and type(value) is hint):
         return value
-    wanted = f"{len(args)} values" if origin is tuple else getattr(hint, "__name__", hint)
+    wanted = f"{len(args)} numbers" if origin is tuple else getattr(hint, "__name__", hint)
     raise ValueError(f"{value!r:.60} is not {wanted}")
 
 

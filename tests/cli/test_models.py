@@ -131,7 +131,7 @@ def test_pull_prints_the_path(vit):
     result = vit("pull", "default", "default-pretrained", "--offline")
     first, second = result.stdout.splitlines()
     assert first == str(registry.shipped()[registry.aliases()["default"]] / "model.safetensors")
-    assert Path(second).is_file() and "default is already in the cache" in result.stderr
+    assert Path(second).is_file() and "default is already on this machine" in result.stderr
 
 
 def test_pull_goes_on_after_a_failure(vit):

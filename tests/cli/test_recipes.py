@@ -30,7 +30,7 @@ def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tm
     assert overridden.split() == [
         "overridden:", "--batch-size,", "--lr,", "--resolution,", "--steps,", "--val-fraction",
     ]  # fmt: skip
-    assert "4 steps of 8 (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps" in result.stderr
+    assert "4 steps of 8 images (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps" in result.stderr
 
 
 def test_a_preset_is_a_sweep_whose_values_can_be_replaced():
@@ -55,7 +55,7 @@ def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
     assert "\x1b" not in result.stdout and "─" not in result.stdout
     assert lines[-1] == ["model:", str(tmp_path / "run")]
     assert "learning rates 0.03 and 0.001, warm-up 0 steps" in result.stderr
-    assert "for 2 runs, then the best on all images" in result.stderr
+    assert "for 2 runs, then a final run" in result.stderr
     assert "learning rate 0.001, 2 of 2" in result.stderr
     again = vit("predict", images / "cats" / "0.png", "--model", tmp_path / "run", "--json")
     assert again.exit_code == 0

@@ -49,6 +49,8 @@ def test_the_split_is_recorded_and_reused(make_directory):
     assert len(again.train) == len(first.train) + 5 and len(again.warnings) == 1
     source, words, _ = open_split(config, "auto", record=record)
     assert set(source.names) == set(first.val.names) and "held out" in words
+    source, _, warnings = open_split(config, "train", record=record)
+    assert set(source.names) == set(again.train.names) and "trained on" in warnings[-1]
     (root / first.val.names[0]).unlink()
     fewer = open_data(config, record=record)
     assert len(fewer.val) == len(first.val) - 1 and len(fewer.warnings) == 2

@@ -162,7 +162,7 @@ def test_heic_without_its_extra_is_named(monkeypatch):
     monkeypatch.setattr("vitcli.data.images.HAS_HEIF", False)
     with pytest.raises(ImageError) as caught:
         decode(b"\0\0\0\x18ftypheic" + bytes(100))
-    assert "vitcli[heif]" in str(caught.value.hint)
+    assert "pip install pillow-heif" in str(caught.value.hint)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -171,4 +171,4 @@ def test_without_datasets_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError) as caught:
         open_split(DataConfig(str(tmp_path / "x.parquet")))
-    assert "vitcli[data]" in str(caught.value.hint)
+    assert "pip install datasets" in str(caught.value.hint)

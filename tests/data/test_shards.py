@@ -315,4 +315,4 @@ def test_without_webdataset_the_extra_is_named(shard_directory, monkeypatch):
     monkeypatch.setitem(sys.modules, "webdataset", None)
     with pytest.raises(MissingExtraError) as caught:
         opened(shard_directory)
-    assert "vitcli[data]" in str(caught.value.hint)
+    assert "pip install webdataset" in str(caught.value.hint)

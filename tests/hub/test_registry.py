@@ -130,10 +130,10 @@ def test_a_repo_on_the_hub(here, spec, repo):
     [
         ("vit-b16-i22k", "did you mean vit-b16-i21k"),
         ("defalt", "did you mean default"),
-        ("something entirely different", "default, default-pretrained"),
-        ("", "default, default-pretrained"),
-        ("runs/flowers/model.safetensors", "default, default-pretrained"),
-        ("a/b/c", "default, default-pretrained"),
+        ("something entirely different", "default and default-pretrained"),
+        ("", "default and default-pretrained"),
+        ("runs/flowers/model.safetensors", "default and default-pretrained"),
+        ("a/b/c", "default and default-pretrained"),
     ],
 )
 def test_an_unknown_name_is_guessed(here, spec, hint):

@@ -57,7 +57,7 @@ class Changes:
     labels: tuple[ClassLabel, ...] = option(
         (),
         "--classes --labels FILE",
-        "File that lists the model's classes in index order, one per line: a name, or an id, a tab "
+        "File that lists the model's classes in index order, one per line: an id, or an id, a tab "
         "and a name.",
         parse=_read_labels,
     )
@@ -72,7 +72,8 @@ class Changes:
     arch: str | None = option(
         None,
         "--arch NAME",
-        "Architecture, if the file does not specify it: a name such as B/16, or a name of timm's.",
+        "Architecture, if the file does not specify it: a name such as B/16, or timm's, such as "
+        "vit_base_patch16_224.",
     )
     num_heads: int | None = option(
         None, "--num-heads N", "Number of attention heads, if the file does not specify it.", min=1
@@ -173,7 +174,10 @@ def _check_sizes(arch: str, known: object, found: object, *names: str) -> None:
     for name in names:
         theirs, ours = getattr(known, name), getattr(found, name)
         if theirs != ours:
-            raise ConfigError(f"{name} is {theirs} in {arch} and {ours} in the file")
+            raise ConfigError(
+                f"{name} is {theirs} in {arch} and {ours} in the file",
+                hint="leave out --arch, or give the architecture of this file",
+            )
 
 
 def _with_head(model: Architecture, changes: Changes) -> Architecture:

@@ -188,7 +188,7 @@ def use_lines(
     crop = {"center": "centre crop", "squash": "squashed", "border": "letterbox"}
     how = [_size(preprocess.size), preprocess.interpolation, crop[preprocess.crop_mode]]
     how[1] += "" if preprocess.antialias else " without antialiasing"
-    how[2] += f" of {preprocess.crop_pct:.1%}" if preprocess.crop_pct != 1 else ""
+    how[2] += f" (crop_pct {preprocess.crop_pct:g})" if preprocess.crop_pct != 1 else ""
     for key in ("mean", "std"):
         how.append(f"{key} ({', '.join(f'{v:g}' for v in getattr(preprocess, key))})")
     yield "preprocessing", ", ".join(how)
@@ -199,9 +199,12 @@ def use_lines(
 
 
 def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where a checkpoint comes from: the commands that made it, oldest first, then the rest."""
+    """Where a checkpoint comes from: the command that made it, then the rest."""
     runs = [run["command"] for run in (*stated.get("history", ()), stated) if run.get("command")]
-    yield from zip(["command", *["then"] * len(runs)], runs, strict=False)
+    if runs:
+        yield "command", runs[-1]
+    if len(runs) > 1:
+        yield "earlier runs", f"{len(runs) - 1} (--json and the model card have them)"
     for name, value in stated.items():
         if name == "metrics":
             value = ", ".join(
@@ -211,6 +214,8 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
         elif name == "steps":
             name = "stored step"
+        elif name == "seconds":
+            name, value = "time", output.duration(value)
         elif name == "posemb_resize":
             name, value = "position embeddings", f"resized, {value['method']}"
         elif name == "input_size":

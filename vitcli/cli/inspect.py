@@ -76,8 +76,8 @@ class Inspect(Computing):
     layer: int | None = option(
         None,
         "--layer N",
-        "Block whose attention is shown; for rollout and gradient, the last block that counts. "
-        "Counted from 0.  [default: the last]",
+        "Block to show, counted from 0; with rollout or gradient, the last block to include.  "
+        "[default: the last]",
     )
     head: int | None = option(
         None,
@@ -93,8 +93,8 @@ class Inspect(Computing):
     faithfulness: bool = option(
         False,
         "--faithfulness",
-        "Measure how faithful each map is: the score of the class while patches are removed or "
-        "revealed in the order of the map, compared with random maps.",
+        "Test each map by deletion and insertion: the score of the class as patches are removed "
+        "or revealed in the map's order, compared with random maps.",
     )
     arrays: str | None = option(
         None, "--arrays FILE.npz", "Also save the arrays behind the figures.", parse=ending(".npz")
@@ -299,7 +299,7 @@ class _Show:
                 f"{key} {areas['map'][key]:.3f} (random {areas['random'][key]:.3f})"
                 for key in ("deletion", "insertion")
             ]
-            output.note(f"{title}: {', '.join(parts)}")
+            output.line(f"{title}; {', '.join(parts)}")
         return areas
 
     def save(self, path: str) -> None:

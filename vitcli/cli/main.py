@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "predict": "Classify images.",
-    "finetune": "Fine-tune a pre-trained model on your images.",
-    "pretrain": "Train a model from scratch.",
+    "finetune": "Fine-tune a pre-trained model on your own classes.",
+    "pretrain": "Pre-train a model, with or without labels.",
     "fewshot": "Evaluate a model's features with a few images per class.",
     "evaluate": "Evaluate a model on labelled images.",
     "convert": "Convert a checkpoint to another layout.",

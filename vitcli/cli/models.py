@@ -56,8 +56,8 @@ class List(Common):
     words: list[str] = option(
         [],
         "WORDS",
-        "Only list models whose line contains all of these words; the word cached selects "
-        "downloaded models.",
+        "Only list models whose line contains all of these words; cached selects downloaded "
+        "models, ships the included ones.",
     )
 
 
@@ -93,7 +93,7 @@ def models() -> None:
 @app.command("list", cls=GroupedCommand)
 @command(List)
 def list_models(args: List) -> None:
-    """List models with a short name, and downloaded repos."""
+    """List the models that have a short name, and downloaded repos."""
     wanted = [word.lower() for word in args.words]
     rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
     if not rows and wanted == [CACHED]:
@@ -139,7 +139,7 @@ def show(args: Show) -> None:
     head = ", with the head" if config.num_classes else ""
     fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
     facts = {
-        "multiply-adds": row["gmacs"] and f"{row['gmacs']:,.2f} billion per image{head}",
+        "GMACs": row["gmacs"] and f"{row['gmacs']:,.2f} per image{head}",
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as measured by timm",
         "labels": row["labels"],
         "license": row["license"],

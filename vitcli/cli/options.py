@@ -85,7 +85,10 @@ class Running(Computing):
         MACHINE,
     )
     batch_size: int | None = option(
-        None, "--batch-size -b N", "Images per batch.  [default: depends on the device]", min=1
+        None,
+        "--batch-size -b N",
+        "Images per batch.  [default: 4 per core on a CPU, 64 on a GPU]",
+        min=1,
     )
     workers: int | None = option(
         None, "--workers N", "Number of threads that decode images.  [default: one per core]", min=1

@@ -43,7 +43,7 @@ class Predict(Adapting):
         ...,
         "IMAGES",
         "Files, directories (searched recursively), glob patterns, URLs, @list.txt (one of these "
-        "per line), or - for an image on stdin.",
+        "per line; @- reads the list from stdin), or - for an image on stdin.",
     )
     top_k: int = option(TOP_K, "--top-k -k K", "Number of classes to print per image.", min=1)
     threshold: float | None = option(
@@ -56,7 +56,7 @@ class Predict(Adapting):
         "classifying: one float32 row per image, NaN if the image cannot be read.",
         parse=ending(".npy", ".safetensors"),
     )
-    csv: bool = option(False, "--csv", "Print CSV, one row per class.")
+    csv: bool = option(False, "--csv", "Print CSV, one row per class (with --features, per image).")
     output: str | None = option(
         None,
         "--output -o FILE",
@@ -111,8 +111,8 @@ def _introduce(predictor: Predictor, default: bool) -> None:
     if default:
         output.note(
             f"using {name} ({len(names)} classes: {', '.join(names[:12])}"
-            f"{', ...' if len(names) > 12 else ''}); choose another model with --model, such as "
-            "--model vit-b16-i21k"
+            f"{', ...' if len(names) > 12 else ''}); choose another with --model, such as "
+            "vit-b16-i21k"
         )
     else:
         note_missing_names(predictor)

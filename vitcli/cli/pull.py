@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 
@@ -76,7 +77,8 @@ def pull(args: Pull) -> None:
             output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
         else:
             if not how["on_progress"].shown:
-                output.note(f"{name} is already in the cache")
+                where = "on this machine" if isinstance(found, Path) else "in the cache"
+                output.note(f"{name} is already {where}")
             output.line(str(opened.file))
     if failed:
         raise typer.Exit(1)

@@ -33,7 +33,9 @@ class Push(Transferring):
         "--revision BRANCH",
         "Branch to push to; created if it does not exist.  [default: main]",
     )
-    message: str | None = option(None, "--commit-message --message TEXT", "Commit message.")
+    message: str | None = option(
+        None, "--commit-message --message TEXT", "Title of the commit.  [default: Push DATASET]"
+    )
     create_pr: bool = option(
         False, "--create-pr", "Open a pull request instead of changing the repo."
     )
@@ -41,7 +43,7 @@ class Push(Transferring):
         None,
         "--license ID",
         "License to state in the model card, for example apache-2.0.  [default: the card's, else "
-        "that of the model it was trained from]",
+        "that of the model it was fine-tuned from]",
     )
     overwrite_card: bool = option(
         False, "--overwrite-card", "Replace the model card on the Hub, including edits made there."
@@ -64,8 +66,8 @@ def push(args: Push) -> None:
     """Upload a model to the Hub, for vit, timm and transformers to load by name.
 
     Uploads the weights, config.json, a model card and its images in one commit, and skips unchanged
-    files. Edits made to the card on the Hub are kept. Directory names, tokens and training states
-    are never uploaded.
+    files. Edits made to the card on the Hub are kept. Of every path, only the last component is
+    uploaded; tokens and training states never are.
 
     \b
     Examples:

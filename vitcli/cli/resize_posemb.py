@@ -66,7 +66,7 @@ def resize_posemb(args: ResizePosemb) -> None:
       vit resize-posemb default --resolution 160 -o larger --plot posemb.png
     """
     if args.grid is None and args.resolution is None:
-        raise UsageError("one of --grid and --resolution is required")
+        raise UsageError("--grid or --resolution is required")
     if args.grid is not None and args.resolution is not None:
         raise UsageError("--grid and --resolution cannot be combined")
     if args.in_place and args.output is not None:
@@ -104,7 +104,7 @@ def resize_posemb(args: ResizePosemb) -> None:
     if args.dry_run:
         output.line(loss)
     else:
-        output.note(f"{loss}; accuracy drops until the model is fine-tuned at this size")
+        output.note(f"{loss}; accuracy drops until the model is fine-tuned at the new size")
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
         output.note("the position embeddings of the decoder were not resized")
     if not job.keeps_kind:

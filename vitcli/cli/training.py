@@ -41,8 +41,9 @@ class Start(Fetching):
     resume: str | None = option(
         None,
         "--resume DIR",
-        "Continue the interrupted run in this directory, with its original options. Only --max-bad "
-        "and the options under Machine except --precision may be given.",
+        "Continue the interrupted run in this directory, with its original options: only "
+        "--max-bad, the options under Machine except --precision, and those under Other options "
+        "may be given.",
     )
     force: bool = option(False, "--force", "Replace the run in the output directory.")
     preset: PresetName | None = option(

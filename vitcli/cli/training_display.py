@@ -105,7 +105,7 @@ def plan_text(plan: Plan) -> str:
     if isinstance(plan, SweepPlan):
         rate = f"learning rates {numbers(plan.sweep)}"
         runs = f" for {len(plan.sweep)} runs"
-        runs += ", then the best on all images" if plan.retrain else ""
+        runs += ", then a final run" if plan.retrain else ""
     if plan.ranks > 1:
         machine = f"{plan.ranks} x {machine.partition(':')[0]}"
     machine += f", {plan.precision}"
@@ -118,10 +118,11 @@ def plan_text(plan: Plan) -> str:
         "data": f"{counted(plan.train_images, 'training image')}, "
         f"{counted(plan.val_images, 'validation image')}, "
         + (counted(plan.classes, "class", "classes") if plan.classes else "labels not used"),
-        "plan": f"{counted(plan.steps, 'step')} of {plan.batch_size}{parts} "
+        "plan": f"{counted(plan.steps, 'step')} of {counted(plan.batch_size, 'image')}{parts} "
         f"({plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}), "
         f"{plan.optimizer}, {rate}, warm-up {counted(plan.warmup, 'step')}",
-        "cost": f"{flops_text(plan.flops)} per image, {flops_text(plan.exaflops * 1e18)} in all",
+        "cost": f"{flops_text(plan.flops)} per image forward; "
+        f"{flops_text(plan.exaflops * 1e18)} in all, backward passes included",
         "machine": machine,
     }
     return "\n".join(_line(name, text) for name, text in lines.items())
@@ -166,12 +167,18 @@ def preset_text(event: Mapping[str, Any]) -> str:
     length = "steps" if values["epochs"] is None else "epochs"
     del values["epochs" if length == "steps" else "steps"]
     unset = dict.fromkeys(values, "auto") | {"clip_norm": "off"}
-    parts = [f"{k.replace('_', ' ')} {unset[k] if v is None else v}" for k, v in values.items()]
+    parts = [
+        f"{k.replace('_', ' ')} {unset[k] if v is None else _plain(v)}" for k, v in values.items()
+    ]
     lines = [_line("preset", f"{event['preset']}: {', '.join(parts)}")]
     if event["overridden"]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in event["overridden"])
         lines.append(_line("", f"overridden: {names}"))
     return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def show_sweep(choice: Choice) -> None:
@@ -185,7 +192,9 @@ def show_sweep(choice: Choice) -> None:
         rows.append([f"{trial.lr:g}", *cells, "best" if trial.lr == choice.lr else ""])
     output.table(["learning rate", "val top-1", "val loss", "step", ""], rows, (0, 1, 2, 3))
     if choice.retrain:
-        output.note(f"training on all images with learning rate {choice.lr:g}")
+        output.note(
+            f"training on the training and validation images with learning rate {choice.lr:g}"
+        )
 
 
 def numbers(values: Sequence[float]) -> str:

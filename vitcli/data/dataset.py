@@ -32,7 +32,7 @@ from vitcli.data.source import Dataset, Ints, Source, join_sources
 from vitcli.data.stream import Stream, Streaming
 from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
-from vitcli.words import counted
+from vitcli.words import counted, either
 
 Split = Literal["auto", "train", "val", "test"]
 
@@ -199,22 +199,26 @@ def open_split(
     warnings = list(dataset.warnings)
     words = "all images" if [*there] == [chosen] else f"{_WORDS[chosen]} split"
     source = there.get(chosen)
-    wants_held = split == "val" or (split == "auto" and chosen == "train")
-    kind = record.get("kind") if record is not None else None
-    if wants_held and kind == "held out" and "val" not in there and "train" in there:
-        train = indexed(there["train"])
+    kind, trained_on = record.get("kind") if record is not None else None, False
+    if kind == "held out" and "val" not in there and "train" in there and chosen != "test":
+        train, trained_on = indexed(there["train"]), split == "train"
         held, _ = _hold_out(train, config, record, warnings)
-        if not len(held):
+        if trained_on:
+            source = train.select(np.setdiff1d(np.arange(len(train)), held))
+        elif not len(held):
             what = "none of the images that were held out of training exist anymore"
             raise DataError(what, where=config.path, hint="evaluate on other images")
-        source, words = train.select(held), "images held out of training"
-    elif (chosen == "train" and record is not None) or (chosen == "val" and kind == "merged"):
+        else:
+            source, words = train.select(held), "images held out of training"
+    elif record is not None:
+        trained_on = chosen == "train" or (chosen == "val" and kind == "merged")
+    if trained_on:
         warnings.append("the model was trained on these images, so the metrics are too high")
     if source is None:
         raise DataError(
             f"there is no {_WORDS[chosen]} split",
             where=config.path,
-            hint=f"the dataset has a {' and a '.join(_WORDS[name] for name in there)} split",
+            hint=f"use --split {either([*there, 'auto'])}",
         )
     return indexed(source), words, tuple(warnings)
 

@@ -104,7 +104,7 @@ def skipped_words(skipped: Counter[str]) -> str:
     count = skipped.total()
     words = f"skipped {counted(count, 'file')} of unsupported kinds: {kinds}"
     if any(kind[1:] in HEIF_SUFFIXES for kind in skipped):
-        words += "; install pillow-heif to read HEIC: pip install 'vitcli[heif]'"
+        words += "; to read HEIC, install pillow-heif"
     return words
 
 

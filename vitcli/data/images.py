@@ -91,7 +91,7 @@ def open_image(encoded: Encoded) -> Opened:
         raise ImageError("the file is empty", where=where)
     if encoded[4:8] == b"ftyp" and encoded[8:12] in _HEIF_BRANDS:
         if not HAS_HEIF:
-            hint = "pip install 'vitcli[heif]', or with pipx: pipx inject vitcli pillow-heif"
+            hint = "pip install pillow-heif, or with pipx: pipx inject vitcli pillow-heif"
             raise ImageError("HEIC images need pillow-heif", where=where, hint=hint)
         importlib.import_module("pillow_heif").register_heif_opener()
     try:

@@ -121,7 +121,7 @@ def library() -> Any:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        raise MissingExtraError("datasets", "data", "reading parquet files") from error
+        raise MissingExtraError("datasets", "reading parquet files") from error
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)
     return datasets

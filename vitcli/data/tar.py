@@ -59,7 +59,7 @@ def webdataset() -> Any:
     try:
         return importlib.import_module("webdataset")
     except ImportError as error:
-        raise MissingExtraError("webdataset", "data", "reading tar shards") from error
+        raise MissingExtraError("webdataset", "reading tar shards") from error
 
 
 def opener_of(head: bytes) -> Callable[..., Any] | None:

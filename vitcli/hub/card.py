@@ -161,8 +161,9 @@ def _introduction(info: CheckpointInfo) -> list[str]:
         f"{flops_text(2 * model.macs())} per image) for images of {height} x {width} pixels, "
         f"{head}",
         "",
-        f"Images are resized ({filtered}, {preprocess.crop_mode}, crop {preprocess.crop_pct:g}), "
-        f"scaled to [0, 1] and normalized with mean {mean} and std {std}.{scores}",
+        f"Images are resized ({filtered}, crop_mode {preprocess.crop_mode}, crop_pct "
+        f"{preprocess.crop_pct:g}), scaled to [0, 1] and normalized with mean {mean} and std "
+        f"{std}.{scores}",
     ]
 
 
@@ -189,7 +190,7 @@ def _metrics(
     if rows:
         lines += ["", "| metric | |", "|---|---|", *rows]
     if shown is not None:
-        lines += ["", f"On {counted(shown.count, 'image')}:", "", *_by_class(info, shown)]
+        lines += ["", f"By class, on {counted(shown.count, 'image')}:", "", *_by_class(info, shown)]
     for caption, file in images.items():
         lines += ["", f"![{caption}]({file})"]
     return lines

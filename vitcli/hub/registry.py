@@ -216,6 +216,6 @@ def named(text: str) -> Path | RegistryEntry | HubRepo:
 
 
 def _not_found(text: str, what: str, others: Sequence[str] = ()) -> ModelNotFoundError:
-    ships = f"the built-in models are {', '.join(aliases())}; list all with `vit models`"
+    ships = f"the included models are {' and '.join(aliases())}; list all with `vit models`"
     hint = did_you_mean(text, [*names(), *others]) or ships
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

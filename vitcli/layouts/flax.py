@@ -212,7 +212,9 @@ class NpzLayout(Layout):
                 found.append("its readers add 1e-10 to the variance in weight standardization")
             return found
         if model.activation != "gelu_tanh":
-            found.append("its readers compute GELU's tanh approximation: logits differ by 1e-4")
+            found.append(
+                "programs that read it approximate GELU by tanh: logits differ by about 1e-4"
+            )
         if model.norm_eps != 1e-6:
             found.append(f"its readers use LayerNorm epsilon 1e-6, not {model.norm_eps}")
         if model.stem and model.stem.std_eps_in != "deviation":

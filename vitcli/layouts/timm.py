@@ -724,7 +724,7 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
             f"a config.json of transformers ({config.get('model_type', str)}), but the weights "
             "have timm's names",
             where=path,
-            hint="replace config.json by the one that belongs to these weights",
+            hint="replace config.json with the one that belongs to these weights",
         )
     raise CheckpointError("not a timm config.json: it has no architecture", where=path)
 

@@ -22,6 +22,7 @@ from vitcli.data.stream import Stream, Streaming
 from vitcli.devices import choose_device, choose_precision
 from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, DataError, ImageError, RunError
+from vitcli.hub import registry
 from vitcli.inference import LONG_SEQUENCE, check_memory
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
@@ -255,7 +256,7 @@ def _provenance(
     if config.note:
         provenance["note"] = config.note
     if config.model is not None:
-        provenance |= ancestry(start, config.model)
+        provenance |= ancestry(start, registry.aliases().get(config.model, config.model))
         grid, new = start.model.grid, _trained_shape(start.model, config).grid
         if grid != new and start.model.posemb_tables:
             resized = {"method": config.posemb_method, "from": list(grid), "to": list(new)}

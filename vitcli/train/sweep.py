@@ -194,8 +194,8 @@ class _Sweep:
             place = RunDirectory(self.directory.path / "sweep" / "retrain")
             note = (
                 f"the learning rate {best.lr:g} was the best of {_listed(config.sweep)}, with "
-                f"{best.val_top1:.1%} on validation; the model was then trained on all images, and "
-                "the last weights were stored"
+                f"{best.val_top1:.1%} on validation; the model was then trained on the training "
+                "and validation images, and the last weights were stored"
             )
             data = dataclasses.replace(config.data, merge_val=True)
             without_val = {"data": data, "patience": None, "probe_every": None}

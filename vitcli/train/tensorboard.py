@@ -16,7 +16,7 @@ _NO_SCALARS = ("event", "step", "steps", "eta")
 def require_tensorboard() -> None:
     """Raises MissingExtraError if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError("tensorboard", "tensorboard", "--tensorboard")
+        raise MissingExtraError("tensorboard", "--tensorboard")
 
 
 @contextmanager
