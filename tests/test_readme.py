@@ -17,13 +17,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from vitcli.cli import main
+from vitcli.config import ModelConfig, Preprocess
 from vitcli.hub.registry import entries
 
 ROOT = Path(__file__).parents[1]
@@ -193,6 +194,17 @@ def test_keys_of_json_are_documented(
     assert printed
     for line in printed.splitlines():
         assert keys(json.loads(line)) <= set(re.findall(r"\w+", documented))
+
+
+def test_fields_are_documented() -> None:
+    """Those of `--preprocess` and `--set`, and their choices."""
+    section = PAGES["docs/checkpoints.md"].partition("### Fields\n")[2]
+    documented = set(re.findall(r"`([^`]+)`", section))
+    for kind in (Preprocess, ModelConfig):
+        hints = get_type_hints(kind)
+        choices = {choice for hint in hints.values() for choice in get_args(hint)}
+        assert hints.keys() - {"stem"} <= documented
+        assert {choice for choice in choices if isinstance(choice, str)} <= documented
 
 
 def keys(value: object) -> set[str]:

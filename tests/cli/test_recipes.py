@@ -30,7 +30,10 @@ def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tm
     assert overridden.split() == [
         "overridden:", "--batch-size,", "--lr,", "--resolution,", "--steps,", "--val-fraction",
     ]  # fmt: skip
-    assert "4 steps of 8 images (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps" in result.stderr
+    assert (
+        "4 steps of 8 images (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps"
+        in result.stderr
+    )
 
 
 def test_a_preset_is_a_sweep_whose_values_can_be_replaced():
