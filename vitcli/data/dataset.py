@@ -204,7 +204,8 @@ def open_split(
         train, trained_on = indexed(there["train"]), split == "train"
         held, _ = _hold_out(train, config, record, warnings)
         if trained_on:
-            source = train.select(np.setdiff1d(np.arange(len(train)), held))
+            rest = np.setdiff1d(np.arange(len(train)), held)
+            source, words = train.select(rest), "training split"
         elif not len(held):
             what = "none of the images that were held out of training exist anymore"
             raise DataError(what, where=config.path, hint="evaluate on other images")
