@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from peers.random_models import (
     saved,
 )
 from vitcli.data.transforms import EvalTransform, to_float
+from vitcli.errors import VitWarning
 from vitcli.hub.push import Target, compare, pack, push
 from vitcli.layouts.transformers import KINDS, _read_preprocess
 
@@ -85,19 +87,22 @@ def test_its_image_processor_gives_our_pixels(
 def test_an_image_processor_whose_file_leaves_things_out(
     transformers: ModuleType, tmp_path: Path, name: str, said: dict[str, object], ending: str
 ) -> None:
-    """Where it gives the model images of its size."""
+    """The same pixels, or a warning where it gives the model images of another size."""
     key = "feature_extractor_type" if ending == "FeatureExtractor" else "image_processor_type"
     values = {"resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     text = json.dumps({key: name + ending, **values, **said})
     (tmp_path / "preprocessor_config.json").write_text(text)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    preprocess = _read_preprocess(tmp_path, KINDS["vit"], (224, 224))
+    with warnings.catch_warnings(record=True) as told:
+        preprocess = _read_preprocess(tmp_path, KINDS["vit"], (224, 224))
     assert preprocess is not None
     with Image.open(CAT) as image:
         expected = torch.as_tensor(theirs(image.convert("RGB"))["pixel_values"][0])
         found = to_float(EvalTransform(preprocess)(image.convert("RGB")), preprocess)
     if expected.shape == (3, 224, 224):
-        assert (found - expected).abs().max() <= 2 / 255 * 1.001
+        assert not told and (found - expected).abs().max() <= 2 / 255 * 1.001
+    else:
+        assert [warning.category for warning in told] == [VitWarning]
 
 
 @pytest.mark.parametrize("size", [(36, 43), (61, 50), (224, 99)])

@@ -78,7 +78,8 @@ class Fit:
         if whole <= size:
             return 0, whole
         margin = (whole - size) / 2
-        return (round if self.preprocess.crop_rounding == "even" else math.floor)(margin), size
+        even = self.preprocess.crop_rounding == "even"
+        return round(margin) if even else math.floor(margin), size
 
 
 def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Image.Image:
