@@ -125,8 +125,7 @@ def ask(
         root = _root(error)
         meaning = explain(root, repo, name, revision or "main")
         unreachable = isinstance(root, httpx.ConnectError) and not position()
-        silent, response = isinstance(root, httpx.TimeoutException), getattr(root, "response", None)
-        wait = retry_after(response.headers) if response is not None else 0.0
+        silent, (_, wait) = isinstance(root, httpx.TimeoutException), _answered(root)
         return Failure(meaning, meaning.may_pass and not unreachable, wait, silent)
 
     def tell(failure: Failure, wait: float) -> None:
@@ -199,9 +198,7 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
     response = getattr(error, "response", None)
-    status, wait = 0, 0.0
-    if response is not None:
-        status, wait = response.status_code, retry_after(response.headers)
+    status, wait = _answered(error)
     facts = {
         "name": name,
         "revision": revision,
@@ -228,6 +225,12 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
     passing = isinstance(error, httpx.TransportError | TimeoutError) and not wrong_call
     meaning.may_pass = passing or is_temporary(status)
     return meaning
+
+
+def _answered(error: BaseException) -> tuple[int, float]:
+    """The status of the Hub's answer and the seconds that it asks to wait; 0: it gave none."""
+    response = getattr(error, "response", None)
+    return (0, 0.0) if response is None else (response.status_code, retry_after(response.headers))
 
 
 def _root(error: BaseException) -> BaseException:
