@@ -89,10 +89,13 @@ AUGMENTATION = "Augmentation and regularization"
 FEWSHOT = "Protocol"
 
 
-DATA_KINDS = (
+_LOCAL_KINDS = (
     "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or "
-    "directory, tar shards by path or URL, such as 'train-{00000..00009}.tar' (quoted for the "
-    "shell), or a dataset on the Hub, org/name"
+    "directory"
+)
+DATA_KINDS = (
+    f"{_LOCAL_KINDS}, tar shards by path or URL, such as 'train-{{00000..00009}}.tar' (quoted for "
+    "the shell), or a dataset on the Hub, org/name"
 )
 """What `--data` takes; `data/dataset.py` opens it."""
 
@@ -141,8 +144,7 @@ class DataConfig:
         "--data PATH",
         {
             "": f"Labelled images: {DATA_KINDS}.  [required, except with --resume or --config]",
-            "fewshot": "Labelled images: a directory with a subdirectory per class, a CSV file "
-            "(path,label), a parquet file or directory, or local tar shards.  [required]",
+            "fewshot": f"Labelled images: {_LOCAL_KINDS}, or local tar shards.  [required]",
         },
         DATA,
         parse=_data_path,

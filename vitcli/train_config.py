@@ -211,7 +211,7 @@ class TrainConfig:
         "--betas X,X",
         "Betas of Adam and AdamW, including the AdamW used with Muon.",
         requires=Requirement(
-            "requires --optimizer adam, adamw or muon", lambda run: run.optimizer != "sgd"
+            "has no effect with --optimizer sgd", lambda run: run.optimizer != "sgd"
         ),
         min=0,
         below=1,

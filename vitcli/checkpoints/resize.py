@@ -90,12 +90,13 @@ class Resize:
             size += float((grid**2).sum())
         return (error / size) ** 0.5 if size else 0.0
 
-    def changed(self) -> dict[str, np.ndarray]:
-        """The new tables under the file's names, in its shapes."""
+    def changed(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+        """The new tables under the file's names and with as many axes as there, where the shapes
+        are these."""
         found = {}
         for ours, table in self.resized.items():
             theirs = self.checkpoint.sources[ours][0]
-            two_axes = theirs.endswith((".position_embedding.weight", "positional_embedding"))
+            two_axes = len(shapes[theirs]) == 2
             found[theirs] = table[0] if two_axes else table
             ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
             if two_axes and ids in self.checkpoint.dropped:
@@ -277,7 +278,8 @@ def _write_weights(job: Resize, file: Path) -> None:
     else:
         ours = job.checkpoint.layout == "vit"
         stated = job.info.to_metadata() if ours else {RECORD: json.dumps(job.record)}
-        rewrite(open_store(job.source), file, job.changed(), stated)
+        store = open_store(job.source)
+        rewrite(store, file, job.changed(store.shapes), stated)
 
 
 def _copy_others(job: Resize, directory: Path) -> None:

@@ -26,6 +26,7 @@ from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_
 from vitcli.hub.retry import Progress as Progress
 from vitcli.hub.retry import Transfer, ask, is_offline, missing
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
+from vitcli.words import either
 
 MAIN, CONFIG = "main", "config.json"
 
@@ -340,10 +341,11 @@ def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
     found = safe or weights_among(names, PICKLES)
     if not found:
         some = ", ".join(sorted(names)[:8]) or "no files"
+        endings = either(pattern[1:] for pattern in SAFE + PICKLES if pattern.startswith("*"))
         raise HubError(
             f"no weights that vit can read; found {some}",
             where=repo,
-            hint="vit reads .safetensors, .npz, .bin and .pth files at the top level of a repo",
+            hint=f"vit reads files at the top level of a repo that end in {endings}",
         )
     if len(found) > 1:
         raise HubError(

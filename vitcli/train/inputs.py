@@ -228,7 +228,7 @@ class Features:
     def evaluate(self, objective: Objective) -> dict[str, float]:
         assert self.val is not None
         source, features = self.val
-        tally, model = Tally(len(source.classes), self.run.config.loss), objective.model
+        tally, model = Tally(len(source.classes), self.run.info.score), objective.model
         model.eval()
         with torch.inference_mode():
             for start in range(0, len(features), EVALUATED_AT_ONCE):

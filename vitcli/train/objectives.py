@@ -8,13 +8,14 @@ DDP, FSDP2 and torch.compile wrap it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitcli.config import Score
 from vitcli.data.order import batch_rng
 from vitcli.data.transforms import mix
 from vitcli.train_config import TrainConfig
@@ -128,8 +129,17 @@ def _sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
 
 
-LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}
-"""Losses (B,) of logits (B, K) and targets (B, K), by `TrainConfig.loss`."""
+class Loss(NamedTuple):
+    """What `TrainConfig.loss` names."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    """The losses (B,) of logits (B, K) and targets (B, K)."""
+    score: Score
+    """What turns the logits of the trained model into scores; validation loss is its
+    cross-entropy."""
+
+
+LOSSES = {"softmax": Loss(_softmax, "softmax"), "sigmoid": Loss(_sigmoid, "sigmoid")}
 
 
 def classification_losses(
@@ -139,5 +149,5 @@ def classification_losses(
     (K,) an image counts as its label does; the loss of a batch is the mean over its images, not
     over their weights, so that it does not depend on how the batch is split.
     """
-    losses = LOSSES[config.loss](logits.float(), targets)
+    losses = LOSSES[config.loss].function(logits.float(), targets)
     return losses if class_weights is None else losses * (targets @ class_weights)
