@@ -59,6 +59,20 @@ def test_temporary_files_of_killed_processes_are_cleared(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "x", "y"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PID namespaces")
+def test_temporary_files_of_other_containers_stay(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "x"):
+        name = next(tmp_path.iterdir()).name
+    machine, namespace, _, rest = name.rsplit("-", 3)
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in (int(namespace), int(namespace) + 1):
+        (other / f"{machine}-{number}-999999999-{rest}").touch()
+    write_text(other / "new", "")
+    left = {f"{machine}-{int(namespace) + 1}-999999999-{rest}", "new"}
+    assert {path.name for path in other.iterdir()} == left
+
+
 @pytest.mark.parametrize("place", ["missing/x", "file/x", ".", "x" * 300])
 def test_unwritable_places_are_an_output_error(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("not a directory")

@@ -139,7 +139,16 @@ def _temporary(target: Path) -> Path:
     return target.with_name(f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
-_PREFIX = f".vit-{os.uname().nodename if hasattr(os, 'uname') else ''}-"
+def _prefix() -> str:
+    """How the names of this machine begin. Containers may have a machine's name and processes of
+    their own, so on Linux the PID namespace is part of it."""
+    machine, namespace = os.uname().nodename if hasattr(os, "uname") else "", 0
+    with contextlib.suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    return f".vit-{machine}-{namespace}-"
+
+
+_PREFIX = _prefix()
 
 
 @functools.cache
