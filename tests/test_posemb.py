@@ -41,5 +41,5 @@ def test_the_dtype_is_kept(dtype):
 
 
 def test_a_wrong_grid_is_refused():
-    with pytest.raises(ConfigError, match="5 position embeddings are not 1 prefix tokens"):
+    with pytest.raises(ConfigError, match="5 position embeddings do not fit a grid of 3 x 2"):
         posemb.resize(np.zeros((1, 5, 8)), 1, (3, 2), (4, 4), "bilinear")

@@ -252,9 +252,9 @@ def features_of(
 def none_readable(source: Source) -> DataError:
     """The error where no image of a split can be read."""
     return DataError(
-        f"not one image can be read, of {len(source):,}",
+        f"none of the {len(source):,} images can be read",
         where=source.root,
-        hint=f"the first is {source.where(0)}",
+        hint=f"the first one is {source.where(0)}",
     )
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from vitcli.config import PosembMethod, Size
 from vitcli.errors import ConfigError
+from vitcli.words import counted
 
 Matrix = npt.NDArray[np.float64]
 
@@ -49,8 +50,8 @@ def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMet
     tokens, dim = posemb.shape[1], posemb.shape[2]
     if tokens != num_prefix + old[0] * old[1]:
         raise ConfigError(
-            f"{tokens} position embeddings are not {num_prefix} prefix tokens and a grid of "
-            f"{old[0]} x {old[1]}"
+            f"{tokens} position embeddings do not fit a grid of {old[0]} x {old[1]} and "
+            f"{counted(num_prefix, 'prefix token')}"
         )
     if old == new:
         return posemb

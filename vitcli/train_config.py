@@ -282,7 +282,8 @@ class TrainConfig:
         None,
         "--class-weights balanced|FILE",
         "Weight of each class in the loss: balanced (inversely proportional to its number of "
-        "images), or a file with one CLASS,WEIGHT line per class.  [default: all 1]",
+        "images), or a file with a class, a comma or tab, and a weight on each line.  "
+        "[default: all 1]",
         parse=str,
         requires=CLASSIFY,
     )

@@ -161,7 +161,9 @@ def test_predictions_by_real_labels_and_of_an_unreadable_image(
     assert rows["00003"]["error"].startswith("not an image")
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
     text = vit(*words).stdout.splitlines()[2]
-    assert re.fullmatch(r"ReaL \S+% of 1 image \(1 without a correct class left out\)", text)
+    assert re.fullmatch(
+        r"ReaL accuracy \S+% on 1 image, leaving out 1 without a correct class", text
+    )
 
 
 @pytest.fixture
@@ -199,10 +201,10 @@ def test_images_without_labels_of_their_own_by_real_labels(
     text = vit(*words).stdout.splitlines()
     assert text == [
         f"{tiny_checkpoint} on {unlabelled}: all images, 2 images",
-        f"ReaL {right:.2%} of 1 image (1 without a correct class left out)",
+        f"ReaL accuracy {right:.2%} on 1 image, leaving out 1 without a correct class",
     ]
     labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer
-    assert vit(*words).stdout.splitlines()[1].startswith("ReaL - of 0 images (2 without")
+    assert vit(*words).stdout.splitlines()[1].startswith("ReaL accuracy - on 0 images")
     result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"

@@ -194,7 +194,7 @@ def test_images_of_another_size_than_the_models_are_reported() -> None:
     config["pretrained_cfg"]["input_size"] = [3, 96, 80]
     assert from_config(ForeignJson(config)).model.image_size == (64, 64)  # timm fixes it
     config["model_args"]["dynamic_img_size"] = True
-    with pytest.warns(VitWarning, match="images of 96x80 pixels, 64x64 is used"):
+    with pytest.warns(VitWarning, match="images of 96x80 pixels, but 64x64 is used"):
         assert from_config(ForeignJson(config)).model.image_size == (64, 64)
 
 

@@ -140,7 +140,7 @@ NOT_MET = [
 
 @pytest.mark.parametrize("said", NOT_MET, ids=str)
 def test_what_vit_cannot_do_to_images_is_reported(tmp_path: Path, said: dict[str, Any]) -> None:
-    with pytest.warns(VitWarning, match="not supported exactly; crop_mode="):
+    with pytest.warns(VitWarning, match="cannot be reproduced exactly; using crop_mode="):
         prepared(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **said})
 
 

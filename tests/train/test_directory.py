@@ -73,7 +73,7 @@ def test_an_unfinished_run_asks_what_to_do(tiny_run):
 def test_the_directory_of_the_data_is_refused(tiny_run, colours):
     before = sorted(colours.iterdir())
     for output in (colours, colours / "run"):
-        with pytest.raises(RunError, match="directory of the data"):
+        with pytest.raises(RunError, match="dataset.s directory"):
             train(tiny_run(output=str(output)))
     assert sorted(colours.iterdir()) == before
 

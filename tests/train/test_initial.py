@@ -75,7 +75,7 @@ def test_rows_are_found_by_id_and_then_by_a_name_that_is_unique(six, tmp_path):
     )
     assert initial.kept_rows(start, classes, config(tmp_path, six)).tolist() == [3, -1, 4]
     crane = (ClassLabel("crane", "crane"), *classes)
-    with pytest.raises(DataError, match="'crane' matches more than one class of the model"):
+    with pytest.raises(DataError, match="more than one class of the model matches 'crane'"):
         initial.kept_rows(start, crane, config(tmp_path, six))
     with pytest.raises(ConfigError, match="none of the classes 'zebra'") as caught:
         initial.kept_rows(start, classes[1:2], config(tmp_path, six))

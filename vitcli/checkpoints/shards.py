@@ -47,7 +47,7 @@ def open_shards(path: Path) -> Store:
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(
-            f"{len(missing)} tensors are missing from the files in the index, the first is "
+            f"{len(missing)} tensors are missing from the files in the index; the first is "
             f"{missing[0]}",
             where=path,
         )

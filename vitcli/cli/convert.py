@@ -97,9 +97,9 @@ def convert(args: Convert) -> None:
         f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
     ]
     lines += [
-        f"{found['file']} is verified: its {found['what']} differ from those of "
-        f"{found['library']}{' ' * bool(found['note'])}{found['note']} by "
-        f"{found['difference']:.2g} at most, of {found['largest']:.3g} (a random image, float64)"
+        f"verified {found['file']}: on a random image in float64, its {found['what']}"
+        f"{' ' * bool(found['note'])}{found['note']} differ from {found['library']}'s by at most "
+        f"{found['difference']:.2g} (largest value {found['largest']:.3g})"
         for found in verified
     ]
     for line in lines:

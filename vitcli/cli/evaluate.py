@@ -247,8 +247,8 @@ def show(report: Report) -> None:
         output.line("   ".join([*output.metrics(found.metrics()), f"loss {found.loss:.4f}"]))
     if real is not None:
         output.line(
-            f"ReaL {_percent(real.accuracy, 2)} of {counted(real.count, 'image')} "
-            f"({real.left_out:,} without a correct class left out)"
+            f"ReaL accuracy {_percent(real.accuracy, 2)} on {counted(real.count, 'image')}, "
+            f"leaving out {real.left_out:,} without a correct class"
         )
     if found is None:
         return

@@ -120,8 +120,8 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial, _ = report.saved
-        what = f"seed {trial.seed}, l2 {trial.l2:g}: {trial.accuracy:.2%}"
-        output.note(f"saved the model of {counted(trial.shots, 'shot')}, {what} in {save}")
+        what = f"{counted(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
+        output.note(f"saved {save}, with the head of {what} (accuracy {trial.accuracy:.2%})")
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}")
     if skipped := len(report.unreadable):
         output.note(f"skipped {counted(skipped, 'image')} that cannot be read")

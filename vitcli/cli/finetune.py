@@ -7,8 +7,8 @@ finetune = training_command(
     """Fine-tune a pre-trained model on your own classes.
 
     The default recipe is the paper's: SGD, cosine decay and a new, zero-initialized head. Values
-    with the default auto are chosen from the size of the dataset and printed before the first step.
-    Everything is written to one directory, runs/DATASET.
+    with the default auto are chosen from the size of the dataset and the other options; the main
+    ones are printed before the first step. Everything is written to one directory, runs/DATASET.
 
     \b
     Examples:

@@ -47,7 +47,11 @@ class Predict(Adapting):
     )
     top_k: int = option(TOP_K, "--top-k -k K", "Number of classes to print per image.", min=1)
     threshold: float | None = option(
-        None, "--threshold X", "Hide classes with a score below X.  [default: 0]", min=0, max=1
+        None,
+        "--threshold X",
+        "Hide classes with a score below X, from 0 to 1.  [default: 0]",
+        min=0,
+        max=1,
     )
     features: str | None = option(
         None,

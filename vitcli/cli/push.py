@@ -26,7 +26,7 @@ class Push(Transferring):
     """Options of `vit push`."""
 
     checkpoint: str = option(..., "CHECKPOINT", CHECKPOINT)
-    repo: str = option(..., "ORG/NAME", "Repo on the Hub.")
+    repo: str = option(..., "ORG/NAME", "Repo on the Hub; created if it does not exist.")
     private: bool = option(False, "--private", "Create a private repo.")
     revision: str | None = option(
         None,
@@ -66,8 +66,8 @@ def push(args: Push) -> None:
     """Upload a model to the Hub, for vit, timm and transformers to load by name.
 
     Uploads the weights, config.json, a model card and its images in one commit, and skips unchanged
-    files. Edits made to the card on the Hub are kept. Of every path, only the last component is
-    uploaded; tokens and training states never are.
+    files. Edits made to the card on the Hub are kept. In the recorded command, paths
+    are shortened to their last component. Tokens and training states are never uploaded.
 
     \b
     Examples:
@@ -106,8 +106,8 @@ def push(args: Push) -> None:
             return
         if changes.edited:
             parts = ", ".join(part.strip("# :") or "introduction" for part in changes.edited)
-            text = f"{args.repo}: kept edits in README.md ({parts})"
-            output.warning(f"{text}; --overwrite-card replaces it")
+            text = f"{args.repo}: kept the edits made to README.md on the Hub ({parts})"
+            output.warning(f"{text}; --overwrite-card discards them")
         count, size = len(changes.upload), sum(changes.upload.values())
         amount = f"{counted(count, 'file')}, {output.size(size)}"
         _announce(f"pushing {amount}" if count else "", args.json)

@@ -23,7 +23,8 @@ class ResizePosemb(Writing):
     grid: Size | None = option(
         None,
         "--grid N|RxC",
-        "New rows and columns of patches, for example 24 or 10x20.",
+        "New rows and columns of patches, for example 24 or 10x20.  [this or --resolution is "
+        "required]",
         parse=parse_grid,
     )
     resolution: Size | None = option(

@@ -121,8 +121,8 @@ def plan_text(plan: Plan) -> str:
         "plan": f"{counted(plan.steps, 'step')} of {counted(plan.batch_size, 'image')}{parts} "
         f"({plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}), "
         f"{plan.optimizer}, {rate}, warm-up {counted(plan.warmup, 'step')}",
-        "cost": f"{flops_text(plan.flops)} per image forward; "
-        f"{flops_text(plan.exaflops * 1e18)} in all, backward passes included",
+        "cost": f"{flops_text(plan.flops)} per image (forward pass); "
+        f"{flops_text(plan.exaflops * 1e18)} in total, including backward passes",
         "machine": machine,
     }
     return "\n".join(_line(name, text) for name, text in lines.items())

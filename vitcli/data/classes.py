@@ -62,11 +62,14 @@ def read_lines(path: Path, what: str) -> list[str]:
         raise DataError(f"{what} cannot be read: {reason}", where=path) from error
 
 
+_USE_IDS = "use class ids (WordNet synsets, for instance) instead of names"
+
+
 def require_unique_ids(classes: Iterable[ClassLabel], where: object) -> None:
     """Raises DataError if two classes have the same id."""
     twice = [id for id, count in Counter(label.id for label in classes).items() if count > 1]
     if twice:
-        what = f"{listed(twice)} is the id of more than one class"
+        what = f"more than one class has the id {listed(twice)}"
         raise DataError(what, where=where, hint="give each class a different id")
 
 
@@ -216,7 +219,9 @@ def match_classes(
     table = np.array([indices[0] for indices in found], np.int64)
     repeated = [classes[i].name for i, n in Counter(table.tolist()).items() if n > 1]
     if repeated:
-        raise DataError(f"several classes match {listed(repeated)} of {owner}", where=where)
+        raise DataError(
+            f"more than one class matches {listed(repeated)} of {owner}", where=where, hint=_USE_IDS
+        )
     return table
 
 
@@ -238,9 +243,9 @@ def require_known(
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
-            f"{listed(ambiguous)} matches more than one class of {owner}",
+            f"more than one class of {owner} matches {listed(ambiguous)}",
             where=where,
-            hint="use class ids (WordNet synsets, for instance) instead of names",
+            hint=_USE_IDS,
         )
     missing = [label for label, indices in pairs if not indices]
     if not missing:

@@ -191,8 +191,8 @@ def open_split(
         if dataset.train is None or dataset.train.fingerprint() != record.get("fingerprint"):
             record = None
         else:
-            what = "has the file names and labels of the model's training data"
-            report(f"{config.path} {what}: taken for a copy of it")
+            what = "has the same file names and labels as the model's training data"
+            report(f"{config.path} {what}, so it is treated as a copy")
     named = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
     there = {name: source for name, source in named.items() if source is not None}
     chosen = next(iter(there)) if split == "auto" else split

@@ -118,7 +118,7 @@ def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str
     if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
         if named and not flat and warnings is not None:
             what = "there is no directory 'train', so every directory is a class"
-            warnings.append(f"{root}: {what}: {listed(named)}, too")
+            warnings.append(f"{root}: {what}, including {listed(named)}")
         return {"train": root}
     for split in set(named.values()):
         same = [name for name in named if named[name] == split]
@@ -130,7 +130,7 @@ def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str
             )
     others = [name for name in names if name not in named]
     if others and warnings is not None:
-        warnings.append(f"{root}: {listed(others)} is not train, val or test: ignored")
+        warnings.append(f"{root}: ignored {listed(others)} (not train, val or test)")
     places = {split: root / name for name, split in named.items()}
     return {split: places[split] for split in ("train", "val", "test") if split in places}
 

@@ -268,7 +268,9 @@ def log_in(target: Target) -> None:
     me: dict[str, Any] = target.ask(lambda api: api.whoami())
     if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
         what = f"the token of {me['name']} has no write access"
-        raise HubError(what, where=target.repo, hint=LOGIN)
+        page = "https://huggingface.co/settings/tokens"
+        hint = f"create a token with write access at {page}, then {LOGIN}"
+        raise HubError(what, where=target.repo, hint=hint)
 
 
 def push(

@@ -40,7 +40,7 @@ MEANINGS = {
     ),
     "RevisionNotFoundError": (
         "the repo has no revision '{revision}'",
-        "see the branches on the repo's page; its history may have been rewritten",
+        "check the branches, tags and commits on the repo's page",
     ),
     "EntryNotFoundError": ("the repo has no {name}", "try again: the repo may have just changed"),
     "400": ("the Hub rejected the request: {said}", "check --license and the README.md"),

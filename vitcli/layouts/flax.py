@@ -209,14 +209,16 @@ class NpzLayout(Layout):
         model, found = info.model, ["an npz file holds no class names and no preprocessing"]
         if isinstance(model, BiTConfig):
             if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
-                found.append("its readers add 1e-10 to the variance in weight standardization")
+                found.append(
+                    "programs that read it standardize weights with 1e-10: logits differ slightly"
+                )
             return found
         if model.activation != "gelu_tanh":
             found.append(
                 "programs that read it approximate GELU by tanh: logits differ by about 1e-4"
             )
         if model.norm_eps != 1e-6:
-            found.append(f"its readers use LayerNorm epsilon 1e-6, not {model.norm_eps}")
+            found.append(f"programs that read it use LayerNorm epsilon 1e-6, not {model.norm_eps}")
         if model.stem and model.stem.std_eps_in != "deviation":
-            found.append("its readers add 1e-5 in weight standardization: logits differ")
+            found.append("programs that read it standardize weights with 1e-5: logits differ")
         return found

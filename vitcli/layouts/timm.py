@@ -431,7 +431,7 @@ def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
     """What timm computes differently of a model that it can load."""
     model, found = info.model, []
     if not info.preprocess.antialias:
-        found.append("timm always resizes images with antialiasing, this model without")
+        found.append("timm always resizes images with antialiasing; this model expects none")
     if isinstance(model, BiTConfig):
         return found
     if model.norm_eps < 1e-6:
@@ -529,8 +529,9 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     if isinstance(model, ModelConfig) and dynamic and size and tuple(size[1:]) != model.image_size:
         timms, own = ("x".join(map(str, sides)) for sides in (size[1:], model.image_size))
         warnings.warn(
-            f"{config.where}: timm resizes the position embeddings for images of {timms} pixels, "
-            f"{own} is used; for the same, pass --resolution {timms} --posemb-method bicubic",
+            f"{config.where}: timm would resize the position embeddings for images of {timms} "
+            f"pixels, but {own} is used; predict, evaluate and finetune do as timm with "
+            f"--resolution {timms} --posemb-method bicubic",
             VitWarning,
             stacklevel=2,
         )

@@ -274,7 +274,9 @@ class Transformers(Layout):
                 "pixels"
             )
         if not preprocess.antialias:
-            found.append("transformers always resizes images with antialiasing, this model without")
+            found.append(
+                "transformers always resizes images with antialiasing; this model expects none"
+            )
         return found
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
@@ -477,8 +479,8 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
         )
     elif not same or stem not in IMAGE_PROCESSORS:
         warnings.warn(
-            f"{said.where}: its way to resize and crop is not supported exactly; "
-            f"crop_mode={fit['crop_mode']} with crop_pct={fit['crop_pct']:.4g} is used",
+            f"{said.where}: its resizing and cropping cannot be reproduced exactly; "
+            f"using crop_mode={fit['crop_mode']} with crop_pct={fit['crop_pct']:.4g}",
             VitWarning,
             stacklevel=2,
         )

@@ -128,9 +128,9 @@ class RunDirectory:
         places = split_directories(root).values() if local else ()
         if (local and path == root) or any(path.is_relative_to(place) for place in places):
             raise RunError(
-                "this is the directory of the dataset, or inside it",
+                "the output directory is the dataset's directory or inside it",
                 where=self.path,
-                hint=f"choose a directory outside, such as --output {root}-run",
+                hint=f"choose a directory outside it, such as --output {root}-run",
             )
         if force:
             return

@@ -44,8 +44,9 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
     if not offline and hub.reachable(timeout=3.0, repo=entry.repo):
         return BEST_MODEL
     ours = registry.aliases()[SHIPPED_MODEL]
+    reason = f"--offline, and {BEST_MODEL} is not downloaded" if offline else "cannot reach the Hub"
     text = (
-        f"cannot reach the Hub: starting from {ours}, the small model that ships with vit; "
+        f"{reason}: starting from {ours}, the small model included with vit; "
         f"online, the same command starts from {BEST_MODEL}, which is much better"
     )
     on_event(Caution(text))

@@ -287,8 +287,9 @@ def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEven
         shorter = 1 - 1 / max(2, steps // 10)
         on_event(
             Caution(
-                f"an average over {round(1 / (1 - config.ema)):,} steps stays near its start in a "
-                f"run of {steps:,}: --ema {shorter:.4g} averages over a tenth of the run"
+                f"--ema {config.ema:g} averages over about {round(1 / (1 - config.ema)):,} steps, "
+                f"but the run has {steps:,}: the average stays close to the initial weights. "
+                f"--ema {shorter:.4g} would average over a tenth of the run"
             )
         )
 
