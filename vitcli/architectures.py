@@ -27,7 +27,7 @@ from vitcli.resnets import (
     linear,
     norm,
 )
-from vitcli.words import counted
+from vitcli.words import counted, either
 
 Pool = Literal["token", "gap", "map", "token+gap"]
 Posemb = Literal["learn", "learn2d", "sincos2d", "none"]
@@ -349,11 +349,11 @@ def architecture(variant: str, **overrides: Any) -> Architecture:
 
 
 def _no_variant(variant: str) -> ConfigError:
-    resnets = ", ".join(f"R{depth}" for depth in DEPTHS)
+    resnets = either(["R", *(f"R{depth}" for depth in DEPTHS)])
     return ConfigError(
         f"unknown architecture '{variant}'",
         hint=f"use a size ({', '.join(VARIANTS)}) and a patch size, such as B/16; a hybrid "
-        f"({resnets}), such as R50+B/16; or a BiT ResNet, such as R50x1",
+        f"({resnets} before a +), such as R50+B/16 or R+Ti/16; or a BiT ResNet, such as R50x1",
     )
 
 

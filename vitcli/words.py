@@ -1,6 +1,6 @@
 """Counts, sizes, costs and choices in messages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
 
@@ -26,3 +26,9 @@ def either(names: Iterable[str]) -> str:
     """Choices: "a, b or c"."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def numbers(values: Sequence[float]) -> str:
+    """0.003, 0.01 and 0.03"""
+    words = [f"{value:g}" for value in values]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]

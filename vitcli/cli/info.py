@@ -30,7 +30,7 @@ from vitcli.config import (
 from vitcli.errors import ConfigError
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
-from vitcli.words import counted, flops_text
+from vitcli.words import counted, flops_text, numbers
 
 SHOWN_CLASSES = 10
 INDENT = 20
@@ -167,18 +167,19 @@ def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
 
 def _sizes(config: Architecture) -> str:
     if isinstance(config, BiTConfig):
-        return f"a BiT ResNet, {_stages(config.resnet)}"
+        return f"a BiT ResNet with {_stages(config.resnet)}"
     vit = (
         f"{counted(config.depth, 'block')}, width {config.width}, "
         f"{counted(config.num_heads, 'head')}, MLP {config.mlp_dim}"
     )
-    return f"{vit}, behind a ResNet, {_stages(config.stem)}" if config.stem else vit
+    if config.stem and not config.stem.depths:
+        return f"{vit}, after the first convolution of a ResNet, with {config.stem.width} channels"
+    return f"{vit}, after a ResNet with {_stages(config.stem)}" if config.stem else vit
 
 
 def _stages(resnet: ResNetConfig) -> str:
-    blocks = ", ".join(map(str, resnet.depths))
-    stages = f"stages of {blocks} bottlenecks" if resnet.depths else "its root alone"
-    return f"{stages}, {resnet.width} to {resnet.channels} channels"
+    channels = f"{resnet.width} to {resnet.channels:,} channels"
+    return f"stages of {numbers(resnet.depths)} bottlenecks and {channels}"
 
 
 def use_lines(

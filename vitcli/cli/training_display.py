@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
 from vitcli.train_config import TrainConfig
-from vitcli.words import counted, flops_text
+from vitcli.words import counted, flops_text, numbers
 
 if TYPE_CHECKING:
     from vitcli.train.events import Choice, Event, Plan, Probe, Step, Validation
@@ -195,9 +195,3 @@ def show_sweep(choice: Choice) -> None:
         output.note(
             f"training on the training and validation images with learning rate {choice.lr:g}"
         )
-
-
-def numbers(values: Sequence[float]) -> str:
-    """0.003, 0.01 and 0.03"""
-    words = [f"{value:g}" for value in values]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
