@@ -190,7 +190,7 @@ def _metrics(
     if rows:
         lines += ["", "| metric | |", "|---|---|", *rows]
     if shown is not None:
-        lines += ["", f"By class, on {counted(shown.count, 'image')}:", "", *_by_class(info, shown)]
+        lines += ["", *_by_class(info, shown)]
     for caption, file in images.items():
         lines += ["", f"![{caption}]({file})"]
     return lines
@@ -199,11 +199,12 @@ def _metrics(
 def _by_class(info: CheckpointInfo, shown: Evaluation) -> Iterator[str]:
     """A row for each class that has images; of many classes those with the lowest F1."""
     names = _names(info)
-    rows = [row for row in shown.by_class if row.count]
+    rows, what = [row for row in shown.by_class if row.count], "By class"
     if len(rows) > MOST_CLASSES:
+        what = f"The {MOST_CLASSES} classes with the lowest F1, of {len(rows):,}"
         rows = sorted(rows, key=lambda row: row.f1)[:MOST_CLASSES]
-        yield f"The {MOST_CLASSES} classes with the lowest F1:"
-        yield ""
+    yield f"{what}, on {counted(shown.count, 'image')}:"
+    yield ""
     yield "| class | images | recall | precision | F1 | most often confused with |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
