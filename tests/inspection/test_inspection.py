@@ -26,7 +26,7 @@ from vitcli.inspection.components import (
     posemb_similarity,
     principal_components,
 )
-from vitcli.inspection.faithfulness import faithfulness, random_maps
+from vitcli.inspection.faithfulness import faithfulness_of, random_maps
 from vitcli.inspection.inspector import Inspector
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
@@ -308,13 +308,13 @@ def test_a_right_map_beats_a_wrong_and_a_random_one() -> None:
     image[:, 8:16, 16:24] += 1
     right = np.zeros((3, 4), np.float32)
     right[1, 2] = 1
-    good = faithfulness(model, image, right, 0, "softmax", steps=12)
-    bad = faithfulness(model, image, -right, 0, "softmax", steps=12)
+    good = faithfulness_of(model, image, right, 0, "softmax", steps=12)
+    bad = faithfulness_of(model, image, -right, 0, "softmax", steps=12)
     assert good.deletion_area < bad.deletion_area and good.insertion_area > bad.insertion_area
     assert good.deletion[0] == pytest.approx(good.insertion[-1])  # the whole image
     for noise in random_maps((3, 4), 5):
-        other = faithfulness(model, image, noise, 0, "softmax", steps=12)
+        other = faithfulness_of(model, image, noise, 0, "softmax", steps=12)
         assert good.deletion_area <= other.deletion_area
         assert good.insertion_area >= other.insertion_area
-    flat = faithfulness(model, image * 0, right, 0, "softmax", steps=4)
+    flat = faithfulness_of(model, image * 0, right, 0, "softmax", steps=4)
     assert flat.deletion_area == pytest.approx(0.5) and flat.insertion_area == pytest.approx(0.5)

@@ -41,7 +41,7 @@ def area(curve: Floats) -> float:
 
 
 @torch.no_grad()
-def faithfulness(
+def faithfulness_of(
     model: ViT, image: Tensor, relevance: Floats, target: int, score: Score, steps: int = 20
 ) -> Faithfulness:
     """Deletion and insertion curves of one map on one image.

@@ -37,7 +37,7 @@ from vitcli.inspection.components import (
     patch_features,
     posemb_similarity,
 )
-from vitcli.inspection.faithfulness import Faithfulness, faithfulness, random_maps
+from vitcli.inspection.faithfulness import Faithfulness, faithfulness_of, random_maps
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor, as_images, to_scores
 
@@ -161,21 +161,21 @@ class Inspector:
         layer: int | None = None,
         head: int | None = None,
         label: str | None = None,
-        measure: bool = False,
+        faithfulness: bool = False,
     ) -> Iterator[Inspected]:
         """The attention map of each image.
 
         Args:
             method, layer, head: see `attention.attention_maps`.
-            label: the class to explain ("gradient") and to follow (`measure`): id, name or index;
-                None: each image's predicted class.
-            measure: also compute deletion and insertion curves (`faithfulness`).
+            label: the class to explain ("gradient") and to follow (`faithfulness`): id, name or
+                index; None: each image's predicted class.
+            faithfulness: also compute deletion and insertion curves (`faithfulness_of`).
         """
         wanted = None if label is None else self.find_class(label)
         check_layer(self.model, layer, head)
         if head is not None and method != "last":
             raise ConfigError(f"method '{method}' averages over heads", hint="use --method last")
-        if (method == "gradient" or measure) and not self.classes:
+        if (method == "gradient" or faithfulness) and not self.classes:
             raise ConfigError(
                 "the model has no classification head, so there is no class to explain",
                 hint="choose --method rollout or last, without --faithfulness",
@@ -187,9 +187,9 @@ class Inspector:
                 target = None if index is None else torch.tensor([index], device=self.device)
                 array = attention_maps(model, pixels, method, layer, head, target)[0]
                 one = replace(one, array=array)
-                if measure and index is not None:
+                if faithfulness and index is not None:
                     maps = [array, *random_maps(model.config.grid, RANDOM_MAPS)]
-                    own, *noise = (faithfulness(model, pixels[0], m, index, score) for m in maps)
+                    own, *noise = (faithfulness_of(model, pixels[0], m, index, score) for m in maps)
                     random = Faithfulness(*np.array(noise).mean(axis=0))
                     one = replace(one, faithfulness=own, random=random)
             yield one
@@ -250,7 +250,7 @@ def inspect(
     layer: int | None = None,
     head: int | None = None,
     label: str | None = None,
-    measure: bool = False,
+    faithfulness: bool = False,
     resolution: int | Size | None = None,
     device: str = "auto",
     offline: bool = False,
@@ -262,7 +262,7 @@ def inspect(
         spec: a file, a directory, a registry name or "org/repo[@revision]".
         images: as for `vitcli.predict`; none for "filters" and "posemb".
         view: attention, heads, pca, filters, posemb or distance.
-        method, layer, head, label, measure: see `Inspector.attend`.
+        method, layer, head, label, faithfulness: see `Inspector.attend`.
         resolution: of the model's input; the position embeddings are resized.
         device: auto, cpu, cuda, cuda:N or mps.
         offline: never touch the network.
@@ -285,6 +285,6 @@ def inspect(
     elif view == "heads":
         found = tuple(inspector.heads(images, layer))
     else:
-        found = tuple(inspector.attend(images, method, layer, head, label, measure))
+        found = tuple(inspector.attend(images, method, layer, head, label, faithfulness))
     arrays = [one.array for one in found if one.array is not None]
     return Inspection(np.stack(arrays) if arrays else np.empty(0, np.float32), found)
