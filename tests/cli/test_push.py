@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import use_hub
+from conftest import GOLDEN, use_hub
 from loopback import Fault
 
 REPO = "me/colours"
@@ -49,6 +49,11 @@ def test_json_and_dry_run(vit, hub, tiny_checkpoint):
     again = vit("push", tiny_checkpoint, REPO)
     assert "nothing to push" in again.stderr
     assert again.stdout == f"{hub.url}/{REPO}\n"
+
+
+def test_a_model_without_a_head_is_to_be_fine_tuned(vit, hub):
+    result = vit("push", GOLDEN.parent / "hf_vitmae_encoder", REPO)
+    assert f"next: vit finetune --data DATA --model {REPO}" in result.stderr
 
 
 def test_a_dry_run_needs_no_hub(vit, hub, tiny_checkpoint, monkeypatch):

@@ -66,8 +66,8 @@ def push(args: Push) -> None:
     """Upload a model to the Hub, for vit, timm and transformers to load by name.
 
     Uploads the weights, config.json, a model card and its images in one commit, and skips unchanged
-    files. Edits made to the card on the Hub are kept. In the recorded command, paths
-    are shortened to their last component. Tokens and training states are never uploaded.
+    files. Edits made to the card on the Hub are kept. In the recorded command, paths are shortened
+    to their last component. Tokens and training states are never uploaded.
 
     \b
     Examples:
@@ -133,7 +133,8 @@ def push(args: Push) -> None:
     output.line(done.url)
     if done.request is None:
         at = f"@{revision}" if revision else ""
-        output.note(f"next: vit predict IMAGE --model {args.repo}{at}")
+        then = "predict IMAGE" if package.has_head else "finetune --data DATA"
+        output.note(f"next: vit {then} --model {args.repo}{at}")
 
 
 def _is_repo(name: str) -> bool:

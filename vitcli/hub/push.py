@@ -83,6 +83,7 @@ class Package:
     warnings: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     """Parts of the card that the user gave with the push."""
+    has_head: bool = True
 
     @property
     def files(self) -> dict[str, Path]:
@@ -166,8 +167,8 @@ def pack(
         if (beside / name).is_file():
             shutil.copyfile(beside / name, directory / name)
     title = f"Push {info.provenance.get('data') or 'a model'}"
-    warnings = tuple(_warnings(info, made.license))
-    return Package(directory, made.license, base_model, title, warnings, given)
+    warnings, has_head = tuple(_warnings(info, made.license)), info.model.num_classes > 0
+    return Package(directory, made.license, base_model, title, warnings, given, has_head)
 
 
 def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
