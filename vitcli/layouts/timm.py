@@ -530,8 +530,8 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
         timms, own = ("x".join(map(str, sides)) for sides in (size[1:], model.image_size))
         warnings.warn(
             f"{config.where}: timm would resize the position embeddings for images of {timms} "
-            f"pixels, but {own} is used; predict, evaluate and finetune do as timm with "
-            f"--resolution {timms} --posemb-method bicubic",
+            f"pixels, but {own} is used; to match timm, pass --resolution {timms} "
+            "--posemb-method bicubic to `vit predict`, `evaluate` or `finetune`",
             VitWarning,
             stacklevel=2,
         )
