@@ -81,9 +81,11 @@ def test_a_run_can_be_repeated_from_its_config(images, tmp_path):
 def test_offline_our_own_model_replaces_the_best_one(images, monkeypatch):
     monkeypatch.setattr(hub, "cached", lambda repo, revision=None: None)
     monkeypatch.setattr(hub, "reachable", lambda timeout, repo: timeout > 3)
-    result = vit("finetune", "--data", images, "--resolution", "225", "-o", "never-made")
+    words = ("finetune", "--data", images, "--resolution", "225", "-o", "never-made")
+    result = vit(*words)
     assert "cannot reach the Hub" in result.stderr and "vit-b16-i21k" in result.stderr
     assert "224 or 240" in failure(result)
+    assert "--offline is set and vit-b16-i21k is not" in vit(*words, "--offline").stderr
 
 
 @pytest.mark.parametrize("rates", ["0.1", "0.1,0.01"])

@@ -24,7 +24,7 @@ from vitcli.errors import CheckpointError, HubError, VitWarning
 from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root
 from vitcli.hub.retry import Progress as Progress
-from vitcli.hub.retry import Transfer, ask, is_offline, missing
+from vitcli.hub.retry import Transfer, ask, is_offline, missing, offline_switch
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
 from vitcli.words import either
 
@@ -255,14 +255,18 @@ def _look(
     known = cache.commit(revision)
     present = cache.present(known) if known else {}
     listing = (cache.listing(known) if known else None) or present
+    entry = registry.entry_of(cache.repo)  # whose name is no mistyped path
     if offline:
-        at = "" if revision == MAIN else f" at revision {revision}"
-        without = "HF_HUB_OFFLINE" if is_offline() else "--offline"
-        what, check = f"no such file or directory, and not in the cache{at}", ", or check the name"
-        if registry.entry_of(cache.repo):  # no mistyped path
-            what, check = f"not downloaded{at}", ""
-        hint = f"download it with `vit pull` (without {without}){check}"
-        absent = missing(cache.repo, what, hint)
+        at = "" if revision == MAIN else f"@{revision}"
+        name = entry.name if entry and not at else f"{cache.repo}{at}"
+        switch = offline_switch(offline)
+        hint = f"run `vit pull {name}` without {switch}"
+        if entry:
+            absent = HubError(f"not downloaded, and {switch} is set", where=name, hint=hint)
+        else:
+            at = f" at revision {revision}" if at else ""
+            what = f"no such file or directory, and not in the cache{at}"
+            absent = missing(cache.repo, what, f"{hint}, or check the name")
         if known is None or not present:
             raise absent
         return _Found(cache, known, listing, absent)
@@ -274,7 +278,7 @@ def _look(
         return _Found(cache, commit, files, None, timeout, on_progress)
     except HubError as error:
         if known is None and error.may_pass:
-            if registry.entry_of(cache.repo):  # no mistyped path
+            if entry:
                 raise
             what = f"no such file or directory here, and {error.what}"
             raise missing(cache.repo, what, error.hint or "") from error

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from vitcli.config import did_you_mean
 from vitcli.errors import HubError
 from vitcli.retry import Failure, is_temporary, persist, retry_after
+from vitcli.weight_files import weights_among
 
 T = TypeVar("T")
 
@@ -179,16 +180,23 @@ def _one_try() -> type[Any]:
     return OneTry
 
 
+def offline_switch(offline: bool = False) -> str | None:
+    """What forbids the network: a variable of the environment, or --offline; None: nothing."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    is_set = (n for n in names if os.environ.get(n, "").upper() in ("1", "ON", "YES", "TRUE"))
+    return next(is_set, "--offline" if offline else None)
+
+
 def is_offline() -> bool:
     """Whether the environment forbids the network."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
+    return offline_switch() is not None
 
 
 def missing(repo: str, what: str, hint: str) -> HubError:
     """The error for a repo that cannot be found, which may be a mistyped path."""
     parent = Path(repo).parent
-    siblings = [path.as_posix() for path in parent.iterdir()] if parent.is_dir() else []
+    beside = parent.iterdir() if parent.is_dir() else ()
+    siblings = [path.as_posix() for path in beside if path.is_dir() or weights_among([path.name])]
     return HubError(what, where=repo, hint=did_you_mean(repo, siblings) or hint)
 
 

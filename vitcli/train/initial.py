@@ -21,6 +21,7 @@ from vitcli.data.source import Ints
 from vitcli.errors import ConfigError, RunError
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
+from vitcli.hub.retry import offline_switch
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.events import Caution, OnEvent
@@ -41,13 +42,15 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
     entry = registry.entries()[BEST_MODEL]
     if hub.cached(entry.repo, entry.revision):
         return BEST_MODEL
-    if not offline and hub.reachable(timeout=3.0, repo=entry.repo):
+    switch, reason, online = offline_switch(offline), "cannot reach the Hub", "online"
+    if switch:
+        reason, online = f"{switch} is set and {BEST_MODEL} is not downloaded", f"without {switch}"
+    elif hub.reachable(timeout=3.0, repo=entry.repo):
         return BEST_MODEL
     ours = registry.aliases()[SHIPPED_MODEL]
-    reason = f"--offline, and {BEST_MODEL} is not downloaded" if offline else "cannot reach the Hub"
     text = (
         f"{reason}: starting from {ours}, the small model included with vit; "
-        f"online, the same command starts from {BEST_MODEL}, which is much better"
+        f"{online}, the same command starts from {BEST_MODEL}, which is much better"
     )
     on_event(Caution(text))
     return ours
