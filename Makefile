@@ -25,7 +25,7 @@ help:
 	@echo "make screens     rewrite tests/screens.txt: every help screen, and common errors"
 	@echo "make clean       remove .venv and build products"
 
-# Classify a photograph of this repository with the weights that ship, without the network.
+# Classify a photograph of this repository with the included weights, without the network.
 demo: .venv/.installed
 	HF_HUB_OFFLINE=1 $(BIN)/vit predict tests/images/cat.jpg
 	@echo "To use vit in this shell: . $(BIN)/activate"

@@ -169,7 +169,7 @@ def test_options_exist(page: str) -> None:
         "resize-posemb golden --grid 5 --dry-run",
         "info golden",
         "info B/16 --images 1000",
-        "models ships",
+        "models included",
         "models show vit-b16-i21k",
         "pull default nothing",
     ],

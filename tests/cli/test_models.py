@@ -40,7 +40,7 @@ def test_all_models_are_listed(vit, root):
     assert len(lines) == len(registry.entries()) + len(registry.shipped())
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["vit-b16-i21k"] == ["102.6M", "21,843", "410", "MB", "224", "apache-2.0", "cached"]
-    assert rows["vit-ti16-tin-c10"][-3:] == ["ships", "as", "default"]
+    assert rows["vit-ti16-tin-c10"][-3:] == ["included", "as", "default"]
     assert rows["vit-h14-i21k-orig"][1] == "-"
     assert f"{len(lines)} models, 3 available offline" in result.stderr
     assert vit("models", "-q").stderr == ""
@@ -54,6 +54,7 @@ def test_all_models_are_listed(vit, root):
         (["cached"], ["vit-b16-i21k"]),
         (["default"], ["vit-ti16-tin", "vit-ti16-tin-c10"]),
         (["list", "cached"], ["vit-b16-i21k"]),
+        (["included"], ["vit-ti16-tin", "vit-ti16-tin-c10"]),
     ],
 )
 def test_words_choose(vit, root, words, expected):
@@ -80,7 +81,7 @@ def test_one_model_is_described(vit, root):
 
 def test_what_ships_is_described(vit):
     told = json.loads(vit("models", "show", "default", "--json").stdout)
-    assert told["name"] == registry.aliases()["default"] and told["here"] == "ships"
+    assert told["name"] == registry.aliases()["default"] and told["here"] == "included"
     assert told["license"] == "apache-2.0" and Path(told["path"]).is_dir()
 
 
@@ -90,9 +91,9 @@ def test_a_model_is_removed_when_one_says_so(vit, root):
     for answer in ("n\n", ""):
         refused = vit("models", "rm", "vit-b16-i21k", input=answer)
         assert refused.exit_code == 1 and snapshot.exists() and "removed" not in refused.stdout
-        assert f"{REPO}: 2.0 MB in {root}" in refused.stderr
+        assert f"vit-b16-i21k: 2.0 MB in {root}" in refused.stderr
     done = vit("models", "rm", "vit-b16-i21k", input="y\n")
-    assert done.exit_code == 0 and f"removed {REPO}: 2.0 MB freed\n" in done.stdout
+    assert done.exit_code == 0 and "removed vit-b16-i21k: 2.0 MB freed\n" in done.stdout
     assert not snapshot.exists() and (other / "model.safetensors").exists()
 
 
@@ -114,8 +115,8 @@ def test_any_repo_is_removed_with_json(vit, root, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vit-b32-i21k", "timm/vit_base_patch32_224.augreg_in21k: not downloaded"),
-        ("default", "ships with vit"),
+        ("vit-b32-i21k", "vit-b32-i21k: not downloaded"),
+        ("default", "included with vit"),
         ("me/other@main", "leave out the revision"),
         ("me/nothing", "me/nothing: not downloaded"),
     ],
@@ -175,6 +176,7 @@ def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, root, tiny_ch
     (row,) = (json.loads(line) for line in vit("models", "cached", "--json").stdout.splitlines())
     assert set(row) == FIELDS and row["name"] == "me/model" and row["classes"] == 10
     assert "me/model" in vit("models", "show", "me/model").stdout
+    assert "me/none: not downloaded" in vit("models", "show", "me/none").stderr
     assert "already in the cache" in vit("pull", "me/model").stderr
     assert vit("models", "rm", "me/model", "--yes").exit_code == 0
     hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})

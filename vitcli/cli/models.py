@@ -22,6 +22,7 @@ from vitcli.fields import option
 from vitcli.hub import registry
 from vitcli.hub.cache import RepoCache, fetched, root
 from vitcli.hub.fetch import cached
+from vitcli.hub.privacy import is_repo
 from vitcli.hub.registry import RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
 from vitcli.words import counted, size_text
@@ -29,8 +30,8 @@ from vitcli.words import counted, size_text
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
 
-CACHED = "cached"
-"""What `here` says of a downloaded model."""
+CACHED, INCLUDED = "cached", "included"
+"""What `here` says of a downloaded model, and of one that ships."""
 FLOAT32 = 4
 """Bytes of a released weight."""
 
@@ -56,8 +57,8 @@ class List(Common):
     words: list[str] = option(
         [],
         "WORDS",
-        "Only list models whose line contains all of these words; cached selects downloaded "
-        "models, ships the included ones.",
+        "Only list models whose name, repo, class list or row contains all of these words; "
+        f'"{CACHED}" selects downloaded models, "{INCLUDED}" those included with vit.',
     )
 
 
@@ -93,7 +94,14 @@ def models() -> None:
 @app.command("list", cls=GroupedCommand)
 @command(List)
 def list_models(args: List) -> None:
-    """List the models that have a short name, and downloaded repos."""
+    """List the models that have a short name, and downloaded repos.
+
+    \b
+    Examples:
+      vit models list
+      vit models list b16 384
+      vit models list cached
+    """
     wanted = [word.lower() for word in args.words]
     rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
     if not rows and wanted == [CACHED]:
@@ -120,7 +128,13 @@ def list_models(args: List) -> None:
 @app.command("show", cls=GroupedCommand)
 @command(Show)
 def show(args: Show) -> None:
-    """Describe one model, without downloading it."""
+    """Describe one model, without downloading it.
+
+    \b
+    Examples:
+      vit models show vit-b16-i21k
+      vit models show default --json
+    """
     from vitcli.cli.info import architecture_lines, describe_model, print_lines, use_lines
 
     found = _known(args.name)
@@ -157,9 +171,16 @@ def show(args: Show) -> None:
 @app.command("rm", cls=GroupedCommand)
 @command(Remove)
 def remove(args: Remove) -> None:
-    """Remove downloaded models from the Hub's cache."""
-    repos = [RepoCache(repo) for repo in dict.fromkeys(map(_repo, args.names))]
-    if missing := [cache.repo for cache in repos if not cache.directory.is_dir()]:
+    """Remove downloaded models from the Hub's cache.
+
+    \b
+    Examples:
+      vit models rm vit-b16-i21k
+      vit models rm google/vit-base-patch16-224 --yes
+    """
+    names = {_repo(name): name for name in args.names}
+    repos = [RepoCache(repo) for repo in names]
+    if missing := [names[cache.repo] for cache in repos if not cache.directory.is_dir()]:
         raise HubError(
             "not downloaded",
             where=", ".join(missing),
@@ -170,14 +191,14 @@ def remove(args: Remove) -> None:
             raise UsageError("--json cannot ask for confirmation: add --yes")
         for cache in repos:
             size = output.size(cache.size())
-            output.note(f"{cache.repo}: {size} in {cache.directory}")
+            output.note(f"{names[cache.repo]}: {size} in {cache.directory}")
         typer.confirm("Remove?", abort=True, err=True)
     for cache in repos:
         freed = cache.remove()
         if args.json:
             output.json_line({"repo": cache.repo, "freed": freed})
         else:
-            output.line(f"removed {cache.repo}: {output.size(freed)} freed")
+            output.line(f"removed {names[cache.repo]}: {output.size(freed)} freed")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -209,7 +230,7 @@ class Model:
 def _models() -> list[Model]:
     """All models, those that ship first."""
     return [
-        *(Model(name, "ships", path) for name, path in registry.shipped().items()),
+        *(Model(name, INCLUDED, path) for name, path in registry.shipped().items()),
         *map(_released, registry.entries().values()),
         *(_other(repo) for repo in fetched() if registry.entry_of(repo) is None),
     ]
@@ -226,11 +247,13 @@ def _other(repo: str) -> Model:
 
 
 def _known(name: str) -> Model:
-    """Raises ModelNotFoundError."""
+    """Raises VitError."""
     if registry.find(name) is None and name in fetched():
         return _other(name)
+    if registry.find(name) is None and is_repo(name) and not os.path.exists(name):
+        raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
     found = registry.known(name)
-    return Model(found.name, "ships", found) if isinstance(found, Path) else _released(found)
+    return Model(found.name, INCLUDED, found) if isinstance(found, Path) else _released(found)
 
 
 def _row(model: Model) -> dict[str, Any]:
@@ -293,7 +316,7 @@ def _repo(name: str) -> str:
     if isinstance(found, RegistryEntry):
         return found.repo
     if isinstance(found, Path):
-        raise HubError("ships with vit and cannot be removed", where=name)
+        raise HubError("included with vit, so it cannot be removed", where=name)
     if found.revision is not None:
         raise HubError("a repo can only be removed as a whole: leave out the revision", where=name)
     return found.id
