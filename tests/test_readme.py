@@ -198,7 +198,7 @@ def test_keys_of_json_are_documented(
 
 def test_fields_are_documented() -> None:
     """Those of `--preprocess` and `--set`, and their choices."""
-    section = PAGES["docs/checkpoints.md"].partition("### Fields\n")[2]
+    section = PAGES["docs/checkpoints.md"].partition("## Fields of")[2]
     documented = set(re.findall(r"`([^`]+)`", section))
     for kind in (Preprocess, ModelConfig):
         hints = get_type_hints(kind)

@@ -107,7 +107,7 @@ CLASS_LIST = (
 """What `--classes` takes; `data/classes.py` reads it."""
 CHANGE_PREPROCESS = (
     "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-    "antialias, crop_rounding); repeatable."
+    "antialias, crop_rounding), for example crop_pct=0.9; repeatable. Values: docs/checkpoints.md."
 )
 
 

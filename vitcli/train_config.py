@@ -125,8 +125,8 @@ class TrainConfig:
     overrides: dict[str, Any] = option(
         {},
         "--set KEY=VALUE",
-        "Change a field of the architecture (depth, width, pool, posemb, layer_scale, ...); "
-        "repeatable.",
+        "Change a field of the architecture (depth, width, pool, posemb, layer_scale, ...), for "
+        "example depth=6; repeatable. Fields and values: docs/checkpoints.md.",
         parse=key_value(
             ModelConfig, stem="--variant", image_size="--resolution", num_classes="the dataset"
         ),

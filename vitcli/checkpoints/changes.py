@@ -65,8 +65,8 @@ class Changes:
         {},
         "--preprocess KEY=VALUE",
         "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-        "antialias, crop_rounding; size only if the model has no position embeddings); "
-        "repeatable.",
+        "antialias, crop_rounding; size only if the model has no position embeddings), for example "
+        "crop_pct=0.9; repeatable. Values: docs/checkpoints.md.",
         parse=key_value(Preprocess),
     )
     arch: str | None = option(

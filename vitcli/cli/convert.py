@@ -39,9 +39,9 @@ class Convert(Writing):
     to: str | None = option(
         None,
         f"--to {'|'.join(formats())}",
-        "Layout to write. vit is the same as timm; transformers is a directory; vit-npz, bit-npz "
-        "and big_vision are .npz files.  [default: vit-npz or bit-npz if DST ends in .npz, else "
-        "vit]",
+        "Layout to write. vit is the same as timm; transformers is a directory; vit-npz (vit_jax's), "
+        "bit-npz (BiT's) and big_vision are .npz files.  [default: vit-npz or bit-npz if DST ends "
+        "in .npz, else vit]",
         parse=_parse_layout,
     )
     changes: Changes = Changes()

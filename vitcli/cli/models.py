@@ -81,7 +81,7 @@ class Remove(Common):
 def models() -> None:
     """List models, describe one, or remove downloads.
 
-    `vit models WORDS...` is short for `vit models list WORDS...`.
+    `vit models [OPTIONS] [WORDS]...` is short for `vit models list`; see `vit models list --help`.
 
     \b
     Examples:
