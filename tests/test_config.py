@@ -110,7 +110,7 @@ def vit(**fields):
 
 
 def run(**fields):
-    return TrainConfig(DataConfig("x"), "y", **fields)
+    return TrainConfig(data=DataConfig("x"), output="y", **fields)
 
 
 @pytest.mark.parametrize(

@@ -58,22 +58,16 @@ DEVICES = Requirement(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One run of `vit pretrain` or `vit finetune`; None means that the auto rule decides."""
 
     data: DataConfig
-    output: str = option(
-        ...,
-        "--output -o DIR",
-        "Directory to write the run to.  [default: runs/DATASET]",
-        DATA,
-        parse=parse_directory,
-    )
     train_images: int | None = option(
         None,
         "--train-images N",
         "Number of training images, if shards at URLs have no sizes.json next to them.",
+        DATA,
         requires=Requirement(
             "requires --data with URLs of shards",
             lambda run: run.data.is_remote and not run.data.path.startswith(HUB),
@@ -143,6 +137,15 @@ class TrainConfig:
             "match.  [default: the model's; 224 from scratch]",
         },
         parse=parse_size,
+    )
+    posemb_method: PosembMethod = option(
+        "bilinear",
+        "--posemb-method",
+        "Interpolation method for position embeddings.",
+        requires=Requirement(
+            "has no effect unless a pre-trained model is resized with --resolution",
+            lambda run: bool(run.resolution) and (run.task == "finetune" or bool(run.model)),
+        ),
     )
 
     objective: Objective = option(
@@ -342,15 +345,6 @@ class TrainConfig:
         "changes.",
         min=1,
     )
-    posemb_method: PosembMethod = option(
-        "bilinear",
-        "--posemb-method",
-        "Interpolation method for position embeddings.",
-        requires=Requirement(
-            "has no effect unless a pre-trained model is resized with --resolution",
-            lambda run: bool(run.resolution) and (run.task == "finetune" or bool(run.model)),
-        ),
-    )
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
@@ -358,11 +352,17 @@ class TrainConfig:
         parse=key_value(Preprocess, size="--resolution"),
     )
 
+    output: str = option(
+        ...,
+        "--output -o DIR",
+        "Directory to write the run to.  [default: runs/DATASET]",
+        RUN,
+        parse=parse_directory,
+    )
     seed: int = option(
         0,
         "--seed N",
         "Random seed for initial weights, data order, augmentation and dropout.",
-        RUN,
         min=0,
         max=2**32 - 1,
     )

@@ -27,7 +27,7 @@ def test_rates_by_layer_are_timms(timm: ModuleType) -> None:
     model.init_weights(0)
     theirs = timm.models.VisionTransformer(16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2)
     fields = {"optimizer": "adamw", "lr": 1.0, "weight_decay": 0.1, "layer_decay": 0.75}
-    ours = build_optimizer(model, TrainConfig(DataConfig("x"), "y", **fields))
+    ours = build_optimizer(model, TrainConfig(data=DataConfig("x"), output="y", **fields))
     from timm.optim import param_groups_layer_decay
 
     groups = param_groups_layer_decay(theirs, weight_decay=0.1, layer_decay=0.75)
@@ -50,8 +50,10 @@ def test_muon_steps_as_timms(timm: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     for model in models:
         model.init_weights(0)
     fields = {"optimizer": "muon", "lr": 0.01, "weight_decay": 0.1}
-    ours = build_optimizer(models[0], TrainConfig(DataConfig("x"), "y", **fields))
-    groups = build_optimizer(models[1], TrainConfig(DataConfig("x"), "y", **fields)).param_groups
+    ours = build_optimizer(models[0], TrainConfig(data=DataConfig("x"), output="y", **fields))
+    groups = build_optimizer(
+        models[1], TrainConfig(data=DataConfig("x"), output="y", **fields)
+    ).param_groups
     for group in groups:  # with nesterov, timm's other parameters get NAdamW
         group |= {"use_muon": group["muon"], "nesterov": group["muon"]}
     paper = (3.4445, -4.775, 2.0315)
@@ -94,8 +96,8 @@ def test_a_linear_probe_ends_where_logistic_regression_does(collages: Path, tmp_
     LogisticRegression = pytest.importorskip("sklearn.linear_model").LogisticRegression
     log_loss = pytest.importorskip("sklearn.metrics").log_loss
     run = TrainConfig(
-        DataConfig(str(collages), val_fraction=0.0),
-        str(tmp_path / "probe"),
+        data=DataConfig(str(collages), val_fraction=0.0),
+        output=str(tmp_path / "probe"),
         model="default-pretrained",
         freeze="backbone",
         augment=AugmentConfig(crop_area=(1.0, 1.0), flip=False),
@@ -137,8 +139,8 @@ def test_an_encoder_trained_without_labels_is_a_model_of_timm_and_transformers(
 ) -> None:
     """On the photographs themselves, which lie in no class directories."""
     run = TrainConfig(
-        DataConfig(str(IMAGES), val_fraction=0.2),
-        str(tmp_path / "run"),
+        data=DataConfig(str(IMAGES), val_fraction=0.2),
+        output=str(tmp_path / "run"),
         task="pretrain",
         variant="Ti/8",
         overrides={key: size for key, size in SIZES.items() if key != "image_size"},

@@ -52,11 +52,11 @@ def test_weights_of_unknown_or_ambiguous_classes_are_refused(wanted):
 def test_an_image_counts_as_its_class():
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     labels, weights = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0]), torch.tensor([0.2, 1.0, 5.0])
-    run = TrainConfig(DataConfig("x"), "y")
+    run = TrainConfig(data=DataConfig("x"), output="y")
     targets = soft_targets(labels, 3, run)
     found = classification_losses(logits, targets, run, weights)
     expected = F.cross_entropy(logits, labels, weights, reduction="sum")
     assert found.shape == (8,) and torch.allclose(found.sum(), expected)
-    sigmoid = TrainConfig(DataConfig("x"), "y", loss="sigmoid")
+    sigmoid = TrainConfig(data=DataConfig("x"), output="y", loss="sigmoid")
     expected = classification_losses(logits, targets, sigmoid) * weights[labels]
     assert torch.allclose(classification_losses(logits, targets, sigmoid, weights), expected)

@@ -38,7 +38,9 @@ def six(tmp_path) -> Path:
 
 
 def config(data: Path, model: Path, **fields) -> TrainConfig:
-    return TrainConfig(DataConfig(str(data)), "run", model=str(model), keep_head=True, **fields)
+    return TrainConfig(
+        data=DataConfig(str(data)), output="run", model=str(model), keep_head=True, **fields
+    )
 
 
 def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, six, tmp_path):

@@ -20,7 +20,11 @@ def objective(variant="Ti/8", size=(32, 48), fields=(), **masking) -> MaskedAuto
     model = ViT(model_config(variant, image_size=size, **(TINY | dict(fields))))
     model.init_weights(1)
     config = TrainConfig(
-        DataConfig("x"), "y", task="pretrain", objective="mae", masking=MaskingConfig(**masking)
+        data=DataConfig("x"),
+        output="y",
+        task="pretrain",
+        objective="mae",
+        masking=MaskingConfig(**masking),
     )
     return MaskedAutoencoder(model, config, Preprocess(size=size))
 
@@ -107,7 +111,7 @@ def test_a_picture_is_unnormalized_by_each_patchs_own_statistics():
 
 
 def test_the_decoder_is_the_papers_for_large_models_and_in_proportion_for_small_ones():
-    config = TrainConfig(DataConfig("x"), "y", task="pretrain", objective="mae")
+    config = TrainConfig(data=DataConfig("x"), output="y", task="pretrain", objective="mae")
     sizes = {
         "H/14": (512, 8),
         "L/16": (512, 8),
@@ -147,7 +151,7 @@ def test_the_number_of_decoder_parameters_is_that_of_the_authors():
         model = ViT(model_config("B/16", num_classes=0))
         encoder = sum(p.numel() for p in model.parameters())
         assert isinstance(model.norm, nn.LayerNorm)
-    config = TrainConfig(DataConfig("x"), "y", task="pretrain", objective="mae")
+    config = TrainConfig(data=DataConfig("x"), output="y", task="pretrain", objective="mae")
     made = MaskedAutoencoder(model, config, Preprocess())
     ours = sum(p.numel() for p in made.parameters())
     learned_positions = 197 * 768

@@ -24,7 +24,7 @@ def objective(variant="Ti/8", size=(32, 48), seed=0, **masking) -> MaskedPatches
     model.init_weights(1)
     fields = {"objective": "masked-patch", "masking": MaskingConfig(**masking), "seed": seed}
     made = MaskedPatches(
-        model, TrainConfig(DataConfig("x"), "y", task="pretrain", **fields), PREPROCESS
+        model, TrainConfig(data=DataConfig("x"), output="y", task="pretrain", **fields), PREPROCESS
     )
     torch.nn.init.normal_(made.decoder.weight, std=0.1, generator=torch.Generator().manual_seed(2))
     return made
@@ -151,7 +151,9 @@ def test_pictures_show_what_the_model_sees_and_says():
 
 
 def test_models_without_patches_to_hide_are_refused():
-    config = TrainConfig(DataConfig("x"), "y", task="pretrain", objective="masked-patch")
+    config = TrainConfig(
+        data=DataConfig("x"), output="y", task="pretrain", objective="masked-patch"
+    )
     with pytest.raises(ConfigError, match="BiT"):
         MaskedPatches(BiT(bit_config("R50x1")), config, PREPROCESS)
     with pytest.raises(ConfigError, match="at least two"):

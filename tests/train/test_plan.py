@@ -20,7 +20,7 @@ def plenty_of_memory(monkeypatch):
 
 
 def planned(n: int, device: torch.device = GPU, **fields) -> TrainConfig:
-    return fill_gaps(TrainConfig(DataConfig("x"), "y", **fields), MODEL, n, device)
+    return fill_gaps(TrainConfig(data=DataConfig("x"), output="y", **fields), MODEL, n, device)
 
 
 @pytest.mark.parametrize(

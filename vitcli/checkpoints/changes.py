@@ -69,6 +69,9 @@ class Changes:
         "crop_pct=0.9; repeatable. Values: docs/checkpoints.md.",
         parse=key_value(Preprocess),
     )
+    patch_size: int | None = option(
+        None, "--patch-size N", "Resample the patch embedding to N x N pixels.", min=1, max=512
+    )
     arch: str | None = option(
         None,
         "--arch NAME",
@@ -77,9 +80,6 @@ class Changes:
     )
     num_heads: int | None = option(
         None, "--num-heads N", "Number of attention heads, if the file does not specify it.", min=1
-    )
-    patch_size: int | None = option(
-        None, "--patch-size N", "Resample the patch embedding to N x N pixels.", min=1, max=512
     )
 
     def __post_init__(self) -> None:

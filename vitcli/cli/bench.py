@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vitcli.cli import output
 from vitcli.cli.info import named_architecture
-from vitcli.cli.options import Fetching, parse_figure, read_checkpoint
+from vitcli.cli.options import INPUT, Fetching, parse_figure, read_checkpoint
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Architecture, Size
 from vitcli.fields import option, parse_device, parse_sizes
@@ -28,12 +28,6 @@ class Bench(Fetching):
     models: list[str] = option(
         ..., "MODEL", "Model names, paths, Hub repos, or architectures such as B/16."
     )
-    resolution: tuple[Size, ...] = option(
-        (),
-        "--resolution --resolutions N|HxW,...",
-        "Input sizes in pixels, each measured in turn.  [default: the model's]",
-        parse=parse_sizes,
-    )
     train: bool = option(True, "--train/--no-train", "Also measure training steps.")
     batch_size: int | None = option(
         None,
@@ -49,6 +43,13 @@ class Bench(Fetching):
         "--plot FILE",
         "Plot speed and largest batch against resolution (.png, .pdf or .svg).",
         parse=parse_figure,
+    )
+    resolution: tuple[Size, ...] = option(
+        (),
+        "--resolution --resolutions N|HxW,...",
+        "Input sizes in pixels, each measured in turn.  [default: the model's]",
+        INPUT,
+        parse=parse_sizes,
     )
     device: str = option(
         "auto",

@@ -12,7 +12,7 @@ import typer
 
 from vitcli.checkpoints.changes import Changes
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, Writing, fetching
+from vitcli.cli.options import CHECKPOINT, Fetching, Writing, fetching
 from vitcli.cli.parameters import command
 from vitcli.fields import option, parse_output
 from vitcli.layouts.catalogue import formats
@@ -29,7 +29,7 @@ def _parse_layout(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert(Writing):
+class Convert(Fetching):
     """Options of `vit convert`."""
 
     source: str = option(..., "SRC", CHECKPOINT)
@@ -39,18 +39,19 @@ class Convert(Writing):
     to: str | None = option(
         None,
         f"--to {'|'.join(formats())}",
-        "Layout to write. vit is the same as timm; transformers is a directory; vit-npz (vit_jax's), "
-        "bit-npz (BiT's) and big_vision are .npz files.  [default: vit-npz or bit-npz if DST ends "
-        "in .npz, else vit]",
+        "Layout to write. vit is the same as timm; transformers is a directory; vit-npz "
+        "(vit_jax's), bit-npz (BiT's) and big_vision are .npz files.  [default: vit-npz or bit-npz "
+        "if DST ends in .npz, else vit]",
         parse=_parse_layout,
     )
-    changes: Changes = Changes()
     verify: bool = option(
         False,
         "--verify",
         "Compare the output for a random image with that of timm or transformers (which must be "
         "installed), in float64.",
     )
+    changes: Changes = Changes()
+    writing: Writing = Writing()
 
 
 @command(Convert)
@@ -74,23 +75,25 @@ def convert(args: Convert) -> None:
         raise typer.BadParameter(str(error), param_hint="'DST'") from error
     with fetching(args) as how:
         job = converting.plan_convert(
-            args.source, args.target, args.to, args.changes, old_grid=args.old_grid, **how
+            args.source, args.target, args.to, args.changes, old_grid=args.writing.old_grid, **how
         )
     verified = [_verified(job.source)] if args.verify else []
-    if not args.dry_run:
-        converting.write(job, args.force)
+    if not args.writing.dry_run:
+        converting.write(job, args.writing.force)
         verified += _verified_result(job) if args.verify else []
     for row in job.names if job.nan else ():
         if set(row.target) & set(job.nan):
             output.warning(f"{job.source.file}: {_folded(row.source)} contains NaN")
     if args.json:
-        output.json_line({**job.to_json(), "written": not args.dry_run, "verified": verified})
+        output.json_line(
+            {**job.to_json(), "written": not args.writing.dry_run, "verified": verified}
+        )
         return
-    if args.dry_run:
+    if args.writing.dry_run:
         output.table(*_table(job), ())
     for warning in job.warnings:
         output.note(warning)
-    verb = "would write" if args.dry_run else "wrote"
+    verb = "would write" if args.writing.dry_run else "wrote"
     lines = [
         f"{verb} {job.output} in layout {job.format}, from {job.source.file} "
         f"({job.source.layout}): "

@@ -19,6 +19,7 @@ from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     INPUT,
+    MODEL,
     Adapting,
     note_assumptions,
     open_predictor,
@@ -27,7 +28,7 @@ from vitcli.cli.options import (
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
-from vitcli.config import CLASS_LIST, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
+from vitcli.config import CLASS_LIST, DATA, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_output, parse_sizes
 from vitcli.words import counted, either, size_text
@@ -48,7 +49,10 @@ BEST = 5
 class Evaluate(Adapting):
     """Options of `vit evaluate`."""
 
-    data: list[str] = option(..., "--data PATH", f"Labelled images: {DATA_KINDS}; repeatable.")
+    model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
+    data: list[str] = option(
+        ..., "--data PATH", f"Labelled images: {DATA_KINDS}; repeatable.", DATA
+    )
     split: Literal["auto", "train", "val", "test"] = option(
         "auto",
         "--split",
@@ -87,6 +91,7 @@ class Evaluate(Adapting):
         "--predictions FILE",
         "Write the predictions for each image to FILE, in the format of its suffix: "
         f"{either(FORMATS)}; CSV without a suffix.",
+        "Options",
         parse=parse_output,
     )
     plot: str | None = option(

@@ -16,16 +16,15 @@ from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     MODEL,
-    RESIZED,
     Running,
     note_assumptions,
     open_predictor,
     parse_figure,
 )
 from vitcli.cli.parameters import UsageError, command, replaced
-from vitcli.config import TASK_DEFAULTS, FewshotConfig, Size
+from vitcli.config import DATA, TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
-from vitcli.fields import option, parse_directory, parse_size
+from vitcli.fields import option, parse_directory
 from vitcli.words import counted
 
 if TYPE_CHECKING:
@@ -41,12 +40,12 @@ def _parse_save(path: str) -> str:
 class Fewshot(Running):
     """Options of `vit fewshot` beside those of its configuration."""
 
-    model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL)
-    resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)
+    model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL, DATA)
     plot: str | None = option(
         None,
         "--plot FILE",
         "Plot accuracy against the number of shots (.png, .pdf or .svg).",
+        "Options",
         parse=parse_figure,
     )
     save: str | None = option(

@@ -14,7 +14,6 @@ import typer
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.options import (
-    RESIZED,
     Computing,
     ending,
     note_assumptions,
@@ -22,8 +21,7 @@ from vitcli.cli.options import (
     open_predictor,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.config import Size
-from vitcli.fields import option, parse_directory, parse_size
+from vitcli.fields import option, parse_directory
 from vitcli.words import counted
 
 if TYPE_CHECKING:
@@ -100,7 +98,6 @@ class Inspect(Computing):
         None, "--arrays FILE.npz", "Also save the arrays behind the figures.", parse=ending(".npz")
     )
     dark: bool = option(False, "--dark", "Draw on a dark background.")
-    resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)
 
 
 @command(Inspect)

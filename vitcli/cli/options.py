@@ -14,7 +14,7 @@ from vitcli.checkpoints.info import assumptions
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHERS
 from vitcli.config import CHANGE_PREPROCESS, PosembMethod, Preprocess, Size
-from vitcli.fields import key_value, option, parse_device, parse_grid
+from vitcli.fields import key_value, option, parse_device, parse_grid, parse_size
 from vitcli.train_config import MACHINE
 from vitcli.words import either
 
@@ -64,6 +64,8 @@ class Computing(Fetching):
     """Options of commands that run a model."""
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
+    resolution: Any = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
+    """A size or None; of `vit evaluate`, several sizes."""
     device: str = option(
         "auto",
         "--device auto|cpu|cuda[:N]|mps",
@@ -111,17 +113,17 @@ class Adapting(Running):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing(Fetching):
-    """Options of commands that write a checkpoint."""
+class Writing:
+    """Options of commands that write a checkpoint, which come last among their own."""
 
+    force: bool = option(False, "--force", "Overwrite existing output.")
+    dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.")
     old_grid: Size | None = option(
         None,
         "--old-grid RxC",
         "Rows and columns of the stored position embeddings, if the file does not specify them.",
         parse=parse_grid,
     )
-    dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.", OTHERS)
-    force: bool = option(False, "--force", "Overwrite existing output.")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from vitcli.cli import output
-from vitcli.config import TASK_DEFAULTS
+from vitcli.config import DATA, TASK_DEFAULTS
 from vitcli.errors import ConfigError
 from vitcli.fields import Option, check_value, field_types, from_text
 
@@ -34,13 +34,13 @@ class UsageError(typer.BadParameter):
 
 class GroupedCommand(TyperCommand):
     """A command whose options are listed under the headings that they declare (Typer's
-    `rich_help_panel`), in order of appearance; those without one come first."""
+    `rich_help_panel`), in order of appearance, after those of data and those without one."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], DATA: [], "Options": []}
         for parameter in cast(list[Any], self.get_params(ctx)):
             names = parameter.opts
             # Of several long names the first is the option's; the others are former ones.

@@ -15,8 +15,6 @@ import typer
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
-    INPUT,
-    RESIZED,
     Adapting,
     ending,
     note_assumptions,
@@ -26,8 +24,8 @@ from vitcli.cli.options import (
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, OUTPUT, Csv, Json, RowWriter, open_rows
-from vitcli.config import Score, Size
-from vitcli.fields import option, parse_size
+from vitcli.config import Score
+from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
 from vitcli.words import either
 
@@ -68,7 +66,6 @@ class Predict(Adapting):
         f"{either(FORMATS)}; plain text with .txt or without a suffix.",
         parse=lambda path: None if path == "-" else path,
     )
-    resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
 
 
 @command(Predict)

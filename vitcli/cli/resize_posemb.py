@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, Writing, fetching, parse_figure
+from vitcli.cli.options import CHECKPOINT, Fetching, Writing, fetching, parse_figure
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import PosembMethod, Size
 from vitcli.fields import option, parse_grid, parse_output, parse_size
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResizePosemb(Writing):
+class ResizePosemb(Fetching):
     """Options of `vit resize-posemb`."""
 
     checkpoint: str = option(..., "CHECKPOINT", CHECKPOINT)
@@ -39,6 +39,12 @@ class ResizePosemb(Writing):
         "Interpolation method: the paper's (bilinear), timm's (bicubic) or transformers' "
         "(bicubic-hf).",
     )
+    plot: str | None = option(
+        None,
+        "--plot FILE",
+        "Plot the similarity of the embeddings before and after (.png, .pdf or .svg).",
+        parse=parse_figure,
+    )
     output: str | None = option(
         None,
         "--output -o OUT",
@@ -46,12 +52,7 @@ class ResizePosemb(Writing):
         parse=parse_output,
     )
     in_place: bool = option(False, "--in-place", "Replace the input instead of writing a copy.")
-    plot: str | None = option(
-        None,
-        "--plot FILE",
-        "Plot the similarity of the embeddings before and after (.png, .pdf or .svg).",
-        parse=parse_figure,
-    )
+    writing: Writing = Writing()
 
 
 @command(ResizePosemb)
@@ -83,26 +84,26 @@ def resize_posemb(args: ResizePosemb) -> None:
             method=args.posemb_method,
             output=args.output,
             in_place=args.in_place,
-            old_grid=args.old_grid,
+            old_grid=args.writing.old_grid,
             **how,
         )
     for name, table in job.tables.items():
         if not (table == table).all():
             theirs = job.checkpoint.sources[name][0]
             output.warning(f"{job.source}: {theirs} contains NaN")
-    if not args.dry_run:
-        resize.resize_posemb(job, args.force)
+    if not args.writing.dry_run:
+        resize.resize_posemb(job, args.writing.force)
     if args.plot:
         _draw(job, args.plot)
     if args.json:
-        output.json_line({**job.to_json(), "written": not args.dry_run})
+        output.json_line({**job.to_json(), "written": not args.writing.dry_run})
         return
-    output.line(output.printable(_sentence(job, args.dry_run)))
+    output.line(output.printable(_sentence(job, args.writing.dry_run)))
     if not job.resized:
         return
     old = "{} x {}".format(*job.models[0].grid)
     loss = f"resized back to {old}, the embeddings would differ by {job.loss():.2%}"
-    if args.dry_run:
+    if args.writing.dry_run:
         output.line(loss)
     else:
         output.note(f"{loss}; accuracy drops until the model is fine-tuned at the new size")
