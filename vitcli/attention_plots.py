@@ -122,7 +122,7 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
 
 
 def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None:
-    """Every head's attention of one layer over an image.
+    """Every head's attention of one block over an image.
 
     Args:
         maps: (heads, rows, columns); one scale for all.
@@ -158,18 +158,18 @@ def filter_tiles(filters: Floats, path: str | Path) -> None:
 
 
 def distance_by_depth(distances: Floats, path: str | Path) -> None:
-    """Mean attention distance of each head against its layer (Figure 7, right).
+    """Mean attention distance of each head against its block (Figure 7, right).
 
     Args:
-        distances: (layers, heads), pixels.
+        distances: (blocks, heads), pixels.
     """
-    layers, heads = distances.shape
+    blocks, heads = distances.shape
     with figure_file(path, 5.0, 3.6, "") as figure:
         axes = figure.subplots()
-        depth = np.repeat(np.arange(layers), heads)
+        depth = np.repeat(np.arange(blocks), heads)
         axes.scatter(depth, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
         axes.plot(distances.mean(axis=1), color=ORANGE, label="mean of the heads")
-        axes.set(xlabel="layer", ylabel="mean attention distance (pixels)")
+        axes.set(xlabel="block", ylabel="mean attention distance (pixels)")
         axes.set_ylim(0, 1.1 * float(distances.max()))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="lower right")

@@ -30,7 +30,6 @@ from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
 from vitcli.inference import current_ranks
 from vitcli.prediction import Predictor
-from vitcli.words import counted
 
 COMMIT_EVERY = 1000
 """Vectors after which a cache is written to disk: a kill loses no more."""
@@ -56,10 +55,8 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
     if isinstance(model, ModelConfig):
         depth = model.depth if config.layer is None else config.layer + 1
         if depth > model.depth:
-            blocks = counted(model.depth, "block")
             raise ConfigError(
-                f"the model has {blocks}, so there is no block {depth - 1}",
-                hint=f"blocks are counted from 0 to {model.depth - 1}",
+                f"the model has no block {depth - 1}", hint=f"its blocks are 0 to {model.depth - 1}"
             )
         pool = model.pool if config.pool == "head" else config.pool
         if pool == "map" and model.pool != "map":

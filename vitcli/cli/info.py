@@ -186,8 +186,7 @@ def use_lines(
     preprocess: Preprocess, classes: Sequence[ClassLabel], count: int, score: str
 ) -> Iterator[tuple[str, str]]:
     """How images become inputs, and what the outputs mean, as (name, text)."""
-    crop = {"center": "centre crop", "squash": "squashed", "border": "letterbox"}
-    how = [_size(preprocess.size), preprocess.interpolation, crop[preprocess.crop_mode]]
+    how = [_size(preprocess.size), preprocess.interpolation, f"crop_mode {preprocess.crop_mode}"]
     how[1] += "" if preprocess.antialias else " without antialiasing"
     how[2] += f" (crop_pct {preprocess.crop_pct:g})" if preprocess.crop_pct != 1 else ""
     for key in ("mean", "std"):

@@ -54,8 +54,8 @@ class Inspect(Computing):
     view: View | None = option(
         None,
         "--view",
-        "What to show. attention: a map over each image; heads: every head of one layer; pca: "
-        "patch features as colours; distance: mean attention distance by layer; filters, posemb: "
+        "What to show. attention: a map over each image; heads: every head of one block; pca: "
+        "patch features as colours; distance: mean attention distance by block; filters, posemb: "
         "patch filters and position embeddings, without images.  [default: attention; without "
         "images: filters and posemb]",
     )
@@ -68,8 +68,8 @@ class Inspect(Computing):
     method: Literal["rollout", "last", "gradient"] = option(
         "rollout",
         "--method",
-        "How to compute the map. rollout: attention multiplied through the layers; last: attention "
-        "of one layer; gradient: attention weighted by the gradient of a class.",
+        "How to compute the map. rollout: attention multiplied through the blocks; last: attention "
+        "of one block; gradient: attention weighted by the gradient of a class.",
     )
     layer: int | None = option(
         None,

@@ -150,10 +150,8 @@ def show(args: Show) -> None:
         inputs = {"preprocess": dataclasses.asdict(source.preprocess), "score": source.score}
         output.json_line({**row, **describe_model(config), **inputs, **more})
         return
-    head = ", with the head" if config.num_classes else ""
     fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
     facts = {
-        "GMACs": row["gmacs"] and f"{row['gmacs']:,.2f} per image{head}",
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as measured by timm",
         "labels": row["labels"],
         "license": row["license"],

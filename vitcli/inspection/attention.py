@@ -55,9 +55,9 @@ class watch(TorchFunctionMode):
 
 
 def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
-    """Raises ConfigError where the model has no such layer or head (both count from 0)."""
+    """Raises ConfigError where the model has no such block or head (both count from 0)."""
     config = model.config
-    for name, value, count in (("layer", layer, config.depth), ("head", head, config.num_heads)):
+    for name, value, count in (("block", layer, config.depth), ("head", head, config.num_heads)):
         if value is not None and not 0 <= value < count:
             raise ConfigError(
                 f"the model has no {name} {value}", hint=f"its {name}s are 0 to {count - 1}"
@@ -96,10 +96,10 @@ def attention_maps(
 
     Args:
         method: "rollout": heads averaged, identity added, rows renormalized, multiplied through
-            the layers (Abnar & Zuidema, arXiv 2005.00928; the paper's Figure 6). "last": the
-            attention of one layer. "gradient": each layer's attention times its gradient, positive
-            part, accumulated through the layers (Chefer et al., arXiv 2103.15679).
-        layer: the last layer that counts ("rollout", "gradient"), or the one that is shown
+            the blocks (Abnar & Zuidema, arXiv 2005.00928; the paper's Figure 6). "last": the
+            attention of one block. "gradient": each block's attention times its gradient, positive
+            part, accumulated through the blocks (Chefer et al., arXiv 2103.15679).
+        layer: the last block that counts ("rollout", "gradient"), or the one that is shown
             ("last"); counted from 0. None: all, or the last.
         head: one head alone, for "last"; None: the mean over heads.
         target: (B,) classes whose logits are explained, for "gradient".
@@ -177,7 +177,7 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
 
 @torch.no_grad()
 def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
-    """Each head's attention of one layer (None: the last), (B, heads, rows, columns): the class
+    """Each head's attention of one block (None: the last), (B, heads, rows, columns): the class
     token's where the head reads it, else the mean over the patches."""
     shown = model.config.depth - 1 if layer is None else layer
     row = readout(model).to(images.device)
@@ -197,7 +197,7 @@ def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
 
 
 class DistanceMeter:
-    """Mean attention distance of each head and layer, in pixels (Figure 7, right).
+    """Mean attention distance of each head and block, in pixels (Figure 7, right).
 
     For an image, a head and a query patch it is the mean distance between the centres of the query
     patch and of each key patch, weighted by attention; prefix tokens are left out as queries and
@@ -230,7 +230,7 @@ class DistanceMeter:
         self.images += len(images)
 
     def result(self) -> npt.NDArray[np.float64]:
-        """(layers, heads), pixels."""
+        """(blocks, heads), pixels."""
         result: npt.NDArray[np.float64] = self.sums / max(self.images, 1)
         return result
 

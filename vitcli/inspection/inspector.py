@@ -76,7 +76,7 @@ class Inspection:
 
     attention (n, rows, columns), heads (n, heads, rows, columns), pca (n, rows, columns, 3);
     filters (m, height, width, 3), posemb (rows * rows, columns * columns); distance
-    (layers, heads), in pixels.
+    (blocks, heads), in pixels.
     """
 
     array: Floats | npt.NDArray[np.float64]
@@ -195,7 +195,7 @@ class Inspector:
             yield one
 
     def heads(self, images: Images, layer: int | None = None) -> Iterator[Inspected]:
-        """Every head's attention of one layer (None: the last), for each image."""
+        """Every head's attention of one block (None: the last), for each image."""
         check_layer(self.model, layer)
         for one in self._read(images):
             if one.pixels is not None:
