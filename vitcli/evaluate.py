@@ -201,7 +201,7 @@ def evaluate(
         on_progress(done, len(source))
     if not tally.count:
         raise DataError(
-            "none of the images can be read",
+            f"none of the {len(source):,} images can be read",
             where=data.path,
             hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
         )

@@ -37,7 +37,12 @@ CORE_BATCH = 4
 """Images for each core of a CPU at once; more of them outgrow its caches."""
 GPU_BATCH = 64
 LONG_SEQUENCE = 4096
-"""Tokens of an image above which users are warned: the cost of attention grows with the square."""
+"""Tokens of an image above which users are warned."""
+SLOW = (
+    "{:,} tokens per image: the time that attention takes grows quadratically; a lower resolution "
+    "or a larger patch size is much faster"
+)
+"""The warning."""
 
 
 def check_memory(model: Architecture, device: str = "cpu") -> None:

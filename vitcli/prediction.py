@@ -22,7 +22,7 @@ from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, VitWarning
 from vitcli.hub import registry
-from vitcli.inference import LONG_SEQUENCE, Batches, Inference, check_memory, run
+from vitcli.inference import LONG_SEQUENCE, SLOW, Batches, Inference, check_memory, run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 TOP_K = 5
 """Classes for each image."""
-_LONG = "{:,} tokens per image: a lower resolution is much faster, as attention is quadratic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class Predictor:
             self.info = at_size(self.info, resolution, posemb_method)
             check_memory(self.info.model, device)
             if self.info.model.num_tokens > LONG_SEQUENCE:
-                warnings.warn(_LONG.format(self.info.model.num_tokens), VitWarning, stacklevel=2)
+                warnings.warn(SLOW.format(self.info.model.num_tokens), VitWarning, stacklevel=2)
         self.name = registry.aliases().get(str(spec), str(spec))
         self.offline = offline
         self.wanted = device, precision

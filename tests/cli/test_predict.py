@@ -136,7 +136,7 @@ def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
     for line, error in zip((line for line in lines if "error" in line), errors, strict=True):
         file = line["file"].replace("\n", "\\x0a")
         assert error == f"error: {file}: {line['error']}"
-    assert result.stderr.splitlines()[-1].startswith("4 of 5 images")
+    assert result.stderr.splitlines()[-1].startswith("skipped 4 of 5 images")
 
 
 def test_a_size_that_no_memory_holds_fails_at_once(predict, image_folder):

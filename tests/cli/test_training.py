@@ -53,7 +53,7 @@ def test_json_is_one_object_per_line(images, parent, tmp_path):
     (evaluation,) = [event for event in events if event["event"] == "evaluation"]
     assert {"val_top1", "val_loss", "ema_val_top1", "ema_val_loss"} <= set(evaluation)
     last = events[-1]
-    assert (last["stored_step"], last["steps"], last["skipped"]) == (4, 4, 0)
+    assert (last["stored_step"], last["steps"], last["unreadable"]) == (4, 4, 0)
     assert last["stored_average"] is (evaluation["ema_val_top1"] > evaluation["val_top1"])
     assert last["directory"] == str(tmp_path / "run") and 0 <= last["val_top1"] <= 1
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
@@ -123,7 +123,7 @@ def test_unreadable_images_are_skipped_and_counted(images, parent, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert result.stderr.count("warning: skipped ") == 7
     assert f"warning: skipped {data / 'val' / 'cats' / '3.png'}: " in result.stderr
-    assert "skipped 6 images that cannot be read" in result.stderr
+    assert "skipped 6 images that could not be read" in result.stderr
     result = finetune(data, parent, "--strict", "-o", tmp_path / "strict")
     assert "2 of 17 images cannot be read" in failure(result)
     assert result.stderr.count("warning: ") == 2 and not (tmp_path / "strict").exists()
@@ -135,7 +135,7 @@ def test_a_linear_probe_says_what_it_trains_and_stores(images, parent, tmp_path)
     assert result.exit_code == 0, result.stderr
     assert "(50 trained), 16 x 16 px" in result.stderr  # 2 x 24 weights, 2 biases
     assert "computing the features of 16 images once" in result.stderr
-    assert "step 4: validation accuracy " in result.stderr and "EMA weights" in result.stderr
+    assert "step 4: validation top-1 " in result.stderr and "EMA weights" in result.stderr
     (first,) = [line for line in result.stderr.splitlines() if line.startswith("step 1 of 4")]
     assert "loss 0.6931" in first
     assert "stored: the" in result.stderr and ", the best on validation\n" in result.stderr

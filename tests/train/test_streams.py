@@ -116,7 +116,7 @@ def test_two_ranks_learn_what_one_does_and_skip_what_it_skips(web: FileServer, t
     for ranks in (1, 2):
         output = tmp_path / str(ranks)
         said = vit("pretrain", *recipe, "-o", str(output), f"--devices={ranks}")
-        assert json.loads(said.splitlines()[-1])["skipped"] == 15
+        assert json.loads(said.splitlines()[-1])["unreadable"] == 15
         lines = [json.loads(line) for line in (output / "skipped.jsonl").open()]
         assert sorted(line["image"] for line in lines) == bad
     assert difference(tmp_path / "1", tmp_path / "2") < TOLERANCE

@@ -17,7 +17,7 @@ import numpy as np
 from vitcli.atomic import whole_directory, write_json
 from vitcli.checkpoints import read
 from vitcli.checkpoints.changes import Changes, change
-from vitcli.checkpoints.info import CheckpointInfo, assumptions
+from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Size
@@ -148,8 +148,8 @@ def plan_convert(
 def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
     """Assumptions, and tensors that are left out."""
     found = []
-    if assumed := assumptions(info):
-        found.append(f"not specified in the file, so assumed: {', '.join(assumed.values())}")
+    if assumed := assumptions_text(info):
+        found.append(assumed)
     if source.dropped:
         shown = ", ".join(source.dropped[:6]) + (", ..." if len(source.dropped) > 6 else "")
         found.append(f"not part of the model, so left out: {shown}")

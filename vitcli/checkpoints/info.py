@@ -222,6 +222,12 @@ def assumptions(info: CheckpointInfo) -> dict[str, str]:
     return found if isinstance(found, dict) else {text: text for text in found}
 
 
+def assumptions_text(info: CheckpointInfo) -> str | None:
+    """What was assumed of a model, in words."""
+    found = ", ".join(assumptions(info).values())
+    return f"assuming {found}, which the checkpoint does not specify" if found else None
+
+
 def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
     """Names to show; those that several classes share are followed by the class's id."""
     count = Counter(label.name for label in classes)

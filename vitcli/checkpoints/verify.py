@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints.info import assumptions
+from vitcli.checkpoints.info import assumptions_text
 from vitcli.checkpoints.load import build
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.checkpoints.read import Checkpoint
@@ -112,12 +112,11 @@ def verify(checkpoint: Checkpoint) -> Agreement:
     difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
     what, name = "logits" if model.num_classes else "features", f"{library} {version(library)}"
     if not difference <= TOLERANCE * max(largest, SMALL):  # NaN does not agree
-        assumed = ", ".join(assumptions(checkpoint.info).values())
         raise CheckpointError(
             f"{name} computes different {what}: the largest difference is {difference:.2g}, the "
             f"largest value {largest:.3g}",
             where=checkpoint.file,
-            hint=f"not specified in the file, so assumed: {assumed}" if assumed else None,
+            hint=assumptions_text(checkpoint.info),
         )
     return Agreement(checkpoint.file, name, what, difference, largest, note)
 

@@ -197,8 +197,8 @@ def evaluate(args: Evaluate) -> None:
     elif not args.json:
         summarise(reports, stored, args.posemb_method)
     draw(reports, stored, args.plot, args.reliability)
-    if unreadable := {name for report in reports for name, _ in report.errors}:
-        output.note(f"unreadable images, not counted: {len(unreadable):,}", always=True)
+    if failed := len({name for report in reports for name, _ in report.errors}):
+        output.note(f"skipped {counted(failed, 'image')} that could not be read", always=True)
         raise typer.Exit(1)
 
 

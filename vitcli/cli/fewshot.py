@@ -123,7 +123,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         output.note(f"saved {save}, with the head of {what} (accuracy {trial.accuracy:.2%})")
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}")
     if skipped := len(report.unreadable):
-        output.note(f"skipped {counted(skipped, 'image')} that cannot be read")
+        output.note(f"skipped {counted(skipped, 'image')} that could not be read")
         raise typer.Exit(1)
 
 

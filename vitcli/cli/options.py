@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vitcli.checkpoints.info import assumptions
+from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHERS
 from vitcli.config import CHANGE_PREPROCESS, PosembMethod, Preprocess, Size
@@ -154,8 +154,8 @@ def note_missing_names(predictor: Predictor) -> None:
 def note_assumptions(predictor: Predictor) -> None:
     """Says what the checkpoint does not specify, and what of it is not used."""
     name, info = predictor.name, predictor.info
-    if assumed := ", ".join(assumptions(info).values()):
-        output.note(f"{name}: not specified in the checkpoint, so assumed: {assumed}")
+    if assumed := assumptions_text(info):
+        output.note(f"{name}: {assumed}")
     if left_out := info.provenance.get("left_out"):
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
 

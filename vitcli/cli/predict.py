@@ -102,7 +102,8 @@ def predict(args: Predict) -> None:
             failed = _write(_answers(predictor, args), rows, meter, counted)
     if failed:
         if meter.done > 1:
-            output.note(f"{failed:,} of {meter.done:,} images could not be read", always=True)
+            images = f"{failed:,} of {meter.done:,} images"
+            output.note(f"skipped {images} that could not be read", always=True)
         raise typer.Exit(1)
 
 

@@ -219,7 +219,7 @@ def _run(config: TrainConfig, args: Start) -> None:
             output.line(f"{split}: {', '.join(metrics)}")
     output.line(f"model: {outcome.directory.path}")
     if outcome.skipped:
-        output.warning(f"skipped {counted(outcome.skipped, 'image')} that cannot be read")
+        output.warning(f"skipped {counted(outcome.skipped, 'image')} that could not be read")
     output.note(stored_text(outcome))
     then = "predict IMAGE" if config.objective == "classify" else "finetune --data DATA"
     output.note(f"next: vit {then} --model {where}")

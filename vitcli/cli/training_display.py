@@ -55,7 +55,7 @@ class Screen(output.Display):
             case events.Trial():
                 best = event.failure
                 if event.val_top1 is not None:
-                    best = f"validation accuracy {event.val_top1:.2%} at step {event.best_step:,}"
+                    best = f"validation top-1 {event.val_top1:.2%} at step {event.best_step:,}"
                 output.note(f"learning rate {event.lr:g}: {best}")
             case events.Choice() if not self.json:
                 self.close()
@@ -81,7 +81,7 @@ def validation_text(event: Validation) -> str:
     when = f"step {event.step:,}" if event.step else "before step 1"
     key, form = "val_loss", "loss {:.4f}"
     if "val_top1" in event.metrics:
-        key, form = "val_top1", "accuracy {:.2%}"
+        key, form = "val_top1", "top-1 {:.2%}"
     text = f"{when}: validation {form.format(event.metrics[key])}"
     average = event.metrics.get(f"ema_{key}")
     return text if average is None else f"{text}, EMA weights {form.split()[1].format(average)}"

@@ -57,7 +57,7 @@ class Outcome:
         """The outcome as the last line of JSON."""
         stored = {"stored_step": self.stored_step, "stored_average": self.stored_averaged}
         result = {"event": "result", "directory": str(self.directory.path), "steps": self.step}
-        return {**result, **stored, "skipped": self.skipped, **self.metrics}
+        return {**result, **stored, "unreadable": self.skipped, **self.metrics}
 
 
 def train(

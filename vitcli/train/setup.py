@@ -23,7 +23,7 @@ from vitcli.devices import choose_device, choose_precision
 from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, DataError, ImageError, RunError
 from vitcli.hub import registry
-from vitcli.inference import LONG_SEQUENCE, check_memory
+from vitcli.inference import LONG_SEQUENCE, SLOW, check_memory
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train import initial, parallel
@@ -276,12 +276,7 @@ def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEven
             )
         )
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
-        on_event(
-            Caution(
-                f"{model.num_tokens:,} tokens per image: the time and memory of attention grow "
-                "quadratically; a lower --resolution or a larger patch size is much faster"
-            )
-        )
+        on_event(Caution(SLOW.format(model.num_tokens)))
     steps = config.steps or 0
     if config.ema and steps * (1 - config.ema) < 1:  # it averages over about 1 / (1 - ema) steps
         shorter = 1 - 1 / max(2, steps // 10)
