@@ -140,8 +140,8 @@ def _temporary(target: Path) -> Path:
 
 
 def _prefix() -> str:
-    """How the names of this machine begin. Containers may have a machine's name and processes of
-    their own, so on Linux the PID namespace is part of it."""
+    """How the names of temporary files begin. Containers that share a host name number their
+    processes separately, so on Linux the PID namespace is part of it."""
     machine, namespace = os.uname().nodename if hasattr(os, "uname") else "", 0
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino

@@ -144,11 +144,8 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
             continue
         if not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
             wanted = " and ".join(f"{LIMITS[key][0]} {limits[key]}" for key in limits)
-            raise ValueError(
-                f"must be {wanted}, not {number:.15g}"
-                if isinstance(number, float)
-                else f"must be {wanted}, not {number}"
-            )
+            shown = f"{number:.15g}" if isinstance(number, float) else number
+            raise ValueError(f"must be {wanted}, not {shown}")
 
 
 def from_text(hint: Any, text: str) -> Any:

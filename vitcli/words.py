@@ -1,6 +1,6 @@
 """Counts, sizes, costs and choices in messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
 
@@ -24,11 +24,14 @@ def flops_text(flops: float) -> str:
 
 def either(names: Iterable[str]) -> str:
     """Choices: "a, b or c"."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
+    return _joined(names, "or")
 
 
-def numbers(values: Sequence[float]) -> str:
-    """0.003, 0.01 and 0.03"""
-    words = [f"{value:g}" for value in values]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+def numbers(values: Iterable[float]) -> str:
+    """ "0.003, 0.01 and 0.03"."""
+    return _joined((f"{value:g}" for value in values), "and")
+
+
+def _joined(words: Iterable[str], conjunction: str) -> str:
+    *others, last = words
+    return f"{', '.join(others)} {conjunction} {last}" if others else last

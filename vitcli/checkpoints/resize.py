@@ -91,8 +91,11 @@ class Resize:
         return (error / size) ** 0.5 if size else 0.0
 
     def changed(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        """The new tables under the file's names and with as many axes as there, where the shapes
-        are these."""
+        """The new tables under the file's names, each with as many axes as its own in the file.
+
+        Args:
+            shapes: the file's, by its names.
+        """
         found = {}
         for ours, table in self.resized.items():
             theirs = self.checkpoint.sources[ours][0]

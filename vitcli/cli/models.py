@@ -245,11 +245,12 @@ def _other(repo: str) -> Model:
 
 
 def _known(name: str) -> Model:
-    """Raises VitError."""
-    if registry.find(name) is None and name in fetched():
-        return _other(name)
-    if registry.find(name) is None and is_repo(name) and not os.path.exists(name):
-        raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
+    """A model by any name. Raises VitError."""
+    if registry.find(name) is None:
+        if name in fetched():
+            return _other(name)
+        if is_repo(name) and not os.path.exists(name):
+            raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
     found = registry.known(name)
     return Model(found.name, INCLUDED, found) if isinstance(found, Path) else _released(found)
 

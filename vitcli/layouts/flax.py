@@ -210,7 +210,7 @@ class NpzLayout(Layout):
         if isinstance(model, BiTConfig):
             if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
                 found.append(
-                    "programs that read it standardize weights with 1e-10: logits differ slightly"
+                    "programs that read it standardize weights with epsilon 1e-10: logits differ"
                 )
             return found
         if model.activation != "gelu_tanh":
@@ -220,5 +220,7 @@ class NpzLayout(Layout):
         if model.norm_eps != 1e-6:
             found.append(f"programs that read it use LayerNorm epsilon 1e-6, not {model.norm_eps}")
         if model.stem and model.stem.std_eps_in != "deviation":
-            found.append("programs that read it standardize weights with 1e-5: logits differ")
+            found.append(
+                "programs that read it standardize weights with epsilon 1e-5: logits differ"
+            )
         return found
