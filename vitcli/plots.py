@@ -207,7 +207,7 @@ def accuracy_by_shots(
                 axes.plot([count] * len(values), values, "o", color=colour, alpha=0.4, ms=4)
             means = [float(np.mean(values)) for values in accuracies]
             label = name if len(curves) > 1 else "mean of the seeds"
-            axes.plot(shots, means, color=colour, label=label)
+            axes.plot(shots, means, "_-", color=colour, label=label)
         colour = BLUE if len(curves) == 1 else GREY
         axes.plot([], [], "o", color=colour, alpha=0.4, ms=4, label="one seed")
         axes.legend(loc="best")
