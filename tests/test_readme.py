@@ -244,9 +244,17 @@ def test_the_readme_counts_the_released_models() -> None:
 def test_links_lead_somewhere() -> None:
     for page, text in PAGES.items():
         here = (ROOT / page).parent
-        targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
-        missing = [target for target in targets if not (here / target).exists()]
-        assert not missing, page
+        for target, heading in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", text):
+            file = here / target if target else ROOT / page
+            assert file.exists(), (page, target)
+            if heading:
+                titles = re.findall(r"^#+ (.*)", file.read_text("utf-8"), re.MULTILINE)
+                assert heading in {anchor(title) for title in titles}, (page, target, heading)
+
+
+def anchor(title: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def test_the_readme_is_short() -> None:
