@@ -171,12 +171,14 @@ def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
 
 def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, root, tiny_checkpoint):
     keep(root, "other/bert", FILES)  # by another tool: perhaps no model of ours
-    hub.add("me/model", {file.name: file for file in tiny_checkpoint.iterdir()})
+    commit = hub.add("me/model", {file.name: file for file in tiny_checkpoint.iterdir()})
     assert vit("pull", "https://huggingface.co/me/model").exit_code == 0  # as it is pasted
     (row,) = (json.loads(line) for line in vit("models", "cached", "--json").stdout.splitlines())
     assert set(row) == FIELDS and row["name"] == "me/model" and row["classes"] == 10
     assert "me/model" in vit("models", "show", "me/model").stdout
     assert "me/none: not downloaded" in vit("models", "show", "me/none").stderr
+    told = json.loads(vit("models", "show", f"me/model@{commit}", "--json").stdout)
+    assert (told["repo"], told["revision"], told["here"]) == ("me/model", commit, "cached")
     assert "already in the cache" in vit("pull", "me/model").stderr
     assert vit("models", "rm", "me/model", "--yes").exit_code == 0
     hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})

@@ -36,6 +36,15 @@ SHOWN_CLASSES = 10
 INDENT = 20
 COPIED = ("file", "command", "then")
 """Lines that people copy, which are not folded."""
+NAMES = {
+    "train_images": "training images",
+    "parent": "initial weights",
+    "posemb_resize": "position embeddings",
+    "steps": "stored step",
+    "seconds": "time",
+    "converted_from": "layout",
+}
+"""Of keys of provenance, as the model card has them; all others are shown as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,18 +222,20 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 if x is not None
             )
         elif name == "steps":
-            name = "stored step"
+            value = f"{value:,}{', the last' if stated.get('store') == 'last' else ''}"
+        elif name == "train_images":
+            value = f"{value:,}"
         elif name == "seconds":
-            name, value = "time", output.duration(value)
+            value = output.duration(value)
         elif name == "posemb_resize":
-            name, value = "position embeddings", f"resized, {value['method']}"
+            value = f"resized, {value['method']}"
         elif name == "input_size":
             value = f"{_size(value)} px"
         elif name in ("assumed", "left_out", "took"):
             value = "; ".join(value.values() if isinstance(value, Mapping) else value)
-        if name not in ("command", "history") and value not in ("", None, {}):
+        if name not in ("command", "history", "store") and value not in ("", None, {}):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            yield name.replace("_", " "), text
+            yield NAMES.get(name, name.replace("_", " ")), text
 
 
 def _metric(key: str) -> str:

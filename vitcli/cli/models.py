@@ -22,8 +22,7 @@ from vitcli.fields import option
 from vitcli.hub import registry
 from vitcli.hub.cache import RepoCache, fetched, root
 from vitcli.hub.fetch import cached
-from vitcli.hub.privacy import is_repo
-from vitcli.hub.registry import RegistryEntry
+from vitcli.hub.registry import HubRepo, RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
 from vitcli.words import counted, size_text
 
@@ -66,7 +65,11 @@ class List(Common):
 class Show(Common):
     """Options of `vit models show`."""
 
-    name: str = option(..., "NAME", "Model name (see `vit models`), or a downloaded Hub repo.")
+    name: str = option(
+        ...,
+        "NAME",
+        "Model name (see `vit models`), or a downloaded Hub repo (org/name[@revision]).",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +214,7 @@ class Model:
     path: Path | None = None
     entry: RegistryEntry | None = None
     repo: str | None = None
+    revision: str | None = None
 
     def info(self) -> CheckpointInfo:
         """What the checkpoint says of itself. Raises VitError."""
@@ -219,8 +223,8 @@ class Model:
         if self.path is None:
             raise HubError(
                 "only partly in the cache",
-                where=self.repo,
-                hint=f"complete it with `vit pull {self.repo}`",
+                where=self.name,
+                hint=f"complete it with `vit pull {self.name}`",
             )
         return read_info(self.path)[0]
 
@@ -230,29 +234,30 @@ def _models() -> list[Model]:
     return [
         *(Model(name, INCLUDED, path) for name, path in registry.shipped().items()),
         *map(_released, registry.entries().values()),
-        *(_other(repo) for repo in fetched() if registry.entry_of(repo) is None),
+        *(_other(HubRepo(repo)) for repo in fetched() if registry.entry_of(repo) is None),
     ]
 
 
 def _released(entry: RegistryEntry) -> Model:
     path = cached(entry.repo, entry.revision)
-    return Model(entry.name, CACHED if path else None, path, entry, entry.repo)
+    return Model(entry.name, CACHED if path else None, path, entry, entry.repo, entry.revision)
 
 
-def _other(repo: str) -> Model:
-    path = cached(repo)
-    return Model(repo, CACHED if path else "incomplete", path, repo=repo)
+def _other(repo: HubRepo) -> Model:
+    path, name = cached(*repo), "@".join(filter(None, repo))
+    return Model(name, CACHED if path else "incomplete", path, None, *repo)
 
 
 def _known(name: str) -> Model:
     """A model by any name. Raises VitError."""
-    if registry.find(name) is None:
-        if name in fetched():
-            return _other(name)
-        if is_repo(name) and not os.path.exists(name):
-            raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
-    found = registry.known(name)
-    return Model(found.name, INCLUDED, found) if isinstance(found, Path) else _released(found)
+    found = _named(name)
+    if isinstance(found, Path):
+        return Model(found.name, INCLUDED, found)
+    if isinstance(found, RegistryEntry):
+        return _released(found)
+    if found.id not in fetched():
+        raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
+    return _other(found)
 
 
 def _row(model: Model) -> dict[str, Any]:
@@ -266,13 +271,14 @@ def _row(model: Model) -> dict[str, Any]:
     macs = known and known.macs() + known.feature_dim * known.num_classes
     if entry:
         weight = FLOAT32 * entry.params
+    elif model.repo:
+        weight = RepoCache(model.repo).size()
     else:
-        files = model.path.glob("*.safetensors") if model.path and not model.repo else ()
-        weight = sum(file.stat().st_size for file in files) or RepoCache(model.name).size()
+        weight = sum(file.stat().st_size for file in (model.path or Path()).glob("*.safetensors"))
     return {
         "name": model.name,
         "repo": model.repo,
-        "revision": entry and entry.revision,
+        "revision": model.revision,
         "parameters": entry.params if entry else known and known.num_params(),
         "classes": entry.classes if entry else known and known.num_classes,
         "labels": entry and entry.labels,
@@ -307,11 +313,16 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _repo(name: str) -> str:
-    """The repo that a name means, whether the registry knows it or not."""
+def _named(name: str) -> RegistryEntry | Path | HubRepo:
+    """What a name means, whether the registry knows it or not. Raises VitError."""
     if name.startswith((".", "~", "/")):
-        raise HubError("a path, not a repo", where=name, hint="`vit models rm` removes downloads")
-    found = registry.named(name) if "/" in name else registry.known(name)
+        raise HubError("a path, not a model's name", where=name, hint="see `vit info` for paths")
+    return registry.named(name) if "/" in name else registry.known(name)
+
+
+def _repo(name: str) -> str:
+    """The repo that a name means."""
+    found = _named(name)
     if isinstance(found, RegistryEntry):
         return found.repo
     if isinstance(found, Path):
