@@ -163,7 +163,8 @@ def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
     """An architecture and its cost, as (name, text)."""
-    yield "architecture", f"{variant_name(config)}: {_sizes(config)}"
+    name, sizes = variant_name(config), _sizes(config)
+    yield "architecture", sizes if "width" in name else f"{name}: {sizes}"
     yield "parameters", f"{config.num_params():,}"
     images, grid = f"{_size(config.image_size)} px", _size(config.grid)
     if isinstance(config, BiTConfig):

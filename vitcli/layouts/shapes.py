@@ -12,6 +12,7 @@ from vitcli.architectures import STEM
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.resnets import Shape, bit_resnet
+from vitcli.words import counted
 
 Shapes = Mapping[str, Shape]
 
@@ -152,7 +153,7 @@ def _infer_posemb(
     raise CheckpointError(
         f"{tokens} position embeddings are not a "
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
-        + f" with {prefix} prefix tokens",
+        + f" with {counted(prefix, 'prefix token')}",
         where=where,
         hint="specify the grid with --old-grid ROWSxCOLUMNS of `vit convert` or `vit "
         "resize-posemb`",
