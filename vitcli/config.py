@@ -107,7 +107,8 @@ CLASS_LIST = (
 """What `--classes` takes; `data/classes.py` reads it."""
 CHANGE_PREPROCESS = (
     "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-    "antialias, crop_rounding), for example crop_pct=0.9; repeatable. Values: docs/checkpoints.md."
+    "antialias, crop_rounding), for example crop_pct=0.9; repeatable. For values, see "
+    "docs/checkpoints.md."
 )
 
 
@@ -192,7 +193,7 @@ class DataConfig:
         """Itself. Raises ConfigError if it is on another machine, and that must not be asked."""
         if offline and self.is_remote:
             hint = "leave out --offline, or download the dataset first"
-            raise ConfigError(f"{self.path}: not on this machine, and --offline is set", hint=hint)
+            raise ConfigError(f"{self.path}: not downloaded, and --offline is set", hint=hint)
         return self
 
 

@@ -66,7 +66,7 @@ class TrainConfig:
     train_images: int | None = option(
         None,
         "--train-images N",
-        "Number of training images, if shards at URLs have no sizes.json next to them.",
+        "Number of training images; required if shards at URLs have no sizes.json next to them.",
         DATA,
         requires=Requirement(
             "requires --data with URLs of shards",
@@ -77,9 +77,8 @@ class TrainConfig:
     streams: int | None = option(
         None,
         "--streams N",
-        "Number of parallel streams that shards at URLs or a dataset on the Hub are read in, over "
-        "all workers; the order of the images depends on it.  [default: the number of shards, at "
-        "most 64]",
+        "Number of parallel streams, over all workers, for reading shards at URLs or a dataset on "
+        "the Hub; it affects the order of the images.  [default: the number of shards, at most 64]",
         requires=Requirement(
             "requires --data with URLs or a dataset on the Hub", lambda run: run.data.is_remote
         ),
@@ -95,7 +94,7 @@ class TrainConfig:
         None,
         "--model -m NAME|PATH|REPO",
         {
-            "": "Model to start from.  [default: none: random weights]",
+            "": "Model to start from.  [default: none (random weights)]",
             "finetune": "Model to start from.  [default: vit-b16-i21k, or default-pretrained if "
             "the Hub cannot be reached]",
         },
@@ -120,7 +119,7 @@ class TrainConfig:
         {},
         "--set KEY=VALUE",
         "Change a field of the architecture (depth, width, pool, posemb, layer_scale, ...), for "
-        "example depth=6; repeatable. Fields and values: docs/checkpoints.md.",
+        "example depth=6; repeatable. For fields and values, see docs/checkpoints.md.",
         parse=key_value(
             ModelConfig, stem="--variant", image_size="--resolution", num_classes="the dataset"
         ),
@@ -334,7 +333,7 @@ class TrainConfig:
     patch_size: int | None = option(
         None,
         "--patch-size N",
-        "Train with patches of N pixels; the patch embedding is resampled.",
+        "Train with patches of N x N pixels; the patch embedding is resampled.",
         PATCHES,
         min=1,
     )

@@ -126,4 +126,4 @@ def test_bad_mappings(tmp_path, text):
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError) as caught:
         read_mapping(file)
-    assert caught.value.where == str(file)
+    assert str(caught.value.where).partition(",")[0] == str(file)

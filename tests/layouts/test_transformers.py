@@ -123,7 +123,7 @@ def test_what_a_processor_does_not_say_depends_on_its_class(tmp_path: Path, endi
 
 def test_images_that_transformers_refuses_are_reported(tmp_path: Path) -> None:
     said = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
-    with pytest.warns(VitWarning, match="images of 24 x 24 pixels, .*; 32 x 32 is used"):
+    with pytest.warns(VitWarning, match="images of 24 x 24 pixels, .*; using 32 x 32"):
         assert prepared(tmp_path / "m", **said).crop_pct == 0.8
     with pytest.warns(VitWarning, match="images of 40 x 40"):
         assert prepared(tmp_path / "n", size={"height": 40, "width": 40}).crop_mode == "squash"

@@ -40,7 +40,7 @@ def test_files_without_weights_are_refused(tmp_path, text):
     (tmp_path / "w").write_text(text)
     with pytest.raises(DataError) as caught:
         read_class_weights(tmp_path / "w")
-    assert caught.value.where == str(tmp_path / "w")
+    assert str(caught.value.where).partition(",")[0] == str(tmp_path / "w")
 
 
 @pytest.mark.parametrize("wanted", [{"cat": 1.0}, {"crane": 1.0}, {"n1": 0, "n2": 0, "dog": 0}])

@@ -66,7 +66,7 @@ class Changes:
         "--preprocess KEY=VALUE",
         "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
         "antialias, crop_rounding; size only if the model has no position embeddings), for example "
-        "crop_pct=0.9; repeatable. Values: docs/checkpoints.md.",
+        "crop_pct=0.9; repeatable. For values, see docs/checkpoints.md.",
         parse=key_value(Preprocess),
     )
     patch_size: int | None = option(

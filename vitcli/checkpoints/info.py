@@ -115,7 +115,7 @@ class CheckpointInfo:
                 raise ConfigError(
                     f"size={wanted}: the position embeddings are for images of {height} x {width} "
                     "pixels",
-                    hint=f"resize them with `vit resize-posemb --resolution {wanted}`",
+                    hint=f"resize them with `vit resize-posemb CHECKPOINT --resolution {wanted}`",
                 )
             model = model.at(new.size)
         return dataclasses.replace(self, model=model, preprocess=new)

@@ -89,8 +89,8 @@ class Evaluate(Adapting):
     predictions: str | None = option(
         None,
         "--predictions FILE",
-        "Write the predictions for each image to FILE, in the format of its suffix: "
-        f"{either(FORMATS)}; CSV without a suffix.",
+        "Write the predictions for each image to FILE, in the format given by its suffix: "
+        f"{either(FORMATS)}; CSV for no suffix.",
         "Options",
         parse=parse_output,
     )
@@ -120,7 +120,7 @@ class Evaluate(Adapting):
 @command(Evaluate)
 @on_devices("predictions", "plot", "reliability")
 def evaluate(args: Evaluate) -> None:
-    """Evaluate a model on labelled images: accuracy, macro F1, calibration, metrics per class.
+    """Evaluate a model on labelled images: accuracy, macro F1, calibration and per-class metrics.
 
     Matches the dataset's classes to the model's by id, then by unique name. Reports and leaves out
     images that cannot be read, and exits with 1 if there are any. For several datasets or

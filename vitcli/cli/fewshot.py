@@ -51,8 +51,8 @@ class Fewshot(Running):
     save: str | None = option(
         None,
         "--save PATH",
-        "Save the model with the head fitted with the most shots and the first seed, as a "
-        ".safetensors file or a directory with a model card.",
+        "Save the model, with the head fitted for the largest of --shots and the first of --seeds, "
+        "as a .safetensors file or a directory with a model card.",
         parse=_parse_save,
     )
     force: bool = option(False, "--force", "Overwrite existing output.")
@@ -67,7 +67,8 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     """Evaluate a model's features with a few images per class.
 
     Fits a linear classifier to frozen features in closed form and classifies the test split, as in
-    the few-shot protocol of the paper (section 4.1). Features are cached, so later runs are fast.
+    the few-shot protocol of the ViT paper (section 4.1). Features are cached, so later runs are
+    fast.
 
     \b
     Examples:

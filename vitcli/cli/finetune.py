@@ -6,9 +6,10 @@ finetune = training_command(
     "finetune",
     """Fine-tune a pre-trained model on your own classes.
 
-    The default recipe is the paper's: SGD, cosine decay and a new, zero-initialized head. Values
-    with the default auto are chosen from the size of the dataset and the other options; the main
-    ones are printed before the first step. Everything is written to one directory, runs/DATASET.
+    The default recipe is that of the ViT paper (Dosovitskiy et al., 2021): SGD, cosine decay and a
+    new, zero-initialized head. Options with the default auto are set from the size of the dataset
+    and the other options; the main values are printed before the first step. Everything is written
+    to one directory, runs/DATASET.
 
     \b
     Examples:

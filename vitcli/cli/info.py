@@ -39,7 +39,7 @@ COPIED = ("file", "command", "then")
 NAMES = {
     "train_images": "training images",
     "parent": "initial weights",
-    "posemb_resize": "position embeddings",
+    "posemb_resize": "posemb",
     "steps": "stored step",
     "seconds": "time",
     "converted_from": "layout",
@@ -204,7 +204,7 @@ def use_lines(
     yield "preprocessing", ", ".join(how)
     names = unique_names(tuple(classes))
     shown = "; ".join(names[:SHOWN_CLASSES]) + ("; ..." if len(names) > SHOWN_CLASSES else "")
-    known = f"{count:,} ({score}): {shown or 'without names'}"
+    known = f"{count:,} ({score})" + (f": {shown}" if shown else ", without names")
     yield "classes", known if count else "none; the model computes features"
 
 
@@ -214,7 +214,7 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if runs:
         yield "command", runs[-1]
     if len(runs) > 1:
-        yield "earlier runs", f"{len(runs) - 1} (--json and the model card have them)"
+        yield "earlier runs", f"{len(runs) - 1} (listed by --json and in the model card)"
     for name, value in stated.items():
         if name == "metrics":
             value = ", ".join(
@@ -229,7 +229,9 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif name == "seconds":
             value = output.duration(value)
         elif name == "posemb_resize":
-            value = f"resized, {value['method']}"
+            value = f"resized ({value['method']})"
+        elif name == "timm":
+            value = value["architecture"] + (f" ({value['tag']})" if value["tag"] else "")
         elif name == "input_size":
             value = f"{_size(value)} px"
         elif name in ("assumed", "left_out", "took"):

@@ -56,7 +56,7 @@ class List(Common):
     words: list[str] = option(
         [],
         "WORDS",
-        "Only list models whose name, repo, class list or row contains all of these words; "
+        "Only list models whose name, repo, class list or table row contains all of these words; "
         f'"{CACHED}" selects downloaded models, "{INCLUDED}" those included with vit.',
     )
 
@@ -156,7 +156,7 @@ def show(args: Show) -> None:
     fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
     facts = {
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as measured by timm",
-        "labels": row["labels"],
+        "class list": row["labels"],
         "license": row["license"],
         "repo": row["repo"] and f"{row['repo']}{'@' + row['revision'] if row['revision'] else ''}",
         "for transformers": more["transformers"],

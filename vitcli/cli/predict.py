@@ -62,8 +62,8 @@ class Predict(Adapting):
     output: str | None = option(
         None,
         "--output -o FILE",
-        "Write the results to FILE instead of stdout (-), in the format of its suffix: "
-        f"{either(FORMATS)}; plain text with .txt or without a suffix.",
+        "Write the results to FILE (- for stdout), in the format given by its suffix: "
+        f"{either(FORMATS)}; plain text for .txt or no suffix.",
         parse=lambda path: None if path == "-" else path,
     )
 
@@ -71,7 +71,7 @@ class Predict(Adapting):
 @command(Predict)
 @on_devices("output", "features")
 def predict(args: Predict) -> None:
-    """Classify images and print the best classes of each, with their scores.
+    """Classify images and print the top classes of each, with their scores.
 
     Results are printed in order, as soon as they are ready. An image that cannot be read is
     reported and skipped, and the exit code is 1.
@@ -102,8 +102,8 @@ def predict(args: Predict) -> None:
             failed = _write(_answers(predictor, args), rows, meter, counted)
     if failed:
         if meter.done > 1:
-            images = f"{failed:,} of {meter.done:,} images"
-            output.note(f"skipped {images} that could not be read", always=True)
+            share = f"{failed:,} of {meter.done:,} images"
+            output.note(f"{share} could not be read and were skipped", always=True)
         raise typer.Exit(1)
 
 

@@ -4,7 +4,7 @@ from vitcli.cli.training import training_command
 
 pretrain = training_command(
     "pretrain",
-    """Train a Vision Transformer from scratch, with or without labels.
+    """Pre-train a model, with or without labels.
 
     This is the training loop of `vit finetune` with other defaults: random initial weights and
     AdamW. Everything is written to one directory, runs/DATASET.

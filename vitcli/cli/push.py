@@ -65,9 +65,10 @@ class Push(Transferring):
 def push(args: Push) -> None:
     """Upload a model to the Hub, for vit, timm and transformers to load by name.
 
-    Uploads the weights, config.json, a model card and its images in one commit, and skips unchanged
-    files. Edits made to the card on the Hub are kept. In the recorded command, paths are shortened
-    to their last component. Tokens and training states are never uploaded.
+    Uploads the weights, config.json, and a model card with its plots in one commit, and skips
+    unchanged files. Edits made to the card on the Hub are kept. In the command that the card
+    records, paths are shortened to their last component. Tokens and training states are never
+    uploaded.
 
     \b
     Examples:

@@ -41,23 +41,23 @@ class Start(Fetching):
     resume: str | None = option(
         None,
         "--resume DIR",
-        "Continue the interrupted run in this directory, with its original options: only "
-        "--max-bad, the options under Machine except --precision, and those under Other options "
+        "Continue the interrupted run in this directory, with its original options; only "
+        "--max-bad, the options under Other options, and those under Machine except --precision "
         "may be given.",
     )
     force: bool = option(False, "--force", "Replace the run in the output directory.")
     preset: PresetName | None = option(
         None,
         "--preset",
-        "Use the paper's fine-tuning recipe for this dataset; other options override it.",
+        "Use the paper's fine-tuning recipe for the named dataset; other options override it.",
         RECIPE,
         task="finetune",
     )
     pretraining: PretrainName | None = option(
         None,
         "--preset",
-        "Use the paper's pre-training recipe for this dataset and --variant, or big_vision's for "
-        "S/16 on ImageNet-1k (s16-i1k); other options override it.",
+        "Use the paper's pre-training recipe for the named dataset and --variant, or big_vision's "
+        "for S/16 on ImageNet-1k (s16-i1k); other options override it.",
         RECIPE,
         task="pretrain",
     )

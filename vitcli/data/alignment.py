@@ -69,10 +69,10 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
             hint = (
                 "write the dataset's class, a tab, and the model's class (id or name; - for none)"
             )
-            raise DataError(f"line {number} does not contain two classes", where=path, hint=hint)
+            raise DataError("not two classes", where=f"{path}, line {number}", hint=hint)
         found = mapping.setdefault(own, [])
         if other in found or (_LEFT_OUT in (other, *found) and found):
-            raise DataError(f"line {number} repeats '{own}'", where=path)
+            raise DataError(f"repeats '{own}'", where=f"{path}, line {number}")
         found.append(other)
     if not mapping:
         raise DataError("the mapping is empty", where=path)

@@ -43,7 +43,7 @@ def read_classes(path: Path) -> Classes:
         id, _, name = (field.strip() for field in line.partition("\t"))
         if not id:
             hint = "write one class per line, in index order: an id, or an id, a tab and a name"
-            raise DataError(f"line {number} is empty", where=path, hint=hint)
+            raise DataError("the line is empty", where=f"{path}, line {number}", hint=hint)
         found = class_of(id)
         classes.append(ClassLabel(found.id, name or found.name))
     if not classes:

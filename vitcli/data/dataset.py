@@ -336,7 +336,7 @@ def _hold_out(
                 f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} recorded "
                 "validation images no longer exist"
             )
-        return held, f"validation: {counted(len(held), 'image')} held out before"
+        return held, f"validation: the {counted(len(held), 'image')} that the run held out"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)
@@ -354,8 +354,8 @@ def _hold_out(
 def _held_words(train: Source, held: Ints, fraction: float) -> str:
     each = " of each class" if len(train.classes) > 1 else ""
     if any(count > 1 and round(fraction * count) < 1 for count in train.counts()):
-        each += ", but at least one"
-    return f"validation: {len(held):,} of {len(train):,} images held out, {fraction:.0%}{each}"
+        each += ", at least one per class"
+    return f"validation: {len(held):,} of {len(train):,} images held out ({fraction:.0%}{each})"
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:

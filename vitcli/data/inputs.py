@@ -58,7 +58,7 @@ def _found(argument: str, offline: bool) -> Iterator[ImageInput]:
         yield ImageInput("-", lambda: b"".join(limited(sys.stdin.buffer, "-")))
     elif argument.lower().startswith(("http://", "https://")):
         if offline:
-            yield _unreadable(argument, "not downloaded: --offline is set")
+            yield _unreadable(argument, "not downloaded, and --offline is set")
         else:
             yield ImageInput(argument, partial(fetch, argument))
     elif os.path.isdir(argument):

@@ -163,7 +163,7 @@ def _infer_posemb(
 def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
     """What is assumed of a fact, as in "num_heads=12"."""
     if fact == "preprocess":
-        how = _values(preprocess, "interpolation", "crop_mode", "crop_pct", "mean")
+        how = _values(preprocess, "interpolation", "crop_mode", "crop_pct", "mean", "std")
         return f"preprocessing ({how})"
     if fact == "resnet":
         resnet = model.resnet if isinstance(model, BiTConfig) else model.stem

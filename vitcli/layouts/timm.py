@@ -722,8 +722,8 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
         return from_config(config)
     if "model_type" in config:
         raise CheckpointError(
-            f"a config.json of transformers ({config.get('model_type', str)}), but the weights "
-            "have timm's names",
+            f"the configuration of a transformers model ({config.get('model_type', str)}), but the "
+            "tensors have timm's names",
             where=path,
             hint="replace config.json with the one that belongs to these weights",
         )

@@ -472,8 +472,8 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     how |= fit
     if seen and size and seen != size and not kind.any_size:
         warnings.warn(
-            f"{said.where}: images of {seen[0]} x {seen[1]} pixels, which the model does not "
-            f"take in transformers; {size[0]} x {size[1]} is used",
+            f"{said.where}: specifies images of {seen[0]} x {seen[1]} pixels, which transformers "
+            f"rejects for this model; using {size[0]} x {size[1]}",
             VitWarning,
             stacklevel=2,
         )

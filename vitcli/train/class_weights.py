@@ -38,12 +38,12 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
             weight = math.nan
         if not separator or not 0 <= weight < math.inf:
             raise DataError(
-                f"line {number} is not a class and a weight: '{line.strip():.60}'",
-                where=path,
+                f"not a class and a weight: '{line.strip():.60}'",
+                where=f"{path}, line {number}",
                 hint="write a class, a tab or comma, and a weight of at least 0 on each line",
             )
         if name.strip() in weights:
-            raise DataError(f"line {number} repeats the class '{name.strip()}'", where=path)
+            raise DataError(f"repeats the class '{name.strip()}'", where=f"{path}, line {number}")
         weights[name.strip()] = weight
     if not weights:
         raise DataError("the list of class weights is empty", where=path)
@@ -69,9 +69,9 @@ def class_weights(wanted: ClassWeights, train: Source | Stream) -> npt.NDArray[n
         return np.asarray(balanced, np.float32)
     assert isinstance(wanted, Mapping)
     named = [ClassLabel(name, name) for name in wanted]
-    table = match_classes(named, train.classes, "class weights", "the data")
+    table = match_classes(named, train.classes, "--class-weights", "the dataset")
     weights = np.ones(len(counts), np.float32)
     weights[table] = list(wanted.values())
     if not weights[counts > 0].any():
-        raise DataError("all classes have weight 0", where="class weights")
+        raise DataError("all classes have weight 0", where="--class-weights")
     return weights
