@@ -133,7 +133,7 @@ def test_pipes_are_refused_at_once(tmp_path: Path, model: Path) -> None:
         ("", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ("[]", "not a JSON object"),
-        ('{"model_type": "vit"}', "of transformers"),
+        ('{"model_type": "vit"}', "a transformers model"),
         ('{"architecture": "resnet50"}', "'resnet50' is not supported"),
         ('{"vit": 3}', "model description is damaged"),
     ],

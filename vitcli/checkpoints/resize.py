@@ -99,10 +99,10 @@ class Resize:
         found = {}
         for ours, table in self.resized.items():
             theirs = self.checkpoint.sources[ours][0]
-            two_axes = len(shapes[theirs]) == 2
-            found[theirs] = table[0] if two_axes else table
+            squeezed = len(shapes[theirs]) < table.ndim
+            found[theirs] = table[0] if squeezed else table
             ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
-            if two_axes and ids in self.checkpoint.dropped:
+            if squeezed and ids in self.checkpoint.dropped:
                 found[ids] = np.arange(table.shape[1], dtype=np.int64)[None]
         return found
 
