@@ -134,7 +134,7 @@ def evaluate(args: Evaluate) -> None:
     """
     data, sizes = [hub_or_path(path) for path in args.data], args.resolution or (None,)
     one = len(data) * len(sizes) == 1
-    _check(args, len(data), len(sizes))
+    _check(args, data, len(sizes))
     from vitcli import evaluate as library
     from vitcli.data.alignment import MatchRules, read_mapping
     from vitcli.imagenet import read_accepted
@@ -194,16 +194,15 @@ def evaluate(args: Evaluate) -> None:
         raise typer.Exit(1)
 
 
-def _check(args: Evaluate, datasets: int, sizes: int) -> None:
-    """Raises VitError for output that these datasets and sizes cannot have."""
-    if args.plot and datasets > 1 and sizes == 1:
+def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
+    """Raises VitError for output that these datasets and so many sizes cannot have."""
+    if args.plot and len(data) > 1 and sizes == 1:
         raise UsageError("--plot: a confusion matrix requires a single --data")
-    if args.reliability and datasets * sizes > 1:
+    if args.reliability and len(data) * sizes > 1:
         raise UsageError("--reliability requires a single --data and a single resolution")
     if args.predictions and sizes > 1:
         raise UsageError("--predictions requires a single resolution")
-    inputs = (*map(hub_or_path, args.data), args.classes, args.mapping, args.labels)
-    spare(inputs, args.predictions, "'--predictions'")
+    spare((*data, args.classes, args.mapping, args.labels), args.predictions, "'--predictions'")
     for path in (args.plot, args.reliability):
         output.check_writable(path)
 

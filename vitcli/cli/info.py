@@ -44,7 +44,7 @@ NAMES = {
     "seconds": "time",
     "converted_from": "layout",
 }
-"""Of keys of provenance, as the model card has them; all others are shown as they are."""
+"""Of some keys of provenance; the others are shown with spaces for underscores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif name == "posemb_resize":
             value = f"resized ({value['method']})"
         elif name == "timm":
-            value = value["architecture"] + (f" ({value['tag']})" if value["tag"] else "")
+            value = ", ".join(str(part) for part in value.values() if part)
         elif name == "input_size":
             value = f"{_size(value)} px"
         elif name in ("assumed", "left_out", "took"):
