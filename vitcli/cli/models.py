@@ -274,7 +274,8 @@ def _row(model: Model) -> dict[str, Any]:
     elif model.repo:
         weight = RepoCache(model.repo).size()
     else:
-        weight = sum(file.stat().st_size for file in (model.path or Path()).glob("*.safetensors"))
+        assert model.path is not None  # of an included model
+        weight = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
     return {
         "name": model.name,
         "repo": model.repo,
