@@ -316,8 +316,13 @@ METRICS = {
 
 
 def nearest(name: str, known: list[str], n: int = 3) -> list[str]:
-    """The names most like a mistyped one, best first."""
-    return difflib.get_close_matches(name.lower(), known, n=n, cutoff=0.5)
+    """The names most like a mistyped one, whatever its case and separators: those that begin with
+    it, the shortest first, then the closest."""
+    plain = {re.sub(r"[\W_]", "", other.lower()): other for other in known}
+    typed = re.sub(r"[\W_]", "", name.lower())
+    begin = sorted((key for key in plain if typed and key.startswith(typed)), key=len)
+    close = difflib.get_close_matches(typed, plain, n=n, cutoff=0.5)
+    return [plain[key] for key in dict.fromkeys([*begin, *close])][:n]
 
 
 def did_you_mean(name: str, known: list[str]) -> str | None:

@@ -85,6 +85,7 @@ def test_a_name_of_the_registry(here):
     assert resolve("vit-b16-i21k") is entry
     assert resolve("ViT-B16-i21k") is entry
     assert resolve("timm/vit_base_patch16_224.augreg_in21k") is entry
+    assert resolve("vit_base_patch16_224.augreg_in21k") is entry
 
 
 def test_a_path_comes_first(here):
@@ -130,6 +131,9 @@ def test_a_repo_on_the_hub(here, spec, repo):
     [
         ("vit-b16-i22k", "did you mean vit-b16-i21k"),
         ("defalt", "did you mean default"),
+        ("deit", "did you mean deit-s16-i1k, deit-b16-i1k or deit-ti16-i1k"),
+        ("ViT_B_16", "did you mean vit-b16-i1k, vit-b16-mae or"),
+        ("vit_base_patch16_224", "list its models with `vit models list vit_base_patch16_224`"),
         ("something entirely different", "default and default-pretrained"),
         ("", "default and default-pretrained"),
         ("runs/flowers/model.safetensors", "default and default-pretrained"),

@@ -156,8 +156,8 @@ def names() -> list[str]:
 
 
 def entry_of(repo: str) -> RegistryEntry | None:
-    """The registry's entry of a Hub repo."""
-    return next((entry for entry in entries().values() if entry.repo == repo), None)
+    """The registry's entry of a Hub repo, with or without its `timm/`."""
+    return next((e for e in entries().values() if e.repo in (repo, f"timm/{repo}")), None)
 
 
 @cache
@@ -218,4 +218,6 @@ def named(text: str) -> Path | RegistryEntry | HubRepo:
 def _not_found(text: str, what: str, others: Sequence[str] = ()) -> ModelNotFoundError:
     ships = f"the included models are {' and '.join(aliases())}; list all with `vit models`"
     hint = did_you_mean(text, [*names(), *others]) or ships
+    if any(entry.architecture == text for entry in entries().values()):
+        hint = f"'{text}' is an architecture; list its models with `vit models list {text}`"
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)
