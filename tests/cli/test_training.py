@@ -175,5 +175,8 @@ def test_a_run_is_resumed_as_it_was_started(parent, tmp_path):
     ):
         result = vit("pretrain", "--resume", parent, *words)
         assert result.exit_code == 2 and f"leave out {named}" in result.stderr
+    for words in (("--resume", parent), ("--config", parent, "-o", tmp_path / "run")):
+        result = vit("finetune", *words)
+        assert result.exit_code == 2 and "use `vit pretrain`" in result.stderr
     result = vit("finetune", "--config", parent, "--preset", "pets", "-o", tmp_path / "run")
     assert result.exit_code == 2 and "--preset" in result.stderr

@@ -78,7 +78,7 @@ def training_command(task: Task, text: str) -> Any:
         if args.resume:
             starts = {"--config": args.config, "--preset": preset, "--force": args.force}
             others = [name for name, value in starts.items() if value]
-            built = _resumed(args.resume, given, others)
+            built = _resumed(task, args.resume, given, others)
         else:
             built = build_config(task, given, preset, args.config)
             built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
@@ -109,7 +109,6 @@ def build_config(
     """A run from the options that were given (as `parameters.command` gives them), over --config
     or --preset, over the task's defaults."""
     from vitcli.train.class_weights import read_class_weights
-    from vitcli.train.directory import read_train_config
 
     if "steps" in given and "epochs" in given:
         raise UsageError("--steps and --epochs cannot be combined")
@@ -123,11 +122,9 @@ def build_config(
     if config is not None:
         from vitcli.train.plan import auto_values
 
-        start = read_train_config(config)
         if preset is not None:
             raise UsageError("--config and --preset cannot be combined")
-        if start.task != task:
-            raise UsageError(f"'{config}' describes a {start.task} run: use `vit {start.task}`")
+        start = _written(task, config)
         if "output" not in given:
             raise UsageError("--config requires --output DIR for the new run")
         for name in {"overrides", "preprocess"} & fields.keys():
@@ -172,12 +169,20 @@ def _preset_fields(
     return fields
 
 
-def _resumed(resume: str, given: Mapping[str, Any], others: list[str]) -> TrainConfig:
-    """The run in a directory, as it was started."""
+def _written(task: Task, path: str) -> TrainConfig:
+    """The configuration of a run of this command."""
     from vitcli.train.directory import read_train_config
 
-    written = read_train_config(resume)
-    options_given = given_options(TrainConfig, written.task, given)
+    config = read_train_config(path)
+    if config.task != task:
+        raise UsageError(f"'{path}' belongs to a {config.task} run: use `vit {config.task}`")
+    return config
+
+
+def _resumed(task: Task, resume: str, given: Mapping[str, Any], others: list[str]) -> TrainConfig:
+    """The run in a directory, as it was started."""
+    written = _written(task, resume)
+    options_given = given_options(TrainConfig, task, given)
     fixed = [option.names[0] for option, _ in options_given if not option.on_resume]
     if fixed or others:
         names = ", ".join([*fixed, *others])
