@@ -17,7 +17,7 @@ from vitcli.errors import ImageError
 
 # JPEG stands for MPO too. Pillow's other formats include programs: EPS runs Ghostscript.
 _FORMATS = (
-    "JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "HEIF",
+    "JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
 )  # fmt: skip
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 """How files of the common formats start."""
@@ -89,13 +89,15 @@ def open_image(encoded: Encoded) -> Opened:
         where, encoded = str(encoded), read_file(encoded)
     if not encoded:
         raise ImageError("the file is empty", where=where)
+    formats: tuple[str, ...] = _FORMATS
     if encoded[4:8] == b"ftyp" and encoded[8:12] in _HEIF_BRANDS:
         if not HAS_HEIF:
             hint = "pip install pillow-heif, or with pipx: pipx inject vitcli pillow-heif"
             raise ImageError("HEIC images need pillow-heif", where=where, hint=hint)
         importlib.import_module("pillow_heif").register_heif_opener()
+        formats = ("HEIF",)
     try:
-        image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
+        image = Image.open(io.BytesIO(encoded), formats=formats)
     except Image.DecompressionBombError:
         raise _too_large(where) from None
     except Exception as error:  # a damaged header makes Pillow raise anything
