@@ -101,8 +101,8 @@ DATA_KINDS = (
 
 
 CLASS_LIST = (
-    "File that lists the dataset's classes in index order, one per line: an id, or an id, a tab "
-    "and a name."
+    "Classes of the dataset, for labels that are indices: a file with one per line in index order, "
+    "an id, or an id, a tab and a name.  [default: the dataset's classes.txt, if there is one]"
 )
 """What `--classes` takes; `data/classes.py` reads it."""
 CHANGE_PREPROCESS = (

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +44,11 @@ _ONLY_SLOW = "look for an earlier error; if a rank is only slow, raise --rank-ti
 def restarts() -> int:
     """How often the launcher has started the ranks again, after one of them failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) if is_launched() else 0
+
+
+def launch_id() -> str:
+    """torchrun's `--rdzv-id`, which all restarts of a launch share; empty without a launcher."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "") if is_launched() else ""
 
 
 @dataclass(frozen=True)
@@ -232,7 +238,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
                 nproc_per_node=count,
                 rdzv_backend="c10d",
                 rdzv_endpoint="localhost:0",  # any free port
-                run_id=str(os.getpid()),
+                run_id=uuid.uuid4().hex,
                 max_restarts=max_restarts,
                 signals_to_handle=",".join(passed_on),
                 logs_specs=DefaultLogsSpecs(str(scratch)),  # the launcher leaves its own behind

@@ -56,7 +56,8 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
         depth = model.depth if config.layer is None else config.layer + 1
         if depth > model.depth:
             raise ConfigError(
-                f"the model has no block {depth - 1}", hint=f"its blocks are 0 to {model.depth - 1}"
+                f"--layer {depth - 1}: the model has no such block",
+                hint=f"its blocks are 0 to {model.depth - 1}",
             )
         pool = model.pool if config.pool == "head" else config.pool
         if pool == "map" and model.pool != "map":

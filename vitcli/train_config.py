@@ -94,9 +94,11 @@ class TrainConfig:
         None,
         "--model -m NAME|PATH|REPO",
         {
-            "": "Model to start from.  [default: none (random weights)]",
-            "finetune": "Model to start from.  [default: vit-b16-i21k, or default-pretrained if "
-            "the Hub cannot be reached]",
+            "": "Model to start from: a name (see `vit models`), run directory, checkpoint file "
+            "or Hub repo.  [default: none (random weights)]",
+            "finetune": "Model to start from: a name (see `vit models`), run directory, checkpoint "
+            "file or Hub repo.  [default: vit-b16-i21k, or default-pretrained if that is not "
+            "downloaded and the Hub cannot be reached]",
         },
     )
     keep_head: bool = option(
@@ -333,7 +335,8 @@ class TrainConfig:
     patch_size: int | None = option(
         None,
         "--patch-size N",
-        "Train with patches of N x N pixels; the patch embedding is resampled.",
+        "Train with patches of N x N pixels; the patch embedding of --model is resampled.  "
+        "[default: the model's]",
         PATCHES,
         min=1,
     )
@@ -341,7 +344,7 @@ class TrainConfig:
         None,
         "--save-patch-size N",
         "Store the model with patches of N pixels; the grid stays the same, so the input size "
-        "changes.",
+        "changes.  [default: as trained]",
         min=1,
     )
     preprocess: dict[str, Any] = option(
@@ -417,7 +420,7 @@ class TrainConfig:
         "auto",
         "--precision",
         "Precision of activations; auto is bf16 if the hardware supports it, else fp32. Weights "
-        "and optimizer state stay float32.",
+        "and optimizer state stay fp32.",
     )
     workers: int | None = option(
         None,

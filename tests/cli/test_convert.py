@@ -24,7 +24,7 @@ def test_json(vit, tiny_checkpoint, tmp_path):
     words = ("--resolution", "32x96", "--dry-run", "--json")
     told = json.loads(vit("resize-posemb", tiny_checkpoint, *words).stdout)
     assert told["from"] == [4, 4] and told["to"] == [2, 6] and told["written"] is False
-    assert 0 < told["loss"] < 1
+    assert 0 < told["difference"] < 1
 
 
 def test_verification_that_cannot_be_had_is_told_before_the_work(vit, tmp_path, monkeypatch):
@@ -41,13 +41,13 @@ def test_names_in_json_and_one_number_for_three(vit, tmp_path):
     words = ["--dry-run", "--json", "--preprocess", "mean=0.25"]
     told = json.loads(vit("convert", NPZ, tmp_path / "x", *words).stdout)
     assert not told["written"] and not (tmp_path / "x").exists()
-    names = {row["ours"]: row for row in told["names"]}
+    names = {row["name"]: row for row in told["names"]}
     block = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1"
     assert names["blocks.1.attn.qkv.weight"]["source"] == [
         f"{block}/{part}/kernel" for part in ("query", "key", "value")
     ]
     assert names["head.bias"] == {
-        "ours": "head.bias",
+        "name": "head.bias",
         "shape": [10],
         "dtype": "float32",
         "source": ["head/bias"],

@@ -200,7 +200,7 @@ def test_images_without_labels_of_their_own_by_real_labels(
     assert rows[0]["prediction"] and rows[2]["error"].startswith("not an image")
     text = vit(*words).stdout.splitlines()
     assert text == [
-        f"{tiny_checkpoint} on {unlabelled}: all images, 2 images",
+        f"{tiny_checkpoint} on {unlabelled}: all images (2)",
         f"ReaL accuracy {right:.2%} on 1 image, leaving out 1 without a correct class",
     ]
     labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer

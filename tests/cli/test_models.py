@@ -18,8 +18,8 @@ from vitcli.hub import registry
 REPO = "timm/vit_base_patch16_224.augreg_in21k"
 FILES = {"model.safetensors": b"x" * 2_000_000, "config.json": b"{}"}
 FIELDS = {
-    *("name", "repo", "revision", "parameters", "classes", "labels", "bytes", "resolution"),
-    *("gmacs", "top1", "license", "here", "path"),
+    *("name", "repo", "revision", "parameters", "classes", "class_list", "bytes", "resolution"),
+    *("gmacs", "top1", "license", "status", "path"),
 }
 
 
@@ -81,7 +81,7 @@ def test_one_model_is_described(vit, root):
 
 def test_what_ships_is_described(vit):
     told = json.loads(vit("models", "show", "default", "--json").stdout)
-    assert told["name"] == registry.aliases()["default"] and told["here"] == "included"
+    assert told["name"] == registry.aliases()["default"] and told["status"] == "included"
     assert told["license"] == "apache-2.0" and Path(told["path"]).is_dir()
 
 
@@ -161,7 +161,7 @@ def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
     )
     assert said in result.stderr and result.stderr.count("warning") == 1
     told = json.loads(vit("models", "show", entry.name, "--json").stdout)
-    assert told["here"] == "cached" and told["path"] == str(Path(result.stdout.strip()).parent)
+    assert told["status"] == "cached" and told["path"] == str(Path(result.stdout.strip()).parent)
     described = vit("info", entry.name, "--json", "--offline")
     assert json.loads(described.stdout)["preprocess"]["crop_pct"] == 0.5
     assert said in described.stderr
@@ -178,7 +178,7 @@ def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, root, tiny_ch
     assert "me/model" in vit("models", "show", "me/model").stdout
     assert "me/none: not downloaded" in vit("models", "show", "me/none").stderr
     told = json.loads(vit("models", "show", f"me/model@{commit}", "--json").stdout)
-    assert (told["repo"], told["revision"], told["here"]) == ("me/model", commit, "cached")
+    assert (told["repo"], told["revision"], told["status"]) == ("me/model", commit, "cached")
     assert "already in the cache" in vit("pull", "me/model").stderr
     assert vit("models", "rm", "me/model", "--yes").exit_code == 0
     hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})

@@ -33,7 +33,8 @@ def test_a_new_option_is_one_line(images, parent, tmp_path, monkeypatch):
     assert wrong.exit_code == 2 and "'--glue'" in wrong.stderr
     words = ("finetune", "--data", images, "--model", parent, *SHORT, "--freeze", "backbone")
     done = vit(*words, "--paste", "0.25", "-o", tmp_path / "a", "--quiet")
-    assert done.exit_code == 0 and done.stderr == "" and len(done.stdout.splitlines()) == 2
+    assert done.exit_code == 0 and len(done.stdout.splitlines()) == 2
+    assert done.stderr == "warning: --paste is deprecated: use --glue\n"
     again = build_config("finetune", {"output": "b"}, config=str(tmp_path / "a"))
     assert again.glue == 0.25
     assert vit("finetune", "--resume", tmp_path / "a", "--glue", "0").exit_code == 2

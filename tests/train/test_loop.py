@@ -377,8 +377,13 @@ def test_patches_are_enlarged_for_larger_images(tiny_run):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tiny_run, monkeypatch):
-    with pytest.raises(DivergedError):
-        train(tiny_run(optimizer="adamw", lr=1e37, clip_norm=None, warmup=0))
+    diverging = {"optimizer": "adamw", "lr": 1e37, "clip_norm": None, "warmup": 0}
+    for interval, words in (
+        (1, "the loss is nan at step 2"),
+        (12, "the validation loss is nan at step 4"),
+    ):
+        with pytest.raises(DivergedError, match=words):
+            train(tiny_run(**diverging, log_every=interval), force=True)
 
 
 def test_ranks_that_diverge_wait_for_the_state_that_is_being_written(tiny_run):

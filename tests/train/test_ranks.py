@@ -271,6 +271,14 @@ def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_restart_does_not_replace_what_another_launch_left(colours, tmp_path):
+    (tmp_path / "config.json").write_text("mine")
+    recipe = ("--steps=2", "--devices=2", "--max-restarts=1", "-o", str(tmp_path), *RECIPE)
+    text = vit("pretrain", "--data", str(colours), *recipe, status=1)
+    assert "already contains config.json" in text
+    assert [*tmp_path.iterdir()] == [tmp_path / "config.json"]
+
+
 def test_ranks_with_other_data_are_named(colours, tmp_path):
     """As if the machines of the ranks had other files under the same name."""
     script = """

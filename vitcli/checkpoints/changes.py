@@ -57,8 +57,8 @@ class Changes:
     labels: tuple[ClassLabel, ...] = option(
         (),
         "--classes --labels FILE",
-        "File that lists the model's classes in index order, one per line: an id, or an id, a tab "
-        "and a name.",
+        "Names for the model's classes: a file with one per line in index order, an id, or an id, "
+        "a tab and a name.",
         parse=_read_labels,
     )
     preprocess: dict[str, Any] = option(

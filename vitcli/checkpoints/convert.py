@@ -29,7 +29,8 @@ from vitcli.weight_files import output_suffix
 class Renamed(NamedTuple):
     """One tensor, in the source and in the target."""
 
-    ours: str
+    name: str
+    """Of vit's layout."""
     shape: tuple[int, ...]
     dtype: str
     """As it is written."""

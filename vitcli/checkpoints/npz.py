@@ -81,7 +81,9 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
         start = file.tell()
     if dtype.hasobject:
         raise CheckpointError(
-            f"'{member.filename}' contains Python objects, which could run code", where=path
+            f"'{member.filename}' contains Python objects, which could run code; nothing was read",
+            where=path,
+            hint="save the arrays with allow_pickle=False",
         )
     if start + math.prod(shape) * dtype.itemsize != member.file_size:
         raise CheckpointError(

@@ -73,11 +73,11 @@ class Resize:
         return record(*self.models, self.method)
 
     def to_json(self) -> dict[str, Any]:
-        """Paths, the record and the loss."""
+        """Paths, the record and the difference."""
         paths = {"source": str(self.source), "output": str(self.output)}
-        return {**paths, **self.record, "loss": self.loss()}
+        return {**paths, **self.record, "difference": self.difference()}
 
-    def loss(self) -> float:
+    def difference(self) -> float:
         """What the new grid cannot hold: the root mean square change of the embeddings after the
         resize and back, relative to their size."""
         old, new = self.models

@@ -32,7 +32,8 @@ class Bench(Fetching):
     batch_size: int | None = option(
         None,
         "--batch-size -b N",
-        "Images per batch when measuring speed and memory.  [default: depends on the device]",
+        "Images per batch when measuring speed and memory.  [default: as vit predict; in training "
+        "32, or 128 on CUDA]",
         min=1,
     )
     max_batch: int = option(

@@ -39,7 +39,7 @@ class Convert(Fetching):
     to: str | None = option(
         None,
         f"--to {'|'.join(formats())}",
-        "Layout to write. vit is the same as timm; transformers is a directory; vit-npz "
+        "Layout to write. vit, also called timm, is timm's; transformers is a directory; vit-npz "
         "(vit_jax's), bit-npz (BiT's) and big_vision are .npz files.  [default: vit-npz or bit-npz "
         "if DST ends in .npz, else vit]",
         parse=_parse_layout,
@@ -135,7 +135,7 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
 def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows: what becomes of each tensor. Columns that repeat our names are left out."""
     columns: dict[str, list[str]] = {
-        "tensor": [row.ours for row in job.names],
+        "tensor": [row.name for row in job.names],
         "shape": [" x ".join(map(str, row.shape)) or "1" for row in job.names],
         "type": [row.dtype for row in job.names],
         "was": [row.was for row in job.names],

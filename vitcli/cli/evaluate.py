@@ -89,7 +89,7 @@ class Evaluate(Adapting):
     predictions: str | None = option(
         None,
         "--predictions FILE",
-        "Write the predictions for each image to FILE, in the format given by its suffix: "
+        "Write the top 5 classes of each image to FILE, in the format given by its suffix: "
         f"{either(FORMATS)}; CSV for no suffix.",
         "Options",
         parse=parse_output,
@@ -251,8 +251,7 @@ def as_object(report: Report) -> dict[str, Any]:
 def show(report: Report) -> None:
     """One report for people: its metrics, each class, and what is taken for what."""
     found, names, real = report.evaluation, unique_names(report.classes), report.real
-    images = counted(report.images, "image")
-    output.line(f"{report.model} on {report.data}: {report.split}, {images}")
+    output.line(f"{report.model} on {report.data}: {report.split} ({report.images:,})")
     if found is not None:
         output.line("   ".join([*output.metrics(found.metrics()), f"loss {found.loss:.4f}"]))
     if real is not None:

@@ -78,7 +78,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     """
     data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
     if "path" not in data:
-        raise UsageError("missing option '--data'")
+        raise UsageError("--data is required")
     config: FewshotConfig = replaced(FewshotConfig, {**given, "data": data})
     save = args.save
     if save is not None and len(config.l2) > 1:

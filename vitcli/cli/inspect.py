@@ -117,7 +117,7 @@ def inspect(args: Inspect) -> None:
     if weights_only and images:
         raise UsageError(f"--view {view} shows the weights and takes no images")
     if not weights_only and not images:
-        raise UsageError(f"--view {view} requires images: vit inspect IMAGES... --view {view}")
+        raise UsageError(f"--view {view} requires images")
     for field in dataclasses.fields(args):
         views = USED_BY.get(field.name, ())
         given = views and getattr(args, field.name) != field.default
@@ -126,8 +126,8 @@ def inspect(args: Inspect) -> None:
             raise UsageError(f"{field.metadata['option'].names[0]} requires {needed}")
     if args.head is not None and args.method != "last":
         raise UsageError(
-            f"--head cannot be used with --method {args.method}, which averages over heads: use "
-            "--method last"
+            f"--head cannot be used with --method {args.method}, which averages over heads\n"
+            "hint: use --method last"
         )
     if args.label is not None and args.method != "gradient" and not args.faithfulness:
         raise UsageError("--class requires --method gradient or --faithfulness")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
 
 CACHED, INCLUDED = "cached", "included"
-"""What `here` says of a downloaded model, and of one that ships."""
+"""What `status` says of a downloaded model, and of one that ships."""
 FLOAT32 = 4
 """Bytes of a released weight."""
 
@@ -123,7 +123,7 @@ def list_models(args: List) -> None:
         return
     columns = ("model", "params", "classes", "size", "px", "license", "status")
     output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
-    here = sum(row["here"] is not None for row in rows)
+    here = sum(row["status"] is not None for row in rows)
     count = f"{counted(len(rows), 'model')}, {here:,} available offline"
     output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`")
 
@@ -156,13 +156,13 @@ def show(args: Show) -> None:
     fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
     facts = {
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as measured by timm",
-        "class list": row["labels"],
+        "class list": row["class_list"],
         "license": row["license"],
         "repo": row["repo"] and f"{row['repo']}{'@' + row['revision'] if row['revision'] else ''}",
         "for transformers": more["transformers"],
         "source": more["source"],
         "note": more["note"],
-        "status": f"{_cells(row)[-1]}: {row['path']}" if row["here"] else fetch,
+        "status": f"{_cells(row)[-1]}: {row['path']}" if row["status"] else fetch,
     }
     print_lines([("model", found.name), *architecture_lines(config)])
     print_lines(use_lines(source.preprocess, classes, config.num_classes, source.score))
@@ -210,7 +210,7 @@ class Model:
     """A released model, one that ships, or any other repo that was downloaded."""
 
     name: str
-    here: str | None = None
+    status: str | None = None
     path: Path | None = None
     entry: RegistryEntry | None = None
     repo: str | None = None
@@ -282,20 +282,20 @@ def _row(model: Model) -> dict[str, Any]:
         "revision": model.revision,
         "parameters": entry.params if entry else known and known.num_params(),
         "classes": entry.classes if entry else known and known.num_classes,
-        "labels": entry and entry.labels,
+        "class_list": entry and entry.labels,
         "bytes": weight,
         "resolution": size and list(size),
         "gmacs": entry.gmacs if entry else macs and round(macs / 1e9, 2),
         "top1": entry and entry.top1,
         "license": entry.license if entry else None if model.repo else registry.shipped_license(),
-        "here": model.here,
+        "status": model.status,
         "path": model.path and str(model.path),
     }
 
 
 def _line(row: dict[str, Any]) -> str:
     """What words are looked for in."""
-    text = f"{row['name']} {row['repo'] or ''} {row['labels'] or ''} {' '.join(_cells(row))}"
+    text = f"{row['name']} {row['repo'] or ''} {row['class_list'] or ''} {' '.join(_cells(row))}"
     return text.lower()
 
 
@@ -310,7 +310,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         output.size(row["bytes"]),
         size_text(row["resolution"]) if row["resolution"] else "-",
         row["license"] or "-",
-        " as ".join([row["here"] or "", *aliases]),
+        " as ".join([row["status"] or "", *aliases]),
     )
 
 

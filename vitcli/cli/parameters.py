@@ -36,23 +36,37 @@ class GroupedCommand(TyperCommand):
     """A command whose options are listed under the headings that they declare (Typer's
     `rich_help_panel`), in order of appearance, after those of data and those without one."""
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.former: dict[str, str] = {}
+        """Of an option with several long names, the first is its name, and the others mean it."""
+        for parameter in self.params:
+            present, *former = [n for n in parameter.opts if n.startswith("--")] or [""]
+            parameter.opts = [name for name in parameter.opts if name not in former]
+            self.former |= dict.fromkeys(former, present)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place, word in enumerate(args):
+            name, equals, value = word.partition("=")
+            if name == "--":
+                break
+            if present := self.former.get(name):
+                output.warning(f"{name} is deprecated: use {present}")
+                args[place] = present + equals + value
+        return super().parse_args(ctx, args)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], DATA: [], "Options": []}
         for parameter in cast(list[Any], self.get_params(ctx)):
-            names = parameter.opts
-            # Of several long names the first is the option's; the others are former ones.
-            long = [name for name in names if name.startswith("--")]
-            parameter.opts = [name for name in names if name not in long[1:]]
             if record := parameter.get_help_record(ctx):
                 is_argument = parameter.param_type_name == "argument"
                 heading = OTHERS if parameter.name == "help" else parameter.rich_help_panel
                 heading = heading or ("Arguments" if is_argument else "Options")
                 name = parameter.metavar if is_argument else record[0]  # without a Python type
                 sections.setdefault(heading, []).append((name, record[1]))
-            parameter.opts = names
         sections[OTHERS] = sections.pop(OTHERS)
         for heading, records in sections.items():
             if records:

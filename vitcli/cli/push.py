@@ -43,7 +43,7 @@ class Push(Transferring):
         None,
         "--license ID",
         "License to state in the model card, for example apache-2.0.  [default: the card's, else "
-        "that of the model it was fine-tuned from]",
+        "that of the model that the run started from]",
     )
     overwrite_card: bool = option(
         False, "--overwrite-card", "Replace the model card on the Hub, including edits made there."

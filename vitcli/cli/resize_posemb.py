@@ -102,11 +102,11 @@ def resize_posemb(args: ResizePosemb) -> None:
     if not job.resized:
         return
     old = "{} x {}".format(*job.models[0].grid)
-    loss = f"resized back to {old}, the embeddings would differ by {job.loss():.2%}"
+    change = f"resized back to {old}, the embeddings would differ by {job.difference():.2%}"
     if args.writing.dry_run:
-        output.line(loss)
+        output.line(change)
     else:
-        output.note(f"{loss}; accuracy drops until the model is fine-tuned at the new size")
+        output.note(f"{change}; accuracy drops until the model is fine-tuned at the new size")
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
         output.note("the position embeddings of the decoder were not resized")
     if not job.keeps_kind:

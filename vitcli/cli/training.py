@@ -141,7 +141,7 @@ def build_config(
     else:
         data = given.get("data", {})
         if "path" not in data:
-            raise UsageError("missing option '--data'")
+            raise UsageError("--data is required, except with --resume or --config")
         start_from = _preset_fields(task, preset, given) if preset else {}
         output = f"runs/{_name_of(data['path'])}"
         defaults = {"task": task, "output": output, **TASK_DEFAULTS[task]}

@@ -100,7 +100,7 @@ def plan_text(plan: Plan) -> str:
 
     trained = plan.trained_parameters
     some = f" ({trained:,} trained)" if trained < plan.parameters else ""
-    parts = f" in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
+    parts = f" in {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
     rate, runs, machine = f"learning rate {plan.lr or 0:g}", "", plan.device
     if isinstance(plan, SweepPlan):
         rate = f"learning rates {numbers(plan.sweep)}"

@@ -20,9 +20,9 @@ from vitcli.data.classes import ClassIndex, read_lines, require_known
 from vitcli.data.source import Ints
 from vitcli.errors import DataError
 
-_MATCH = "; match classes with --mapping FILE"
+_MATCH = "map them with --mapping FILE"
 _LEAVE_OUT = ", or leave their images out with --skip-unknown"
-_CORRECT = "; correct the mapping: - leaves the images of a class out"
+_CORRECT = "correct the mapping: - leaves the images of a class out"
 _LEFT_OUT = "-"
 """In a mapping: images of the class are left out."""
 
@@ -69,7 +69,8 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
             hint = (
                 "write the dataset's class, a tab, and the model's class (id or name; - for none)"
             )
-            raise DataError("not two classes", where=f"{path}, line {number}", hint=hint)
+            what = "expected two classes separated by a tab"
+            raise DataError(what, where=f"{path}, line {number}", hint=hint)
         found = mapping.setdefault(own, [])
         if other in found or (_LEFT_OUT in (other, *found) and found):
             raise DataError(f"repeats '{own}'", where=f"{path}, line {number}")

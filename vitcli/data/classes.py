@@ -237,7 +237,7 @@ def require_known(
     once.
 
     Args:
-        hint: what to do about a missing class, after the classes that there are.
+        hint: what to do about missing classes, before the classes that there are.
     """
     pairs = list(zip(data, found, strict=True))
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
@@ -252,7 +252,8 @@ def require_known(
         return
     names = listed(label.name for label in missing)
     unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
-    others = f"{owner} has {listed((label.name for label in classes), 8)}{hint}"
+    others = f"{owner} has {listed((label.name for label in classes), 8)}"
+    others = f"{hint}; {others}" if hint else others
     raise DataError(
         f"the {len(classes):,} classes of {owner} do not include {names}",
         where=where,

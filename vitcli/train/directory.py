@@ -56,6 +56,7 @@ class RunDirectory:
         self.sweep = self.path / "sweep.json"
         self.sweep_plot = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
+        self._launch = self.states / "launch"
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self._skipped_lock = FileLock(self.path / ".skipped.lock")
         self._skipped_images = set[str | None]()
@@ -149,6 +150,10 @@ class RunDirectory:
                 hint="choose another --output, or replace it with --force",
             )
 
+    def is_begun_by(self, launch: str) -> bool:
+        """Whether the run, which is not finished, was started by this launch."""
+        return self._launch.exists() and self._launch.read_text() == launch
+
     def check_resumable(self) -> None:
         """Raises RunError if there is nothing to resume."""
         if self.state() is not None or self._holds_a_sweep():
@@ -161,8 +166,11 @@ class RunDirectory:
             hint="pass the directory of an interrupted run",
         )
 
-    def start(self) -> None:
+    def start(self, launch: str = "") -> None:
         """Makes and locks the directory, or clears a former run out of it.
+
+        Args:
+            launch: the launch that the run belongs to (`distributed.launch_id`).
 
         Raises:
             RunError: another process is using it.
@@ -172,6 +180,9 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()
             self.clear()
+            if launch:
+                self.states.mkdir()
+                self._launch.write_text(launch)
         except OSError as error:
             is_file = isinstance(error, FileExistsError)
             why = "it is a file" if is_file else error.strerror

@@ -70,7 +70,7 @@ class Plan(Event):
     exaflops: float
     """Of the whole run: three forward passes per image, or one if only the head is trained."""
     batch_size: int
-    accumulate: int
+    grad_accum: int
     optimizer: str
     lr: float | None
     warmup: int

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.devices import choose_device, ran_out_of_memory
-from vitcli.distributed import joined, restarts
+from vitcli.distributed import joined, launch_id, restarts
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError, RankError
 from vitcli.train import probe, report, setup
 from vitcli.train.directory import RunDirectory, continued
@@ -91,10 +91,11 @@ def train(
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined(device, config.rank_timeout))
         on_event = _OneByOne(on_event) if ranks.is_first else lambda event: None
-        if restarts() and not resume:
-            resume = directory.state() is not None
+        if restarts() and not resume:  # what another launch left there is not ours to replace
+            begun = ranks.from_first(directory.is_begun_by(launch_id()))
+            resume = begun and directory.state() is not None
             config = continued(config) if resume else config
-            force = force or not directory.is_finished()
+            force = force or begun
         if ranks.is_first:
             stack.enter_context(directory.locked())
             directory.check_resumable() if resume else directory.check_free(force, config.data)
@@ -114,8 +115,10 @@ def _start(run: Run, resume: bool) -> None:
     directory, first = run.directory, run.ranks.is_first
     if resume:
         load_state(run)
-    if first:  # of a run that is resumed at step 0 everything is done again
-        directory.rewind_metrics(run.progress.step or -1) if resume else directory.start()
+    if first and resume:  # of a run that is resumed at step 0 everything is done again
+        directory.rewind_metrics(run.progress.step or -1)
+    elif first:
+        directory.start(launch_id())
     try:
         if first:
             directory.write_json(directory.split, run.splits.record)
@@ -180,12 +183,7 @@ def _train(run: Run, computed: Computed) -> Outcome:
             meter.add(loss, correct)
             if meter.is_due(step) or meter.is_first(step):
                 event = meter.read(step)
-                if not math.isfinite(event.loss):
-                    raise DivergedError(
-                        f"the loss is {event.loss} at step {step}",
-                        where=directory.path,
-                        hint=LOWER if step > 1 else NOT_FINITE,  # no update has been made before it
-                    )
+                _check_finite(run, "loss", event.loss)
                 tell(event) if meter.is_due(step) else run.on_event(event)
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 begun = time.monotonic()
@@ -285,17 +283,28 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
         metrics |= {f"{name}_{key}": value for key, value in found.items()}
         scores[name] = run.objective.score(found)
     tell(Validation(progress.step, metrics))
+    _check_finite(run, "validation loss", metrics["val_loss"])
     report.draw(run, inputs)
     better = max(scores, key=lambda name: scores[name])  # of equals the model itself
     is_best = progress.best_score is None or scores[better] > progress.best_score
     progress.stale = 0 if is_best else progress.stale + 1
     if is_best:
         progress.best_score = scores[better]
-    # A model that has diverged may have an accuracy, but not a loss.
-    if is_best or (run.config.store == "last" and math.isfinite(metrics[f"{better}_loss"])):
+    if is_best or run.config.store == "last":
         progress.best_step, progress.best_averaged = progress.step, better != "val"
         progress.stored_score = scores[better]
         run.write_model()
+
+
+def _check_finite(run: Run, name: str, loss: float) -> None:
+    if not math.isfinite(loss):
+        step = run.progress.step
+        made = step - (name == "loss")  # updates before it was computed
+        raise DivergedError(
+            f"the {name} is {loss} at step {step}",
+            where=run.directory.path,
+            hint=LOWER if made else NOT_FINITE,
+        )
 
 
 class _Meter:

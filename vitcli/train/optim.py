@@ -128,7 +128,11 @@ def freeze(model: nn.Module, what: int | str | None) -> None:
         return
     layers = Layers(model)
     if isinstance(what, int) and what > len(layers.blocks):
-        raise ConfigError(f"cannot freeze {what} blocks: the model has only {len(layers.blocks)}")
+        depth = len(layers.blocks)
+        raise ConfigError(
+            f"--freeze {what}: the model has only {depth} blocks",
+            hint=f"use at most --freeze {depth}, or --freeze backbone",
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not layers.is_frozen(name, what))
 

@@ -139,7 +139,7 @@ def plan_of(run: Run) -> Plan:
         epochs=run.steps * run.batch_size / len(splits.train),
         exaflops=forwards * 2 * run.objective.macs / 1e18,
         batch_size=run.batch_size,
-        accumulate=micro_batches,
+        grad_accum=micro_batches,
         optimizer=config.optimizer,
         lr=config.lr,
         warmup=config.warmup or 0,

@@ -27,7 +27,7 @@ from vitcli import plots
 from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.devices import choose_device
-from vitcli.distributed import Ranks, joined, restarts
+from vitcli.distributed import Ranks, joined, launch_id, restarts
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, continued
@@ -79,7 +79,9 @@ def run_sweep(
     with joined(choose_device(config.device), config.rank_timeout) as ranks:
         directory, first = RunDirectory(config.output), ranks.is_first
         tell = _without_repeats(on_event if first else lambda event: None)
-        resume = resume or (restarts() > 0 and ranks.from_first(directory.sweep.exists()))
+        begun = ranks.from_first(restarts() > 0 and directory.is_begun_by(launch_id()))
+        resume = resume or (begun and ranks.from_first(directory.sweep.exists()))
+        force = force or begun
         with directory.locked() if first else contextlib.nullcontext():
             if resume:
                 if first:
@@ -95,7 +97,7 @@ def run_sweep(
                 config, split = _plan(setup.prepare(config, directory, ranks, *options), tell)
                 trials = []
                 if first:
-                    directory.start()
+                    directory.start(launch_id())
                     directory.write_json(directory.split, split)
             sweep = _Sweep(config, directory, ranks, trials, tell, offline, allow_pickle)
             if not resume:
@@ -205,6 +207,7 @@ class _Sweep:
         provenance = self.ranks.from_first(_provenance(place) if self.ranks.is_first else {})
         if self.ranks.is_first:
             _move_up(place, self.directory)
+            self.directory.drop_states()
         stored = (provenance["steps"], "ema" in provenance, provenance["metrics"])
         skipped = len(self.directory.lines(self.directory.skipped))
         logged = self.directory.lines(self.directory.metrics)
