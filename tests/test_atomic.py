@@ -1,5 +1,6 @@
 """Files are written whole or not at all, and what killed processes leave is cleared."""
 
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,6 @@ def test_files_get_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     write_text(tmp_path / "whole", "")
     assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    (tmp_path / "whole").chmod(0o600)
+    write_text(tmp_path / "whole", "again")
+    assert stat.S_IMODE((tmp_path / "whole").stat().st_mode) == 0o600

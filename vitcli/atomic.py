@@ -20,8 +20,9 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path` that replaces it when the block ends without an error.
 
     Whatever ends the block early (an error, Ctrl-C, a full disk) leaves the target as it was and
-    no temporary file behind. A symbolic link stays a link: its target is replaced. A device, a
-    pipe and /dev/stdout cannot be replaced and are written to directly.
+    no temporary file behind. The permissions of a file that is replaced stay. A symbolic link stays
+    a link: its target is replaced. A device, a pipe and /dev/stdout cannot be replaced and are
+    written to directly.
 
     Args:
         durable: whether the file must last through a power cut.
@@ -45,6 +46,8 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copymode(target, temporary)
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)

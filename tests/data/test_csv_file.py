@@ -62,6 +62,14 @@ def test_indices(make_directory, tmp_path):
     assert not warnings
 
 
+def test_labels_are_names_unless_all_of_them_are_numbers(make_directory):
+    root = make_directory({"a": 3})
+    rows = ("a/000.jpg,01,train", "a/001.jpg,x,train", "a/002.jpg,01,val")
+    path = write_csv(root, "\n".join(("path,label,split", *rows, "")))
+    source, split, _ = open_split(DataConfig(str(path)), "val")
+    assert [source.classes[i].id for i in source.labels] == ["01"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -20,6 +20,7 @@ from checkpoints.golden_cases import GOLDEN
 from conftest import VitProcess, use_hub, wait_for
 from loopback import Fault
 from vitcli.errors import HubError, VitWarning
+from vitcli.hub import registry
 from vitcli.hub.cache import RepoCache
 from vitcli.hub.fetch import cached, fetch, reachable
 from vitcli.hub.retry import Transfer
@@ -108,6 +109,17 @@ def test_the_cache_is_shared_with_the_client(hub, commit):
         path = hf_hub_download("me/other", name, local_files_only=True)
         assert Path(path) == ours.parent / name
     assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
+
+
+def test_weights_that_timm_fetched_alone_are_no_released_model(hub):
+    repo = registry.entries()["test-vit"].repo
+    hub.add(repo, FILES)
+    hf_hub_download(repo, "model.safetensors")
+    with pytest.raises(HubError, match="not downloaded"):
+        fetch(repo, offline=True)
+    assert cached(repo) is None
+    hf_hub_download(repo, "config.json")
+    assert cached(repo) == fetch(repo, offline=True).parent
 
 
 def test_the_notes_of_an_earlier_version_are_written_anew(hub, commit):

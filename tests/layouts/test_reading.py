@@ -23,6 +23,25 @@ from vitcli.errors import CheckpointError
 from vitcli.models.vit import ViT
 
 
+def test_an_image_half_of_open_clip_that_is_timms(tmp_path: Path) -> None:
+    siglip = {"class_token": False, "pool": "map", "activation": "gelu_tanh"}
+    model = ViT(ModelConfig(48, 2, 12, 96, (8, 8), (32, 32), num_classes=0, **siglip)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    tensors = {f"visual.trunk.{name}": tensor for name, tensor in model.state_dict().items()}
+    save_file(tensors | {"logit_scale": torch.ones(())}, tmp_path / "open_clip_model.safetensors")
+    vision = {"image_size": 32, "timm_model_name": "vit_base_patch32_siglip_256"}
+    prepared = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
+    said = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": prepared}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
+    read = load(tmp_path)
+    assert read.config == model.config and read.preprocess.crop_mode == "squash"
+    assert read.preprocess.std == (0.2, 0.2, 0.2) and "assumed" not in read.info.provenance
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(read(images), model(images))
+
+
 def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: Path) -> None:
     old = GOLDEN / "hf_vit"
     words = {

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
 from vitcli.layouts import table
-from vitcli.layouts.table import Op
+from vitcli.layouts.table import Op, Row
 
 OPS = [op for op in vars(table).values() if isinstance(op, Op)]
 
@@ -31,3 +32,21 @@ def test_every_change_of_layout_is_undone_exactly(
     assert saved.ndim == len(shape) + (op.heads is not None) - op.units
     assert sorted(saved.ravel()) == sorted(array.ravel())
     assert np.array_equal(op.load(saved), array)
+
+
+def test_tensors_of_several_types_become_one_that_holds_them_all() -> None:
+    def tensor(dtype: str) -> LazyTensor:
+        array = np.full((2, 3), 1 / 3, numpy_dtype(dtype))
+        return LazyTensor(dtype, array.shape, lambda: array)
+
+    row = Row(("qkv",), ("q", "k", "v"), Op())
+    for types, common in (
+        (("float16", "bfloat16", "float16"), "float32"),
+        (("float64", "float32", "bfloat16"), "float64"),
+        (("bfloat16", "bfloat16", "bfloat16"), "bfloat16"),
+    ):
+        theirs = {name: tensor(dtype) for name, dtype in zip(row.theirs, types, strict=True)}
+        ((_, ours),) = table.load(row, {"qkv": (6, 3)}, theirs)
+        expected = np.concatenate([t.read().astype(np.float64) for t in theirs.values()])
+        assert ours.dtype == common == ours.read().dtype.name
+        assert np.array_equal(ours.read().astype(np.float64), expected)

@@ -56,6 +56,19 @@ def test_transformers_reads_what_we_write(
     ]
 
 
+def test_what_transformers_saves_with_another_head_is_read(
+    transformers: ModuleType, tmp_path: Path
+) -> None:
+    written(tmp_path / "ours", 0)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(
+        tmp_path / "ours", num_labels=2, ignore_mismatched_sizes=True
+    ).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = vitcli.load(tmp_path / "theirs")
+    assert_same(model, theirs, random_images(0, model.config.image_size))
+    assert "metrics" not in model.info.provenance
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_its_image_processor_gives_our_pixels(
     transformers: ModuleType, tmp_path: Path, seed: int

@@ -207,7 +207,8 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     provenance = dict(info.provenance)
     if not same_head or (model, prepared.preprocess) != (info.model, info.preprocess):
         provenance.pop("metrics", None)  # of the old one
-    return dataclasses.replace(prepared, classes=classes, provenance=provenance)
+    score = info.score if same_head else "softmax"
+    return dataclasses.replace(prepared, classes=classes, score=score, provenance=provenance)
 
 
 def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -145,10 +145,11 @@ def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> Ch
             # AugReg's models of ImageNet-21k were trained with a sigmoid per class.
             named = "imagenet-21k"
             score = "sigmoid" if tag == "augreg_in21k" else "softmax"
-    elif "converted_from" in info.provenance and count in _LISTS:
+    elif (layout := info.provenance.get("converted_from")) is not None and count in _LISTS:
         known = registry.labels(_LISTS[count])
         first = known[0].name.partition(",")[0]  # "tench", "organism"
-        if not classes or classes[0].name.startswith(first):
+        # A configuration of transformers says that there are no names.
+        if classes[0].name.startswith(first) if classes else layout != "transformers":
             return dataclasses.replace(info, classes=known)
     if named and not classes:
         classes = registry.labels(named)

@@ -95,11 +95,12 @@ class RawSplit(NamedTuple):
     rows: Ints | None = None
 
 
-def as_numbers(labels: list[str]) -> Ints | list[str]:
-    """Labels of a text file: class indices if all of them are whole numbers."""
+def as_numbers(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[str]]:
+    """Labels of text files, by split: class indices if all of them are whole numbers."""
+    labels = {label for split in splits.values() for label in split}
     if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in labels):
-        return np.array([int(label) for label in labels], np.int64)
-    return labels
+        return {name: np.array([*map(int, split)], np.int64) for name, split in splits.items()}
+    return splits
 
 
 def label_dataset(

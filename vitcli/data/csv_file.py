@@ -39,10 +39,11 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
         )
     count = counted(len(shared), "image")
     warnings = [f"{path}: {count} in more than one split: {listed(shared, 3)}"] if shared else []
+    labels = as_numbers({split: labels for split, (_, labels) in rows.items()})
     raw: dict[str, RawSplit] = {}
-    for split, (files_of_split, labels) in rows.items():
-        names = Names.pack(files_of_split)
-        raw[split] = RawSplit(as_numbers(labels), names, FileReader(root, names), root)
+    for split, (files, _) in rows.items():
+        names = Names.pack(files)
+        raw[split] = RawSplit(labels[split], names, FileReader(root, names), root)
     return label_dataset(raw, known, path, warnings)
 
 

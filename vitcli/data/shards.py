@@ -89,6 +89,12 @@ def index_shards(
         words = counted(len(packed), "compressed shard")
         report(f"unpacking {words} ({size:,.0f} MB) into {cache_directory('shards')}")
     indexes = {shard.path: shard.index() for shard in shards}
+    labels = as_numbers(
+        {
+            split: [label for path in group for label in indexes[path].labels]
+            for split, group in groups.items()
+        }
+    )
     raw: dict[str, RawSplit] = {}
     for split, group in groups.items():
         mine = [indexes[path] for path in group]
@@ -98,8 +104,7 @@ def index_shards(
             *np.concatenate([index.places for index in mine]).T.copy(),
         )
         names = Names.pack(f"{path.name}/{key}" for path in group for key in indexes[path].keys)
-        labels = as_numbers([label for index in mine for label in index.labels])
-        raw[split] = RawSplit(labels, names, reader, group[0].parent)
+        raw[split] = RawSplit(labels[split], names, reader, group[0].parent)
     return label_dataset(raw, known, where)
 
 

@@ -72,7 +72,7 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
     commit = cache.commit(revision or MAIN)
     if commit is None:
         return None
-    present, directory = cache.present(commit), cache.snapshot(commit)
+    present, directory = _present(cache, commit), cache.snapshot(commit)
     try:
         weights = _choose(present, repo, pickles=True)
         shards = _shards(directory / weights) if weights == INDEX else ()
@@ -253,7 +253,7 @@ def _look(
     """Which commit a revision is, and its files: one question to the Hub, and none about a commit
     that is known. Raises HubError."""
     known = cache.commit(revision)
-    present = cache.present(known) if known else {}
+    present = _present(cache, known) if known else {}
     listing = (cache.listing(known) if known else None) or present
     entry = registry.entry_of(cache.repo)  # whose name is no mistyped path
     if offline:
@@ -267,7 +267,7 @@ def _look(
             at = f" at revision {revision}" if at else ""
             what = f"no such file or directory, and not in the cache{at}"
             absent = missing(cache.repo, what, f"{hint}, or check the name")
-        if known is None or not present:
+        if known is None or not (weights_among(present) or (present and cache.listing(known))):
             raise absent
         return _Found(cache, known, listing, absent)
     if known == revision and cache.listing(known):
@@ -287,6 +287,13 @@ def _look(
         text = f"{cache.repo}: {error.what}; using the cached commit {known[:7]}"
         warnings.warn(text, VitWarning, stacklevel=2)
         return _Found(cache, known, listing, error)
+
+
+def _present(cache: RepoCache, commit: str) -> Listing:
+    """The files of a commit that are here: of a released model none without its configuration, as
+    timm fetches the weights alone."""
+    files = cache.present(commit)
+    return files if CONFIG in files or registry.entry_of(cache.repo) is None else {}
 
 
 class RepoState(NamedTuple):

@@ -15,13 +15,13 @@ from vitcli.layouts.torchvision import Torchvision
 from vitcli.layouts.vit_jax import VitJax
 
 LAYOUTS: list[Layout] = [
+    OpenClip(),
     Timm(),
     transformers.Transformers(),
     VitJax(),
     Bit(),
     BigVision(),
     Torchvision(),
-    OpenClip(),
 ]
 
 Format = str

@@ -1,6 +1,7 @@
-"""The image half of a CLIP under OpenAI's names, which open_clip's files have too.
+"""The image half of a CLIP under OpenAI's names, which open_clip's files have too; or of one of
+open_clip's models that have one of timm's there, such as SigLIP.
 
-Sources: clip/model.py, open_clip/transformer.py.
+Sources: clip/model.py, open_clip/transformer.py, open_clip/timm_model.py.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Preprocess
+from vitcli.layouts import timm
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import CLIP, Layout, Match, below, find_prefix
-from vitcli.layouts.table import rows
+from vitcli.layouts.table import identity, rows
 
 CONFIG = "open_clip_config.json"
 
@@ -49,7 +51,7 @@ class OpenClip(Layout):
     def find(self, store: Store) -> Match | None:
         prefix = find_prefix(store.tensors, "conv1.weight", "class_embedding")
         if prefix is None:
-            return None
+            return _find_timms(store)
         tensors, names, outside = below(store, prefix)
         fields: dict[str, Any] = {"norm_eps": 1e-5}
         preprocess = None
@@ -81,6 +83,29 @@ class OpenClip(Layout):
         return {**config.values, "model_cfg": {**model.values, "vision_cfg": vision}}
 
 
+def _find_timms(store: Store) -> Match | None:
+    """A file whose image half is one of timm's models, which the configuration names."""
+    prefix = find_prefix(store.tensors, "trunk.patch_embed.proj.weight")
+    config = read_json(store.path.parent / CONFIG) if prefix is not None else None
+    if config is None:
+        return None  # timm's layout reads it, and has to assume more
+    vision = config.object("model_cfg").object("vision_cfg")
+    size = {"img_size": list(vision.size("image_size", (224, 224)))}
+    model = timm.architecture_from_args(vision.get("timm_model_name", str, ""), size)
+    tensors, names, outside = below(store, f"{prefix}trunk.")
+    return Match(
+        identity(tensors),
+        tensors,
+        names,
+        outside,
+        fields={key: value for key, value in vars(model).items() if key in _NOT_SHOWN},
+        preprocess=_preprocess(config.object("preprocess_cfg")),
+        default=Preprocess(mean=CLIP[0], std=CLIP[1]),
+    )
+
+
+_NOT_SHOWN = ("num_heads", "activation", "norm_eps", "pool", "image_size")
+"""Fields of a model of timm's that its tensors do not show."""
 _SIZES = r"layers|(head_)?width|mlp_ratio|(patch|image)_size|ls_init_value|patch_dropout|timm_.*"
 """Keys that the tensors show, or that change nothing here."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
 from vitcli.resnets import Shape
 
 if TYPE_CHECKING:
@@ -186,13 +186,10 @@ def load(
     row: Row, wanted: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Our tensors of a row, of the shapes wanted."""
-    dtype = tensors[row.theirs[0]].dtype if row.theirs[0] in tensors else "float32"
+    dtype = _common_dtype(tensors[name] for name in row.theirs if name in tensors)
 
     def read(start: int, end: int) -> np.ndarray:
-        import numpy as np
-
-        parts = [row.op.load(tensors[name].read()) for name in row.theirs]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        whole = _joined([row.op.load(tensors[name].read()) for name in row.theirs], dtype)
         return whole if len(row.ours) == 1 else whole[start:end]
 
     start = 0
@@ -207,15 +204,28 @@ def save(
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Their tensors of a row."""
     ours = [tensors[name] for name in row.ours]
-    count = sum(tensor.shape[0] for tensor in ours) // len(row.theirs)
+    count, dtype = sum(tensor.shape[0] for tensor in ours) // len(row.theirs), _common_dtype(ours)
 
     def read(k: int) -> np.ndarray:
-        import numpy as np
-
-        whole = ours[0].read() if len(ours) == 1 else np.concatenate([t.read() for t in ours])
+        whole = _joined([tensor.read() for tensor in ours], dtype)
         array: np.ndarray = row.op.save(whole[k * count : (k + 1) * count], num_heads)
         return array
 
     shape = save_shape(row, {name: tensors[name].shape for name in row.ours}, num_heads)
     for k, name in enumerate(row.theirs):
-        yield name, LazyTensor(ours[0].dtype, shape, functools.partial(read, k))
+        yield name, LazyTensor(dtype, shape, functools.partial(read, k))
+
+
+def _common_dtype(tensors: Iterable[LazyTensor]) -> str:
+    """Theirs, if it is one; else a type that holds the values of all."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    return dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+    """Arrays one after the other along the first axis."""
+    import numpy as np
+
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([array.astype(numpy_dtype(dtype), copy=False) for array in arrays])

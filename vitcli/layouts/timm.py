@@ -716,7 +716,7 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
     config = read_json(path)
     if config is None or (store.kind == "pickle" and not {"vit", "architecture"} & set(config)):
         return None
-    if "vit" in config:
+    if "vit" in config and "model_type" not in config:  # which transformers adds for new weights
         return CheckpointInfo.from_dict(config.values["vit"], where=path)
     if "architecture" in config:
         return from_config(config)

@@ -312,6 +312,8 @@ class Transformers(Layout):
         self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
         new = info.model.image_size
+        if name == PROCESSORS[1] and "image_processor" not in config:
+            return None
         if name in PROCESSORS:
             return _resized_processor(config, info.preprocess)
         if "model_type" not in config or "architecture" in config:
@@ -446,10 +448,9 @@ def _score(config: ForeignJson) -> Score | None:
 def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preprocess | None:
     """What the image processor's file says, for images of its own size where the model can take
     them; None if there is none."""
-    said = read_json(directory / PROCESSORS[0])
-    if said is None:
-        outer = read_json(directory / PROCESSORS[1])
-        said = outer.object("image_processor") if outer is not None else None
+    said, outer = read_json(directory / PROCESSORS[0]), read_json(directory / PROCESSORS[1])
+    if outer is not None and "image_processor" in outer:  # transformers 5 takes this of the two
+        said = outer.object("image_processor")
     if said is None or not said.values:
         return None
     name = said.get("image_processor_type", str, said.get("feature_extractor_type", str, ""))
