@@ -10,7 +10,7 @@ import pytest
 from vitcli.config import DataConfig
 from vitcli.data.alignment import MatchRules
 from vitcli.errors import ConfigError, DataError
-from vitcli.evaluate import evaluate
+from vitcli.evaluate import evaluate, open_labelled
 from vitcli.prediction import Predictor
 
 
@@ -32,6 +32,11 @@ def labelled(tmp_path, image_folder, timm_logits):
     return make
 
 
+def evaluated(predictor, root, on_answer=lambda answer: None, **opening):
+    images = open_labelled(predictor, DataConfig(str(root)), **opening)
+    return evaluate(predictor, images, on_answer=on_answer)
+
+
 def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits):
     """Whatever order the folders come in, and under which of its names a class goes."""
     best, second = timm_logits.argmax(axis=1)
@@ -39,7 +44,7 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
     assert len(names) == 9  # two cranes
     right = predictor.classes[best]
     other = next(c for i, c in enumerate(predictor.classes) if i not in (best, second) and i > 1)
-    report = evaluate(predictor, DataConfig(str(labelled(right.id, other.name))))
+    report = evaluated(predictor, labelled(right.id, other.name))
     assert report.evaluation.top1 == 0.5
     found = report.evaluation.confusion_of(range(10))
     assert found[best, best] == 1
@@ -61,18 +66,18 @@ def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_che
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps(record))
     trained = Predictor(run, device="cpu", precision="fp32")
-    report = evaluate(trained, DataConfig(str(root)))
+    report = evaluated(trained, root)
     assert report.evaluation.count == 2 and "held out" in report.split
     root = root.rename(tmp_path / "moved")
     told: list[str] = []
     alone = Predictor(run / "model.safetensors", device="cpu", precision="fp32")
     for model in (trained, alone):
-        report = evaluate(model, DataConfig(str(root)), report=told.append)
+        report = evaluated(model, root, report=told.append)
         assert report.evaluation.count == 2 and len(told) == 1 and str(root) in told.pop()
     other = shutil.copytree(root, tmp_path / "other")
     (other / "dog" / "0.png").rename(other / "dog" / "another.png")
-    assert evaluate(trained, DataConfig(str(other))).evaluation.count == 8
-    assert evaluate(predictor, DataConfig(str(root))).evaluation.count == 8
+    assert evaluated(trained, other).evaluation.count == 8
+    assert evaluated(predictor, root).evaluation.count == 8
 
 
 def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, tmp_path):
@@ -82,7 +87,7 @@ def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, 
     save_file(load_file(tiny_checkpoint / "model.safetensors"), bare)
     predictor = Predictor(bare, device="cpu", precision="fp32")
     with pytest.raises(ConfigError, match="10 classes without names, but the dataset has 2"):
-        evaluate(predictor, DataConfig(str(labelled("dog", "cat"))))
+        evaluated(predictor, labelled("dog", "cat"))
 
 
 def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):
@@ -92,13 +97,8 @@ def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):
     horse, rocket = place["horse"], place["rocket"]
     printed: list[str] = []
     answers = []
-    report = evaluate(
-        predictor,
-        DataConfig(str(root)),
-        rules=MatchRules(among="data"),
-        on_answer=answers.append,
-        report=printed.append,
-    )
+    rules = MatchRules(among="data")
+    report = evaluated(predictor, root, answers.append, rules=rules, report=printed.append)
     expected = [bool(row[horse] > row[rocket]) for row in timm_logits]
     assert [answer.best[0][0].id == "horse" for answer in answers] == expected
     assert report.evaluation.top1 == (expected[0] + (not expected[1])) / 2
@@ -120,7 +120,7 @@ def test_a_class_that_stands_for_several_has_the_best_of_their_scores(
     root = labelled("anything", other)
     answers = []
     rules = MatchRules(mapping={"anything": group})
-    report = evaluate(predictor, DataConfig(str(root)), rules=rules, on_answer=answers.append)
+    report = evaluated(predictor, root, answers.append, rules=rules)
     (answer,) = (answer for answer in answers if answer.label.id == "anything")
     assert len(report.classes) == 9 and answer.correct
     # The second of the group does not stand beside the first.
@@ -130,14 +130,24 @@ def test_a_class_that_stands_for_several_has_the_best_of_their_scores(
     ]
 
 
+def test_an_answer_is_not_right_because_its_name_is(predictor, labelled, timm_logits):
+    """The data's class stands for two others of the model's, which has its own of that name."""
+    best, second, *_, low, lowest = [predictor.classes[i].id for i in np.argsort(-timm_logits[0])]
+    answers = []
+    rules = MatchRules(mapping={best: [low, lowest]})
+    evaluated(predictor, labelled(best, second), answers.append, rules=rules)
+    (answer,) = (answer for answer in answers if answer.label.id == best)
+    assert answer.best[0][0].id == best and not answer.correct
+
+
 def test_images_of_unknown_classes_are_left_out_and_reported(predictor, labelled):
     root = labelled("zebra", "dog")
-    report = evaluate(predictor, DataConfig(str(root)), rules=MatchRules(skip_unknown=True))
+    report = evaluated(predictor, root, rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1
     assert report.warnings == ("left out: 1 image of 'zebra'",)
     rules = MatchRules(mapping={"zebbra": ["horse"]}, skip_unknown=True)
-    (misspelt, left_out) = evaluate(predictor, DataConfig(str(root)), rules=rules).warnings
+    (misspelt, left_out) = evaluated(predictor, root, rules=rules).warnings
     assert "'zebbra'" in misspelt and "'zebra'" in left_out
     rules = MatchRules(mapping={"zebra": [], "dog": []})
     with pytest.raises(DataError):
-        evaluate(predictor, DataConfig(str(root)), rules=rules)
+        evaluated(predictor, root, rules=rules)

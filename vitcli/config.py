@@ -291,9 +291,9 @@ class FewshotConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("shots", "seeds"):
+        for name in ("shots", "seeds", "l2"):
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
+            if len(set(values)) < max(len(values), name != "l2"):
                 given = ",".join(map(str, values))
                 raise ConfigError(f"--{name}: must be one or more different numbers, not '{given}'")
 

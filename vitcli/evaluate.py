@@ -1,6 +1,6 @@
 """Evaluation of a model on labelled images.
 
-`evaluate` is for a checkpoint on any data, whose classes are matched to the model's;
+`evaluate` is for a checkpoint on any data, whose classes `open_labelled` matches to the model's;
 `evaluate_source` for images that have the model's classes, as a training run's have.
 """
 
@@ -95,6 +95,25 @@ def _among(logits: Tensor, aligned: Alignment | None) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """Images to evaluate on, and their classes beside a model's."""
+
+    data: str
+    split: str
+    """Which images of the data, in words."""
+    source: Source
+    """Labelled with indices of the aligned classes."""
+    aligned: Alignment
+    model: tuple[ClassLabel, ...]
+    """The model's classes."""
+    accepted: Accepted | None
+    """ReaL labels, counted beside the data's own."""
+    has_labels: bool
+    """Whether the data's own mean anything: without class directories they do not."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """What `evaluate` found."""
 
@@ -128,46 +147,105 @@ class Answer:
     """None where none came with the data."""
     best: tuple[tuple[ClassLabel, float], ...] = ()
     """At most five classes and their scores, the best first."""
+    correct: bool = False
+    """Whether the best is the label."""
     accepted: bool | None = None
     """Whether the best is among the classes that are right, where several may be."""
     error: DataError | None = None
 
-    @property
-    def correct(self) -> bool:
-        """Whether the best is the label."""
-        return bool(self.best) and self.best[0][0] == self.label
-
 
 def evaluate(
     predictor: Predictor,
-    data: DataConfig,
-    split: Split = "auto",
+    images: Labelled,
     batch_size: int | None = None,
     workers: int | None = None,
-    rules: MatchRules | None = None,
-    accepted: Accepted | None = None,
     on_answer: Callable[[Answer], None] = lambda answer: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    report: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Evaluates a checkpoint on a dataset; classes are matched by id, then by unique name.
+    """Evaluates a checkpoint on images.
+
+    Args:
+        images: opened with this predictor, or one of the same model at another resolution.
+        workers: threads that decode images; None: one for each core.
+        on_answer: called with the answer for each image, in order.
+        on_progress: called with the number of images done and the total.
+
+    Raises:
+        DataError: none can be read.
+    """
+    info, source, aligned = predictor.info, images.source, images.aligned
+    real = None
+    if images.accepted is not None:
+        real = Reassessment(images.accepted, source, images.model, aligned)
+    tally, errors = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]]()
+    batches = run_source(source, info.preprocess, predictor.load, "logits", batch_size, workers)
+    done = 0
+    for slots, answers in _count(batches, source, tally, aligned):
+        for i, ((file, error), best) in enumerate(zip(slots, answers, strict=True), done):
+            label = int(source.labels[i]) if images.has_labels else None
+            if error is not None:
+                errors.append((file, error))
+            right = real.add(i, best[0][0]) if real is not None and best else None
+            named = tuple((aligned.classes[answer], score) for answer, score in best)
+            on_answer(
+                Answer(
+                    file,
+                    None if label is None else aligned.classes[label],
+                    named,
+                    bool(best) and best[0][0] == label,
+                    right,
+                    error,
+                )
+            )
+        done += len(slots)
+        on_progress(done, len(source))
+    if not tally.count:
+        raise DataError(
+            f"none of the {len(source):,} images can be read",
+            where=images.data,
+            hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
+        )
+    result, warnings = tally.result(), images.warnings
+    if not math.isfinite(result.loss):
+        warnings = (*warnings, f"some outputs are not finite numbers: {NOT_FINITE}")
+    return Report(
+        predictor.name,
+        images.data,
+        images.split,
+        info.model.image_size,
+        aligned.classes,
+        tuple(aligned.first.tolist()),
+        tally.count,
+        result if images.has_labels else None,
+        real,
+        warnings,
+        tuple(errors),
+    )
+
+
+def open_labelled(
+    predictor: Predictor,
+    data: DataConfig,
+    split: Split = "auto",
+    rules: MatchRules | None = None,
+    accepted: Accepted | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> Labelled:
+    """A dataset to evaluate a checkpoint on; classes are matched by id, then by unique name.
 
     Args:
         split: "auto" takes the test split, else the validation split (on the data that the model
             was trained on: what its run held out), else all images.
-        workers: threads that decode images; None: one for each core.
         rules: how classes are matched, and among which the model answers; None: the defaults.
-        accepted: ReaL labels, counted beside the data's own (`imagenet.read_accepted`); a directory
-            of images without class directories has no others.
-        on_answer: called with the answer for each image, in order.
-        on_progress: called with the number of images done and the total.
-        report: called with a line about what takes time before the first image.
+        accepted: ReaL labels (`imagenet.read_accepted`); a directory of images without class
+            directories has no others.
+        report: called with a line about what takes time.
 
     Raises:
         DataError: the data cannot be used, or has classes that are not the model's.
         ConfigError: the model does not classify, or does not name its classes.
     """
-    info = predictor.info
+    info, rules = predictor.info, rules or MatchRules()
     if not info.model.num_classes:
         raise ConfigError(
             "the model has no classification head",
@@ -176,90 +254,30 @@ def evaluate(
         )
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
-    source, aligned, model, name, warnings, labelled = _open(
-        predictor, data, split, rules or MatchRules(), accepted is not None, report
-    )
-    if len(aligned.classes) < len(model):
-        report(
-            f"predictions are restricted to {len(aligned.classes):,} of the model's "
-            f"{len(model):,} classes"
-        )
-    real = Reassessment(accepted, source, model, aligned) if accepted is not None else None
-    tally, errors = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]]()
-    preprocess, load = info.preprocess, predictor.load
-    batches = run_source(source, preprocess, load, "logits", batch_size, workers)
-    done = 0
-    for slots, answers in _count(batches, source, tally, aligned):
-        for i, ((file, error), best) in enumerate(zip(slots, answers, strict=True), done):
-            label = aligned.classes[source.labels[i]] if labelled else None
-            if error is not None:
-                errors.append((file, error))
-            right = real.add(i, best[0][0]) if real is not None and best else None
-            named = tuple((aligned.classes[answer], score) for answer, score in best)
-            on_answer(Answer(file, label, named, right, error))
-        done += len(slots)
-        on_progress(done, len(source))
-    if not tally.count:
-        raise DataError(
-            f"none of the {len(source):,} images can be read",
-            where=data.path,
-            hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
-        )
-    result = tally.result()
-    if not math.isfinite(result.loss):
-        warnings = [*warnings, f"some outputs are not finite numbers: {NOT_FINITE}"]
-    return Report(
-        predictor.name,
-        data.path,
-        name,
-        info.model.image_size,
-        aligned.classes,
-        tuple(aligned.first.tolist()),
-        tally.count,
-        result if labelled else None,
-        real,
-        tuple(warnings),
-        tuple(errors),
-    )
-
-
-def _open(
-    predictor: Predictor,
-    data: DataConfig,
-    split: Split,
-    rules: MatchRules,
-    imagenet: bool,
-    report: Callable[[str], None],
-) -> tuple[Source, Alignment, tuple[ClassLabel, ...], str, list[str], bool]:
-    """The images, and their classes beside the model's.
-
-    Args:
-        imagenet: whether these are ImageNet's validation images, with or without class directories.
-
-    Returns:
-        The images, labelled with indices of the aligned classes; those; the model's classes; which
-        images of the data these are, in words; warnings; and whether the labels mean anything:
-        without class directories they do not.
-    """
     source = None
-    if imagenet:
+    if accepted is not None:
         source = open_unlabelled(Path(os.path.expanduser(data.path)), imagenet_classes())
-    labelled, name, warnings = source is None, "all images", tuple[str, ...]()
+    has_labels, name, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent)
         source, name, warnings = open_split(data, split, record, report)
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
-    model, assumed = _classes_of(predictor, source, imagenet)
+    model, assumed = _classes_of(predictor, source, accepted is not None)
     aligned = align(source.classes, present, model, rules, imagenet_classes(), data.path)
     there, left_out = {name for label in source.classes for name in label}, list[str]()
     if absent := [name for name in rules.mapping if name not in there]:
         warnings += (f"the mapping names classes that {data.path} does not have: {listed(absent)}",)
-    if labelled:
+    if has_labels:
         source, left_out = _evaluated(source, aligned)
+    if len(aligned.classes) < len(model):
+        report(
+            f"predictions are restricted to {len(aligned.classes):,} of the model's "
+            f"{len(model):,} classes"
+        )
     warnings = (*warnings, *assumed, *left_out)
-    return source, aligned, model, name, list(warnings), labelled
+    return Labelled(data.path, name, source, aligned, model, accepted, has_labels, warnings)
 
 
 def _classes_of(

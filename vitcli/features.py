@@ -130,7 +130,8 @@ def cache_name(predictor: Predictor) -> str:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     info = predictor.info
-    digest.update(repr((__version__, info.model, info.preprocess, *predictor.wanted)).encode())
+    how = (info.model, info.preprocess, predictor.posemb_method, *predictor.wanted)
+    digest.update(repr((__version__, *how)).encode())
     return digest.hexdigest()[:32]
 
 

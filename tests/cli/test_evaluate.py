@@ -92,6 +92,8 @@ def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
         [str(data), "all images", "2"],
         [str(other), "all images", "3"],
     ]
+    result = evaluate("--data", other, "--data", "nowhere")
+    assert result.exit_code == 1 and result.stderr.count("\n") == 2  # before the first image
     printed = [json.loads(line) for line in evaluate("--data", other, "--json").stdout.splitlines()]
     assert [(one["data"], one["images"]) for one in printed] == [(str(data), 2), (str(other), 3)]
 

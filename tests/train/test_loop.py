@@ -36,7 +36,7 @@ from vitcli import plots
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import DivergedError, OutputError, RunError
-from vitcli.evaluate import evaluate
+from vitcli.evaluate import evaluate, open_labelled
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train import inputs, loop, report, setup, state
@@ -268,7 +268,8 @@ def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, 
     config = tiny_run(loss=loss, precision=precision)
     outcome = train(config)
     predictor = Predictor(config.output, "cpu", precision)
-    found = evaluate(predictor, DataConfig(config.data.path)).evaluation
+    images = open_labelled(predictor, DataConfig(config.data.path))
+    found = evaluate(predictor, images).evaluation
     assert found.metrics("val_") == outcome.metrics
     evaluations = {line["step"]: line for line in metrics(config.output, "evaluation")}
     best = evaluations[outcome.stored_step]

@@ -142,15 +142,7 @@ def evaluate(args: Evaluate) -> None:
     mapping = read_mapping(Path(args.mapping)) if args.mapping else {}
     labels = "real" if args.real_labels else args.labels
     accepted = None if labels == "original" else read_accepted(None if labels == "real" else labels)
-    measure = partial(
-        library.evaluate,
-        split=args.split,
-        batch_size=args.batch_size,
-        workers=args.workers,
-        rules=MatchRules(mapping, args.among, args.skip_unknown),
-        accepted=accepted,
-        report=functools.cache(output.note),
-    )
+    rules = MatchRules(mapping, args.among, args.skip_unknown)
     # Every resolution finds the same problems with the data; each is printed once.
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
@@ -161,19 +153,24 @@ def evaluate(args: Evaluate) -> None:
             if rows is not None:
                 rows.write(PredictionRow(path, answer))
 
-        # All before the first image, so that an impossible size fails at once.
+        # All before the first image, so that an impossible size or dataset fails at once.
         predictors = deque(open_predictor(args, size) for size in sizes)
         note_assumptions(predictors[0])
         stored = predictors[0].stored.image_size
+        configs = [DataConfig(path, classes=args.classes).reachable(args.offline) for path in data]
+        how = (args.split, rules, accepted, output.note)
+        opened = [library.open_labelled(predictors[0], config, *how) for config in configs]
         while predictors:
             predictor = predictors.popleft()  # frees its weights before the next are loaded
             size = f" at {size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
-            for path in data:
+            for images in opened:
                 with output.Meter(f"images{size}") as meter:
-                    report = measure(
+                    report = library.evaluate(
                         predictor,
-                        DataConfig(path, classes=args.classes).reachable(args.offline),
-                        on_answer=partial(write, path),
+                        images,
+                        args.batch_size,
+                        args.workers,
+                        on_answer=partial(write, images.data),
                         on_progress=meter.reach,
                     )
                 for warning in report.warnings:
