@@ -22,7 +22,7 @@ from vitcli import prediction as module
 from vitcli.config import Preprocess
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
-from vitcli.errors import ImageError
+from vitcli.errors import ConfigError, ImageError
 from vitcli.inference import Cores
 from vitcli.prediction import Predictor
 
@@ -116,6 +116,17 @@ def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInpu
     for i in range(count):
         drawn.append(i)
         yield ImageInput(str(i), partial(read, i))
+
+
+def test_arguments_are_checked(predictor, image_folder, tiny_checkpoint):
+    for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: .* is not at least 1"):
+            list(predictor.predict(image_folder, **arguments))
+    with pytest.raises(ConfigError, match="posemb_method: 'cubic' is not one of bilinear"):
+        vitcli.predict(tiny_checkpoint, image_folder, posemb_method="cubic")
+    for arguments in ({"view": "map"}, {"method": "mean"}):
+        with pytest.raises(ConfigError, match="is not one of"):
+            vitcli.inspect(tiny_checkpoint, image_folder, **arguments)
 
 
 def test_order_is_kept_and_what_waits_is_bounded(encoded):

@@ -170,7 +170,7 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
         axes.scatter(depth, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
         axes.plot(distances.mean(axis=1), color=ORANGE, label="mean of the heads")
         axes.set(xlabel="block", ylabel="mean attention distance (pixels)")
-        axes.set_ylim(0, 1.1 * float(distances.max()))
+        axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="lower right")
 
@@ -194,5 +194,6 @@ def faithfulness_curves(
             axes.set(title=name, xlabel="patches (%)")
             axes.legend()
         cells[0].set_ylabel("score")
-        cells[0].set_ylim(0, 1.08 * max(float(c.max()) for c in (*deletion, *insertion)))
+        if min(float(curve.min()) for curve in (*deletion, *insertion)) >= 0:
+            cells[0].set_ylim(bottom=0)
         figure.suptitle(one_line(title, 80), fontsize=10)

@@ -131,6 +131,19 @@ def check_fields(config: Any) -> None:
             raise ConfigError(f"{field.name}: {error}") from error
 
 
+def check_choice(name: str, kind: Any, value: object) -> None:
+    """Raises ConfigError where an argument is none of a Literal's choices."""
+    if value not in get_args(kind):
+        raise ConfigError(f"{name}: '{value}' is not one of {', '.join(map(str, get_args(kind)))}")
+
+
+def check_positive(**arguments: int | None) -> None:
+    """Raises ConfigError where an argument is below 1; None is allowed."""
+    for name, value in arguments.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}: {value} is not at least 1")
+
+
 def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     """Raises ValueError where a value is none of a Literal's choices, not finite or outside the
     limits."""

@@ -21,6 +21,7 @@ from vitcli.checkpoints.info import unique_names
 from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, VitWarning
+from vitcli.fields import check_choice, check_positive
 from vitcli.hub import registry
 from vitcli.inference import LONG_SEQUENCE, SLOW, Batches, Inference, check_memory, run
 
@@ -134,6 +135,7 @@ class Predictor:
         allow_pickle: bool = False,
         preprocess: Mapping[str, Any] | None = None,
     ) -> None:
+        check_choice("posemb_method", PosembMethod, posemb_method)
         self.info: CheckpointInfo
         """The description of the model."""
         self.info, self.file = read.read_info(
@@ -181,6 +183,7 @@ class Predictor:
         workers: int | None = None,
     ) -> Iterator[Result]:
         """The function `predict`, of this model."""
+        check_positive(top_k=top_k)
         if not self.classes:
             raise ConfigError(
                 "the model has no classification head",
@@ -231,6 +234,7 @@ class Predictor:
         batch_size: int | None,
         workers: int | None,
     ) -> Batches:
+        check_positive(batch_size=batch_size, workers=workers)
         found = as_images(images, self.offline)
         return run(found, self.info.preprocess, self.load, output, batch_size, workers)
 

@@ -131,7 +131,7 @@ def _measure(
 
     find = _largest_by_estimate if device.type == "cpu" else _largest_by_trial
     largest = find(run, max_batch)
-    count = batch_size or min(default, largest)
+    count = batch_size or min(default, max(largest, 1))
     if count > largest:
         height, width = config.image_size
         raise RunError(

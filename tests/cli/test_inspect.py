@@ -125,6 +125,19 @@ def test_images_of_one_name_get_figures_of_their_own(vit, model, photos, tmp_pat
     ).exists()
 
 
+def test_figures_do_not_replace_images(vit, model, photos, tmp_path):
+    image = Path(shutil.copy(photos / "wide.png", tmp_path / "attention.png"))
+    before = image.read_bytes()
+    done = vit("inspect", photos / "wide.png", image, "--model", model, "-o", tmp_path, *CPU)
+    assert done.exit_code == 1 and "is one of the images" in done.stderr
+    assert image.read_bytes() == before
+
+
+def test_a_name_as_long_as_the_file_system_allows(vit, model, photos, tmp_path):
+    image = shutil.copy(photos / "tiny.png", tmp_path / f"{'x' * 245}.png")
+    assert vit("inspect", image, "--model", model, "-o", tmp_path, *CPU).exit_code == 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the file system refuses such names")
 def test_a_name_that_is_not_valid_unicode(vit, model, photos, tmp_path):
     image = tmp_path / os.fsdecode(b"\xff\n.png")

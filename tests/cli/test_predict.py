@@ -78,6 +78,14 @@ def test_csv_has_a_row_for_what_cannot_be_read(predict, image_folder, tmp_path):
     assert rows[2]["file"] == str(missing) and rows[2]["error"] == "no such file"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the file system refuses such names")
+def test_csv_quotes_a_carriage_return(predict, image_folder, tmp_path):
+    image = shutil.copy(image_folder / "a.png", tmp_path / "a\rb.png")
+    predict(image, "-o", tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        assert {row["file"] for row in csv.DictReader(file)} == {str(image)}
+
+
 @pytest.mark.parametrize(
     ("score", "function"), [("softmax", softmax), ("sigmoid", expit), ("none", lambda x: x)]
 )
@@ -191,9 +199,15 @@ def test_a_model_without_classes_gives_features(
 
 def test_features_do_not_replace_the_model(vit, tiny_checkpoint, image_folder, tmp_path):
     model = Path(shutil.copy(tiny_checkpoint / "model.safetensors", tmp_path))
-    before = model.read_bytes()
-    assert vit("predict", image_folder, "-m", model, "--features", model).exit_code == 2
-    assert model.read_bytes() == before
+    config = Path(shutil.copy(tiny_checkpoint / "config.json", tmp_path))
+    before = model.read_bytes(), config.read_bytes()
+    for words in (
+        ("-m", model, "--features", model),
+        ("-m", tmp_path, "--features", model),
+        ("-m", tmp_path, "-o", config),
+    ):
+        assert vit("predict", image_folder, *words).exit_code == 2, words
+    assert (model.read_bytes(), config.read_bytes()) == before
 
 
 def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):

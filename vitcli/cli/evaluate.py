@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from vitcli.cli.options import (
     INPUT,
     MODEL,
     Adapting,
+    files_below,
     note_assumptions,
     open_predictor,
     parse_figure,
@@ -199,8 +201,12 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
         raise UsageError("--reliability requires a single --data and a single resolution")
     if args.predictions and sizes > 1:
         raise UsageError("--predictions requires a single resolution")
-    spare((*data, args.classes, args.mapping, args.labels), args.predictions, "'--predictions'")
-    for path in (args.plot, args.reliability):
+    read = (*data, *files_below(args.model), args.classes, args.mapping, args.labels)
+    spare(read, args.predictions, "'--predictions'")
+    roots = [Path(root).expanduser().resolve() for root in data]
+    for path in filter(None, (args.plot, args.reliability)):
+        if os.path.isfile(path) and any(Path(path).resolve().is_relative_to(r) for r in roots):
+            raise UsageError(f"'{path}' is in the dataset and would be overwritten")
         output.check_writable(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -21,6 +22,7 @@ from vitcli.cli.options import (
     open_predictor,
 )
 from vitcli.cli.parameters import UsageError, command
+from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
 from vitcli.words import counted
 
@@ -132,7 +134,6 @@ def inspect(args: Inspect) -> None:
     if args.label is not None and args.method != "gradient" and not args.faithfulness:
         raise UsageError("--class requires --method gradient or --faithfulness")
     from vitcli import attention_plots
-    from vitcli.errors import OutputError
     from vitcli.inspection.inspector import Inspector
 
     try:
@@ -174,6 +175,14 @@ class _Show:
         self.labels = unique_names(inspector.classes)
         self.failed = 0
         self.arrays: dict[str, Any] = {}
+        self.read = {os.path.realpath(name) for name in args.images}
+
+    def place(self, name: str) -> Path:
+        """Where a figure is written; never over an image."""
+        path = self.directory / name
+        if os.path.realpath(path) in self.read:
+            raise OutputError("is one of the images", where=path, hint="choose another --output")
+        return path
 
     def report(self, text: str, outputs: Iterable[Path], **values: Any) -> None:
         """One result: a line of text, or a JSON object."""
@@ -245,11 +254,13 @@ class _Show:
                     self.complain(one, one.error)
                     continue
                 assert one.image is not None and one.array is not None
-                stem = Path(one.file).stem or "image"
+                # Names of files may have 255 bytes.
+                stem = os.fsdecode(os.fsencode(Path(one.file).stem)[:200]) or "image"
                 names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
                 name = next(name for name in names if name not in arrays)
                 arrays[name] = one.file, one.array
-                path = self.directory / f"{name}-{view}.png"
+                self.read.add(os.path.realpath(one.file))
+                path = self.place(f"{name}-{view}.png")
                 title = Path(one.file).name
                 values: dict[str, Any] = {"file": one.file, "view": view}
                 if one.label is not None and one.index is not None:
@@ -267,12 +278,12 @@ class _Show:
                         panels.append(panel.smaller())
                 outputs = [path]
                 if one.faithfulness is not None and one.random is not None:
-                    outputs.append(path.with_name(f"{name}-faithfulness.png"))
+                    outputs.append(self.place(f"{name}-faithfulness.png"))
                     curves = one.faithfulness, one.random
                     values["faithfulness"] = self.curves(*curves, title, outputs[1])
                 self.report(title, outputs, **values)
         if len(panels) > 1:
-            sheet = self.directory / f"{view}.png"
+            sheet = self.place(f"{view}.png")
             attention_plots.contact_sheet(panels, sheet)
             output.note(f"contact sheet: {sheet}")
         if arrays:

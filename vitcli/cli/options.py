@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -180,6 +181,11 @@ def ending(*suffixes: str) -> Callable[[str], str]:
 
 
 parse_figure = ending(".png", ".pdf", ".svg")
+
+
+def files_below(path: str) -> list[str]:
+    """A path and, of a model's directory, the files in it."""
+    return [path, *map(str, Path(path).expanduser().glob("*"))]
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:

@@ -17,6 +17,7 @@ from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     Adapting,
     ending,
+    files_below,
     note_assumptions,
     note_missing_names,
     open_predictor,
@@ -86,9 +87,9 @@ def predict(args: Predict) -> None:
         raise UsageError("--json and --csv cannot be combined")
     if args.features and (args.threshold is not None or args.top_k != TOP_K):
         raise UsageError("--features saves no classes: leave out --top-k and --threshold")
-    spare((name.removeprefix("@") for name in args.images), args.output, OUTPUT)
-    features = args.features
-    spare((args.model,), features, "'--features'")
+    model, features = files_below(args.model), args.features
+    spare((*model, *(name.removeprefix("@") for name in args.images)), args.output, OUTPUT)
+    spare(model, features, "'--features'")
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise UsageError("--output and --features must be different files")
     output.check_writable(features)

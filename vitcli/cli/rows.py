@@ -11,7 +11,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import typer
 
@@ -63,14 +63,18 @@ class Json(RowWriter):
 class Csv(RowWriter):
     """CSV, the names of the columns first."""
 
-    table: csv.DictWriter[str] | None = None
+    has_header = False
 
     def write(self, row: Row) -> None:
         for record in row.records():
-            if self.table is None:
-                self.table = csv.DictWriter(self.file, list(record), lineterminator="\n")
-                self.table.writeheader()
-            self.table.writerow(record)
+            # Before Python 3.13, csv quotes a carriage return only where lines end with it.
+            returns = any("\r" in str(value) for value in record.values())
+            quoted: Literal[0, 1] = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
+            table = csv.writer(self.file, lineterminator="\n", quoting=quoted)
+            if not self.has_header:
+                table.writerow(record)
+                self.has_header = True
+            table.writerow(record.values())
         self.file.flush()
 
 

@@ -230,9 +230,8 @@ class DistanceMeter:
         self.images += len(images)
 
     def result(self) -> npt.NDArray[np.float64]:
-        """(blocks, heads), pixels."""
-        result: npt.NDArray[np.float64] = self.sums / max(self.images, 1)
-        return result
+        """(blocks, heads), pixels; NaN without images."""
+        return self.sums / (self.images or np.nan)
 
 
 def patch_distance(weights: Tensor, pixels: Tensor, prefix: int) -> npt.NDArray[np.float64]:

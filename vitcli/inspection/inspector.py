@@ -23,6 +23,7 @@ from vitcli.data.classes import listed
 from vitcli.data.fit import Fit
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.errors import ConfigError, DataError
+from vitcli.fields import check_choice
 from vitcli.inspection.attention import (
     DistanceMeter,
     Floats,
@@ -224,7 +225,10 @@ class Inspector:
             except DataError as error:
                 found.append(Inspected(source.name, error=error))
             on_image()
-        return Inspection(meter.result(), tuple(found))
+        result = meter.result()
+        if meter.images:
+            self.check_finite(float(result.sum()))
+        return Inspection(result, tuple(found))
 
 
 def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
@@ -271,6 +275,8 @@ def inspect(
     Raises:
         VitError: the model cannot be loaded, has no attention, or lacks what is asked for.
     """
+    check_choice("view", View, view)
+    check_choice("method", Method, method)
     inspector = Inspector(
         Predictor(spec, device, "fp32", offline, resolution=resolution, allow_pickle=allow_pickle)
     )
