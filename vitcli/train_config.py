@@ -169,6 +169,7 @@ class TrainConfig:
         "--epochs X",
         "Number of passes over the training split; alternative to --steps.",
         above=0,
+        max=1e6,
     )
     batch_size: int | None = option(
         None, "--batch-size -b N", "Images per optimizer step.  [default: auto]", min=1
@@ -463,6 +464,7 @@ class TrainConfig:
         on_resume=True,
         requires=DEVICES,
         above=0,
+        max=1e7,
     )
 
     def new_architecture(self) -> Architecture:

@@ -29,6 +29,15 @@ def parse(text: str | bytes) -> Any:
     return value
 
 
+def finite(value: Any) -> Any:
+    """A value to write: numbers that JSON does not have (NaN) as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _int64(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
         raise ValueError(f"{digits:.20}... is too large a number")

@@ -40,6 +40,24 @@ def test_a_new_option_is_one_line(images, parent, tmp_path, monkeypatch):
     assert vit("finetune", "--resume", tmp_path / "a", "--glue", "0").exit_code == 2
 
 
+def test_what_a_sweep_decided_does_not_hold_for_other_rates(tmp_path):
+    first = build_config("pretrain", {"data": {"path": "x"}})
+    data = dataclasses.replace(first.data, merge_val=True)
+    record = {"vit": {"train": dataclasses.asdict(dataclasses.replace(first, data=data, note="!"))}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    config = str(tmp_path / "config.json")
+    same = build_config("pretrain", {"output": "b"}, config=config)
+    assert same.data.merge_val and same.note == "!"
+    other = build_config("pretrain", {"output": "b", "lr": (0.1, 0.2)}, config=config)
+    assert other.sweep == (0.1, 0.2) and not other.data.merge_val and other.note == ""
+
+
+def test_a_preset_is_added_to_the_defaults_of_an_objective():
+    given = {"data": {"path": "x"}, "objective": "mae", "augment": {"flip": False}}
+    augment = build_config("pretrain", given, "s16-i1k").augment
+    assert augment.crop_area == (0.2, 1.0) and augment.randaugment == (2, 10) and not augment.flip
+
+
 def test_fields_of_the_architecture_are_added_to_those_of_a_configuration(tmp_path):
     given = {"data": {"path": "x"}, "output": str(tmp_path / "a"), "overrides": {"pool": "gap"}}
     first = build_config("pretrain", given)

@@ -83,6 +83,9 @@ def test_file_names_that_are_no_text_are_written_down(tiny_run):
     directory.start()
     directory.write_json(directory.split, {"val": ["caf\udce9.jpg", "é"]})
     assert directory.read_split() == {"val": ["caf\udce9.jpg", "é"]}
+    directory.split.write_text("{")
+    with pytest.raises(RunError, match=r"split\.json: cannot be read"):
+        directory.read_split()
 
 
 def test_files_that_are_not_a_runs_are_kept(tiny_run, tmp_path):

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
+from vitcli.typed_json import finite
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -48,11 +50,11 @@ def line(text: str = "", file: TextIO | None = None) -> None:
 def json_line(value: Any, file: TextIO | None = None) -> None:
     """One JSON object on one line; numbers that JSON cannot write (NaN) become null."""
     file = file or sys.stdout
-    text = json.dumps(_finite(value), ensure_ascii=False)
+    text = json.dumps(finite(value), ensure_ascii=False)
     try:
         text.encode(file.encoding or "utf-8")
     except UnicodeEncodeError:  # the stream cannot encode it, or a file name is not Unicode
-        text = json.dumps(_finite(value))
+        text = json.dumps(finite(value))
     line(text, file)
 
 
@@ -110,14 +112,6 @@ def printable(text: str) -> str:
 def _printable_lines(text: str) -> str:
     """The same for text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def check_writable(path: str | None) -> None:

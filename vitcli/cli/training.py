@@ -136,6 +136,9 @@ def build_config(
             fields["epochs"] = None
         if "batch_size" in given:
             fields.setdefault("accumulate", None)
+        if {"lr", "data", "patience"} & given.keys():  # what a sweep decided no longer holds
+            fields["note"] = ""
+            fields["data"] = {**fields.get("data", {}), "merge_val": False}
         planned = auto_values(start) if start.steps else {}
         fields = {k: None for k, v in planned.items() if getattr(start, k) == v} | fields
     else:
@@ -144,12 +147,12 @@ def build_config(
             raise UsageError("--data is required, except with --resume or --config")
         start_from = _preset_fields(task, preset, given) if preset else {}
         output = f"runs/{_name_of(data['path'])}"
-        defaults = {"task": task, "output": output, **TASK_DEFAULTS[task]}
-        defaults |= OBJECTIVE_DEFAULTS[given.get("objective", "classify")] | start_from
-        both = {
-            k: v | fields[k] for k, v in defaults.items() if isinstance(v, dict) and k in fields
-        }
-        fields = {**defaults, **fields, **both}
+        objective = OBJECTIVE_DEFAULTS[given.get("objective", "classify")]
+        chosen = {"task": task, "output": output, **TASK_DEFAULTS[task]}
+        for more in (objective, start_from, fields):
+            inner = {k: v | more[k] for k, v in chosen.items() if isinstance(v, dict) and k in more}
+            chosen = {**chosen, **more, **inner}
+        fields = chosen
     built: TrainConfig = replaced(start, fields)
     return built
 

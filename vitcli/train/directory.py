@@ -34,7 +34,7 @@ from vitcli.data.files import open_file
 from vitcli.errors import ConfigError, OutputError, RunError
 from vitcli.hub.card import FIGURES
 from vitcli.train_config import TrainConfig
-from vitcli.typed_json import from_json, parse
+from vitcli.typed_json import finite, from_json, parse
 
 UNFINISHED = ".unfinished"
 """Suffix of a state that is being written."""
@@ -226,7 +226,14 @@ class RunDirectory:
 
     def read_split(self) -> dict[str, Any] | None:
         """split.json, or None if there is none."""
-        return json.loads(self.split.read_text(encoding="utf-8")) if self.split.exists() else None
+        if not self.split.exists():
+            return None
+        try:
+            record: dict[str, Any] = json.loads(self.split.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            hint = "start the run again with --force"
+            raise RunError(f"cannot be read: {error}", where=self.split, hint=hint) from error
+        return record
 
     def sweep_split(self) -> dict[str, Any] | None:
         """The split.json of the sweep that the run belongs to, or None if there is none."""
@@ -241,7 +248,7 @@ class RunDirectory:
         """Adds one line to metrics.jsonl or skipped.jsonl."""
         try:
             with file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(line) + "\n")
+                opened.write(json.dumps(finite(line)) + "\n")
         except OSError as error:
             raise OutputError(f"cannot be written: {error.strerror}", where=file) from error
 

@@ -184,7 +184,11 @@ def _train(run: Run, computed: Computed) -> Outcome:
             if meter.is_due(step) or meter.is_first(step):
                 event = meter.read(step)
                 _check_finite(run, "loss", event.loss)
-                tell(event) if meter.is_due(step) else run.on_event(event)
+                if meter.is_due(step):
+                    tell(event)
+                    meter.restart()
+                else:
+                    run.on_event(event)
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 begun = time.monotonic()
                 _validate(run, inputs, tell)
@@ -308,12 +312,13 @@ def _check_finite(run: Run, name: str, loss: float) -> None:
 
 
 class _Meter:
-    """Averages of loss, accuracy and rate since they were last read."""
+    """Averages of loss, accuracy and rate since its last restart."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.start, self.since = run, run.progress.step, time.monotonic()
-        self.losses: list[Tensor] = []
-        self.correct: list[Tensor] = []
+        self.run, self.start = run, run.progress.step
+        self.losses: list[Tensor]
+        self.correct: list[Tensor]
+        self.restart()
 
     def add(self, loss: Tensor, correct: Tensor) -> None:
         self.losses.append(loss)
@@ -333,15 +338,17 @@ class _Meter:
         loss = run.ranks.sum(torch.stack(self.losses)).mean().item()
         correct = run.ranks.sum(torch.stack(self.correct)).sum().item()
         accuracy = correct / images if run.objective.classifies else None
-        now = time.monotonic()
-        rate = images / max(now - self.since, 1e-9)
-        self.losses, self.correct, self.since = [], [], now
+        rate = images / max(time.monotonic() - self.since, 1e-9)
         eta = (run.steps - step) * run.batch_size / rate
         lr = learning_rate(step, run.config)
         return Step(step, run.steps, loss, accuracy, lr, rate, eta)
 
+    def restart(self) -> None:
+        """Forgets what was added."""
+        self.losses, self.correct, self.since = [], [], time.monotonic()
+
     def is_finite(self) -> bool:
-        """Whether the losses since the last reading are finite: a diverged state is not kept."""
+        """Whether the losses since the last restart are finite: a diverged state is not kept."""
         diverged = bool(self.losses) and not torch.stack(self.losses).isfinite().all()
         return not self.run.ranks.largest(diverged)[0]
 
