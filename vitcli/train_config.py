@@ -162,7 +162,14 @@ class TrainConfig:
     masking: MaskingConfig = MaskingConfig()
 
     steps: int | None = option(
-        None, "--steps N", "Number of optimizer steps.  [default: auto]", RECIPE, min=1
+        None,
+        "--steps N",
+        {
+            "": "Number of optimizer steps.  [default: auto]",
+            "pretrain": "Number of optimizer steps.  [default: 90 epochs]",
+        },
+        RECIPE,
+        min=1,
     )
     epochs: float | None = option(
         None,

@@ -291,28 +291,26 @@ def read_train_config(path: str | Path) -> TrainConfig:
     Raises:
         RunError: there is none.
     """
-    path = Path(path)
+    given = path = Path(path)
     if path.is_dir():
         directory = RunDirectory(path)
         path = directory.sweep if directory._holds_a_sweep() else directory.config
+    hint = "pass the directory of a run, such as runs/flowers"
     try:
         with open_file(path) as file:
             data = parse(file.read())
         config: TrainConfig = from_json(TrainConfig, data["vit"]["train"])
         return config
+    except FileNotFoundError as error:
+        missing = given == path or not given.is_dir()
+        what = "no such file or directory" if missing else "not a run: it has no config.json"
+        raise RunError(what, where=given, hint=hint) from error
     except OSError as error:
-        raise RunError(
-            f"cannot be read: {error.strerror or error}",
-            where=path,
-            hint="pass the directory of a run, such as runs/flowers",
-        ) from error
+        what = f"cannot be read: {error.strerror or error}"
+        raise RunError(what, where=path, hint=hint) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        reason = f"it has no key {error}" if isinstance(error, KeyError) else error
-        raise RunError(
-            f"not the configuration of a run: {reason}",
-            where=path,
-            hint="pass the directory of a run, such as runs/flowers",
-        ) from error
+        reason = "" if isinstance(error, KeyError) else f": {error}"
+        raise RunError(f"not the configuration of a run{reason}", where=path, hint=hint) from error
 
 
 def continued(config: TrainConfig) -> TrainConfig:
