@@ -184,12 +184,12 @@ def test_one_layer_and_one_head() -> None:
     model = random_vit()
     images = pixels(model)
     weights = all_weights(model, images)[1].detach()
-    shown = attention_maps(model, images, "last", layer=1, head=1)
+    shown = attention_maps(model, images, "block", layer=1, head=1)
     assert np.allclose(shown, weights[:, 1, 0, 1:].reshape(2, 3, 4), atol=1e-6)
     heads = head_maps(model, images, layer=1)
     assert heads.shape == (2, 2, 3, 4)
     assert np.allclose(heads[:, 1], shown, atol=1e-6)
-    mean = attention_maps(model, images, "last", layer=1)
+    mean = attention_maps(model, images, "block", layer=1)
     assert np.allclose(mean, heads.mean(axis=1), atol=1e-6)
 
 

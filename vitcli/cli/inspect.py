@@ -67,11 +67,11 @@ class Inspect(Computing):
         "Directory to write the figures to.",
         parse=parse_directory,
     )
-    method: Literal["rollout", "last", "gradient"] = option(
+    method: Literal["rollout", "block", "gradient"] = option(
         "rollout",
         "--method",
-        "How to compute the map. rollout: attention multiplied through the blocks; last: attention "
-        "of one block; gradient: attention weighted by the gradient of a class.",
+        "How to compute the map. rollout: attention multiplied through the blocks; block: the "
+        "attention of one block; gradient: attention weighted by the gradient of a class.",
     )
     layer: int | None = option(
         None,
@@ -82,7 +82,7 @@ class Inspect(Computing):
     head: int | None = option(
         None,
         "--head N",
-        "Head to show, counted from 0, for --method last.  [default: the mean of all]",
+        "Head to show, counted from 0, for --method block.  [default: the mean of all]",
     )
     label: str | None = option(
         None,
@@ -126,10 +126,10 @@ def inspect(args: Inspect) -> None:
         if given and (weights_only or (view or "attention") not in views):
             needed = "images" if view is None else f"--view {' or '.join(views)}"
             raise UsageError(f"{field.metadata['option'].names[0]} requires {needed}")
-    if args.head is not None and args.method != "last":
+    if args.head is not None and args.method != "block":
         raise UsageError(
             f"--head cannot be used with --method {args.method}, which averages over heads\n"
-            "hint: use --method last"
+            "hint: use --method block"
         )
     if args.label is not None and args.method != "gradient" and not args.faithfulness:
         raise UsageError("--class requires --method gradient or --faithfulness")

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
 
-Method = Literal["rollout", "last", "gradient"]
+Method = Literal["rollout", "block", "gradient"]
 Floats = npt.NDArray[np.float32]
 
 
@@ -96,12 +96,12 @@ def attention_maps(
 
     Args:
         method: "rollout": heads averaged, identity added, rows renormalized, multiplied through
-            the blocks (Abnar & Zuidema, arXiv 2005.00928; the paper's Figure 6). "last": the
+            the blocks (Abnar & Zuidema, arXiv 2005.00928; the paper's Figure 6). "block": the
             attention of one block. "gradient": each block's attention times its gradient, positive
             part, accumulated through the blocks (Chefer et al., arXiv 2103.15679).
         layer: the last block that counts ("rollout", "gradient"), or the one that is shown
-            ("last"); counted from 0. None: all, or the last.
-        head: one head alone, for "last"; None: the mean over heads.
+            ("block"); counted from 0. None: all, or the last.
+        head: one head alone, for "block"; None: the mean over heads.
         target: (B,) classes whose logits are explained, for "gradient".
 
     Returns:
@@ -129,13 +129,13 @@ def _forward(
     found: dict[str, Tensor] = {}
 
     def visit(index: int, layer: Layer, _: Tensor) -> None:
-        if index > shown or (method == "last" and 0 <= index < shown):
+        if index > shown or (method == "block" and 0 <= index < shown):
             return
         weights = layer.weights()
         mean = weights.mean(dim=1) if head is None else weights[:, head]
         if index < 0:  # (B, 1, patches): the pool reads the patches alone
             found["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
-        elif method == "last":
+        elif method == "block":
             found["tokens"] = mean
         else:
             step = (mean + torch.eye(n, device=mean.device)) / 2
@@ -143,7 +143,7 @@ def _forward(
 
     with watch(model, visit):
         model(images)
-    if "pool" in found and method == "last" and layer is None:
+    if "pool" in found and method == "block" and layer is None:
         return found["pool"]  # the attention pool is the last layer
     read = found.get("pool", readout(model).to(images.device).expand(len(images), -1))
     return torch.einsum("bn,bnm->bm", read, found["tokens"])

@@ -174,12 +174,12 @@ class Inspector:
         """
         wanted = None if label is None else self.find_class(label)
         check_layer(self.model, layer, head)
-        if head is not None and method != "last":
-            raise ConfigError(f"method '{method}' averages over heads", hint="use --method last")
+        if head is not None and method != "block":
+            raise ConfigError(f"method '{method}' averages over heads", hint="use --method block")
         if (method == "gradient" or faithfulness) and not self.classes:
             raise ConfigError(
                 "the model has no classification head, so there is no class to explain",
-                hint="choose --method rollout or last, without --faithfulness",
+                hint="choose --method rollout or block, without --faithfulness",
             )
         model, score = self.model, self.info.score
         for one in self._read(images, wanted):
