@@ -203,9 +203,9 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
         raise UsageError("--predictions requires a single resolution")
     read = (*data, *files_below(args.model), args.classes, args.mapping, args.labels)
     spare(read, args.predictions, "'--predictions'")
-    roots = [Path(root).expanduser().resolve() for root in data]
+    roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
     for path in filter(None, (args.plot, args.reliability)):
-        if os.path.isfile(path) and any(Path(path).resolve().is_relative_to(r) for r in roots):
+        if os.path.isfile(path) and os.path.realpath(path).startswith(roots):
             raise UsageError(f"'{path}' is in the dataset and would be overwritten")
         output.check_writable(path)
 

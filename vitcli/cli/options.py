@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -185,7 +184,8 @@ parse_figure = ending(".png", ".pdf", ".svg")
 
 def files_below(path: str) -> list[str]:
     """A path and, of a model's directory, the files in it."""
-    return [path, *map(str, Path(path).expanduser().glob("*"))]
+    place = os.path.expanduser(path)
+    return [path, *(file.path for file in os.scandir(place))] if os.path.isdir(place) else [path]
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
