@@ -47,15 +47,17 @@ def test_types_heads_and_names(tmp_path: Path) -> None:
     assert torch.equal(model.norm.weight, old.bfloat16().float())
 
 
-def test_a_new_head_has_no_metrics(tmp_path: Path) -> None:
-    """Nor has one with as many classes as the old."""
+def test_a_new_head_keeps_neither_metrics_nor_the_score_function(tmp_path: Path) -> None:
+    """Nor does one with as many classes as the old."""
     source = convert(GOLDEN / "timm_vit_default", tmp_path / "source")
     old, _ = read_info(source)
-    rewrite_info(source, dataclasses.replace(old, provenance={"metrics": {"val_top1": 0.5}}))
+    trained = {"provenance": {"metrics": {"val_top1": 0.5}}, "score": "sigmoid"}
+    rewrite_info(source, dataclasses.replace(old, **trained))
     for i, changes in enumerate((Changes(num_classes=10), Changes(drop_head=True))):
-        out = convert(source, tmp_path / f"{i}", changes=changes)
-        assert "metrics" not in read_info(out)[0].provenance
-    assert "metrics" in read_info(convert(source, tmp_path / "same"))[0].provenance
+        info, _ = read_info(convert(source, tmp_path / f"{i}", changes=changes))
+        assert "metrics" not in info.provenance and info.score == "softmax"
+    same, _ = read_info(convert(source, tmp_path / "same"))
+    assert "metrics" in same.provenance and same.score == "sigmoid"
 
 
 def test_dropping_the_head_drops_what_stands_before_it(tmp_path: Path) -> None:

@@ -98,6 +98,12 @@ def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
     assert [(one["data"], one["images"]) for one in printed] == [(str(data), 2), (str(other), 3)]
 
 
+def test_a_plot_does_not_replace_an_image_of_the_dataset(evaluate, data):
+    image = data / "dog" / "b.png"
+    before = image.read_bytes()
+    assert evaluate("--plot", image).exit_code == 2 and image.read_bytes() == before
+
+
 def test_several_resolutions(evaluate, data, tmp_path):
     file = tmp_path / "resolutions.png"
     result = evaluate("--resolution", "48,64,64x96", "--plot", file)
