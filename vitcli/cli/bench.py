@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vitcli.cli import output
-from vitcli.cli.info import named_architecture
+from vitcli.cli.info import at_resolution, named_architecture
 from vitcli.cli.options import INPUT, Fetching, parse_figure, read_checkpoint
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Architecture, Size
@@ -87,7 +87,8 @@ def bench(args: Bench) -> None:
         config = _architecture(name, args)
         sizes = args.resolution or (config.image_size,)
         models += [
-            (name, config if size == config.image_size else config.at(size)) for size in sizes
+            (name, config if size == config.image_size else at_resolution(config, size))
+            for size in sizes
         ]
     from vitcli import speed
     from vitcli.devices import choose_device, choose_precision

@@ -87,7 +87,7 @@ def info(args: Info) -> None:
     if config is None:
         checkpoint = read_checkpoint(args, args.model)
         config, found["file"] = checkpoint.info.model, str(checkpoint.file)
-    config = config.at(args.resolution) if args.resolution else config
+    config = at_resolution(config, args.resolution) if args.resolution else config
     found |= describe_model(config)
     if checkpoint is not None:
         found |= _describe_checkpoint(checkpoint)
@@ -133,6 +133,14 @@ def named_architecture(name: str) -> Architecture | None:
         return None
     try:
         return architecture(name)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def at_resolution(config: Architecture, size: Size) -> Architecture:
+    """The model for images of another size. Raises UsageError if patches do not fill it."""
+    try:
+        return config.at(size)
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
