@@ -46,7 +46,7 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # there is none, or the file system has no modes
                 shutil.copymode(target, temporary)
             os.replace(temporary, target)
         except BaseException:

@@ -293,7 +293,7 @@ class FewshotConfig:
         check_fields(self)
         for name in ("shots", "seeds", "l2"):
             values = getattr(self, name)
-            if len(set(values)) < max(len(values), name != "l2"):
+            if len(set(values)) < len(values) or not (values or name == "l2"):
                 given = ",".join(map(str, values))
                 raise ConfigError(f"--{name}: must be one or more different numbers, not '{given}'")
 

@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -47,8 +48,12 @@ def restarts() -> int:
 
 
 def launch_id() -> str:
-    """torchrun's `--rdzv-id`, which all restarts of a launch share; empty without a launcher."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "") if is_launched() else ""
+    """What all restarts of a launch share; empty without a launcher."""
+    if not is_launched():
+        return ""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    # Without --rdzv-id torchrun calls each launch so; its process is then the launch.
+    return f"{socket.gethostname()}-{os.getppid()}" if run == "none" else run
 
 
 @dataclass(frozen=True)

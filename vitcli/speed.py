@@ -25,6 +25,7 @@ from vitcli.errors import RunError
 from vitcli.inference import Cores, Inference, check_memory
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
+from vitcli.words import counted
 
 Work = Literal["inference", "training"]
 Compute = Callable[[Tensor], object]
@@ -135,8 +136,8 @@ def _measure(
     if count > largest:
         height, width = config.image_size
         raise RunError(
-            f"{name}: a batch of {count:,} images of {height} x {width} pixels does not fit in "
-            f"memory for {work}",
+            f"{name}: a batch of {counted(count, 'image')} of {height} x {width} pixels does not "
+            f"fit in memory for {work}",
             hint=f"use a --batch-size of {largest:,} or less" if largest else None,
         )
     if device.type == "cuda":

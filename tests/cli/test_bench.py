@@ -60,7 +60,7 @@ def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
     assert "--batch-size of 7 or less" in done.stderr
     monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, limit: 0)
     done = vit("bench", "Ti/16", "--resolution", "32")
-    assert done.exit_code == 1 and "a batch of 1 images" in done.stderr
+    assert done.exit_code == 1 and "a batch of 1 image of" in done.stderr
 
 
 @pytest.mark.parametrize("fitting", [0, 1, 2, 5, 37, 64, 99])

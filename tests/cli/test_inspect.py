@@ -128,9 +128,12 @@ def test_images_of_one_name_get_figures_of_their_own(vit, model, photos, tmp_pat
 def test_figures_do_not_replace_images(vit, model, photos, tmp_path):
     image = Path(shutil.copy(photos / "wide.png", tmp_path / "attention.png"))
     before = image.read_bytes()
-    done = vit("inspect", photos / "wide.png", image, "--model", model, "-o", tmp_path, *CPU)
-    assert done.exit_code == 1 and "is one of the images" in done.stderr
-    assert image.read_bytes() == before
+    for images in ([photos / "wide.png", image], [tmp_path, photos / "wide.png"]):
+        done = vit("inspect", *images, "--model", model, "-o", tmp_path, *CPU)
+        assert done.exit_code == 1 and "is one of the images" in done.stderr
+    image = image.rename(tmp_path / "distance.png")
+    done = vit("inspect", image, "--view", "distance", "--model", model, "-o", tmp_path, *CPU)
+    assert done.exit_code == 1 and image.read_bytes() == before
 
 
 def test_a_name_as_long_as_the_file_system_allows(vit, model, photos, tmp_path):

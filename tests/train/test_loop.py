@@ -381,7 +381,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_run, monkeypatch):
     diverging = {"optimizer": "adamw", "lr": 1e37, "clip_norm": None, "warmup": 0}
     for interval, words in (
         (1, "the loss is nan at step 2"),
-        (12, "the validation loss is nan at step 4"),
+        (12, "the val_loss is nan at step 4"),
     ):
         with pytest.raises(DivergedError, match=words):
             train(tiny_run(**diverging, log_every=interval), force=True)

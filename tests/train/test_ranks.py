@@ -16,6 +16,7 @@ import pytest
 
 from conftest import wait_for
 from train.runs import weights
+from vitcli.distributed import launch_id
 from vitcli.train.directory import RunDirectory
 
 pytestmark = [
@@ -269,6 +270,14 @@ def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
     text = vit("pretrain", "--data", str(data), *recipe, status=1)
     assert text.count("error:") == 1 and text.count("warning:") == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_launches_are_told_apart_also_where_torchrun_calls_all_the_same(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "none" if name == "TORCHELASTIC_RUN_ID" else "1")
+    assert launch_id().endswith(f"-{os.getppid()}")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert launch_id() == "mine"
 
 
 def test_a_restart_does_not_replace_what_another_launch_left(colours, tmp_path):

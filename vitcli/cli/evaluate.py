@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,6 +26,7 @@ from vitcli.cli.options import (
     open_predictor,
     parse_figure,
     spare,
+    spare_dataset,
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import FORMATS, Csv, open_rows
@@ -160,7 +160,7 @@ def evaluate(args: Evaluate) -> None:
         note_assumptions(predictors[0])
         stored = predictors[0].stored.image_size
         configs = [DataConfig(path, classes=args.classes).reachable(args.offline) for path in data]
-        how = (args.split, rules, accepted, output.note)
+        how = (args.split, rules, accepted, functools.cache(output.note))
         opened = [library.open_labelled(predictors[0], config, *how) for config in configs]
         while predictors:
             predictor = predictors.popleft()  # frees its weights before the next are loaded
@@ -203,10 +203,8 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
         raise UsageError("--predictions requires a single resolution")
     read = (*data, *files_below(args.model), args.classes, args.mapping, args.labels)
     spare(read, args.predictions, "'--predictions'")
-    roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
-    for path in filter(None, (args.plot, args.reliability)):
-        if os.path.isfile(path) and os.path.realpath(path).startswith(roots):
-            raise UsageError(f"'{path}' is in the dataset and would be overwritten")
+    for name, path in (("'--plot'", args.plot), ("'--reliability'", args.reliability)):
+        spare_dataset(data, path, name)
         output.check_writable(path)
 
 

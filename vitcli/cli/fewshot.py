@@ -20,6 +20,7 @@ from vitcli.cli.options import (
     note_assumptions,
     open_predictor,
     parse_figure,
+    spare_dataset,
 )
 from vitcli.cli.parameters import UsageError, command, replaced
 from vitcli.config import DATA, TASK_DEFAULTS, FewshotConfig
@@ -83,6 +84,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     save = args.save
     if save is not None and len(config.l2) > 1:
         raise UsageError("--save requires a single value of --l2, or auto")
+    spare_dataset([config.data.path], args.plot, "'--plot'")
     output.check_writable(args.plot)
     from vitcli.fewshot import measure, model_file, save_head
 

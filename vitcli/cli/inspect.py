@@ -17,9 +17,11 @@ from vitcli.cli import output
 from vitcli.cli.options import (
     Computing,
     ending,
+    files_below,
     note_assumptions,
     note_missing_names,
     open_predictor,
+    spare,
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.errors import OutputError
@@ -41,6 +43,10 @@ USED_BY: dict[str, tuple[View, ...]] = {
     "faithfulness": ("attention",),
 }
 """Options that only these views use."""
+
+
+LONGEST = 200
+"""Bytes of an image's name in the names of its figures; a name may have 255."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +147,7 @@ def inspect(args: Inspect) -> None:
     except OSError as error:
         what = f"cannot be used as a directory: {error.strerror}"
         raise OutputError(what, where=args.output) from error
+    spare(files_below(args.model), args.arrays, "'--arrays'")
     output.check_writable(args.arrays)
     predictor = open_predictor(args, args.resolution)
     inspector = Inspector(predictor)
@@ -176,12 +183,16 @@ class _Show:
         self.failed = 0
         self.arrays: dict[str, Any] = {}
         self.read = {os.path.realpath(name) for name in args.images}
+        self.written = set[Path]()
 
     def place(self, name: str) -> Path:
         """Where a figure is written; never over an image."""
-        path = self.directory / name
-        if os.path.realpath(path) in self.read:
+        path, directories = self.directory / name, tuple(root + os.sep for root in self.read)
+        there = os.path.realpath(path)
+        inside = there.startswith(directories) and path.exists() and path not in self.written
+        if there in self.read or inside:
             raise OutputError("is one of the images", where=path, hint="choose another --output")
+        self.written.add(path)
         return path
 
     def report(self, text: str, outputs: Iterable[Path], **values: Any) -> None:
@@ -224,12 +235,13 @@ class _Show:
         with output.Meter("images") as meter:
             found = self.inspector.distance(self.args.images, meter.advance)
         for one in found.images:
+            self.read.add(os.path.realpath(one.file))
             if one.error is not None:
                 self.complain(one, one.error)
         images = len(found.images) - self.failed
         if not images:
             return
-        figure, table = (self.directory / f"distance.{kind}" for kind in ("png", "csv"))
+        figure, table = self.place("distance.png"), self.directory / "distance.csv"
         distances = found.array.tolist()
         cells = [f"{i},{j},{x}" for i, row in enumerate(distances) for j, x in enumerate(row)]
         attention_plots.distance_by_depth(found.array, figure)
@@ -254,8 +266,9 @@ class _Show:
                     self.complain(one, one.error)
                     continue
                 assert one.image is not None and one.array is not None
-                # Names of files may have 255 bytes.
-                stem = os.fsdecode(os.fsencode(Path(one.file).stem)[:200]) or "image"
+                stem = Path(one.file).stem or "image"
+                while len(os.fsencode(stem)) > LONGEST:
+                    stem = stem[:-1]
                 names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
                 name = next(name for name in names if name not in arrays)
                 arrays[name] = one.file, one.array

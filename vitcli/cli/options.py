@@ -200,3 +200,12 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
             raise typer.BadParameter(
                 f"'{written}' is {what} and would be overwritten", param_hint=option
             )
+
+
+def spare_dataset(data: Iterable[str], written: str | None, option: str) -> None:
+    """Refuses to draw over a file in a dataset."""
+    roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
+    if written and os.path.isfile(written) and os.path.realpath(written).startswith(roots):
+        raise typer.BadParameter(
+            f"'{written}' is in the dataset and would be overwritten", param_hint=option
+        )

@@ -18,6 +18,7 @@ from vitcli.cli import output
 from vitcli.config import DATA, TASK_DEFAULTS
 from vitcli.errors import ConfigError
 from vitcli.fields import Option, check_value, field_types, from_text
+from vitcli.machine import is_launched
 
 OTHERS = "Other options"
 """The last heading of `--help`."""
@@ -51,7 +52,8 @@ class GroupedCommand(TyperCommand):
             if name == "--":
                 break
             if present := self.former.get(name):
-                output.warning(f"{name} is deprecated: use {present}")
+                if not (ctx.resilient_parsing or is_launched()):  # the launcher has said it
+                    output.warning(f"{name} is deprecated: use {present}")
                 args[place] = present + equals + value
         return super().parse_args(ctx, args)
 

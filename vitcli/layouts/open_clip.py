@@ -90,8 +90,12 @@ def _find_timms(store: Store) -> Match | None:
     if config is None:
         return None  # timm's layout reads it, and has to assume more
     vision = config.object("model_cfg").object("vision_cfg")
+    if not (name := vision.get("timm_model_name", str, "")):
+        return None
     size = {"img_size": list(vision.size("image_size", (224, 224)))}
-    model = timm.architecture_from_args(vision.get("timm_model_name", str, ""), size)
+    model = timm.architecture_from_args(name, size)
+    if vision.word("timm_pool", _POOLS, "") not in ("", getattr(model, "pool", "")):
+        vision.refuse("timm_pool", f"that of {name}")
     tensors, names, outside = below(store, f"{prefix}trunk.")
     return Match(
         identity(tensors),
@@ -104,6 +108,7 @@ def _find_timms(store: Store) -> Match | None:
     )
 
 
+_POOLS = {"": "", "map": "map", "avg": "gap", "token": "token"}
 _NOT_SHOWN = ("num_heads", "activation", "norm_eps", "pool", "image_size")
 """Fields of a model of timm's that its tensors do not show."""
 _SIZES = r"layers|(head_)?width|mlp_ratio|(patch|image)_size|ls_init_value|patch_dropout|timm_.*"

@@ -181,7 +181,7 @@ class RunDirectory:
             self._acquire()
             self.clear()
             if launch:
-                self.states.mkdir()
+                self.states.mkdir(exist_ok=True)
                 self._launch.write_text(launch)
         except OSError as error:
             is_file = isinstance(error, FileExistsError)
@@ -212,7 +212,7 @@ class RunDirectory:
     def keep_state(self, path: Path) -> None:
         """Makes a state that is written the one to resume from."""
         path.rename(path.with_suffix(""))
-        for other in self.states.iterdir():
+        for other in self.states.glob("step-*"):
             if other.name != path.stem:
                 shutil.rmtree(other, ignore_errors=True)
 

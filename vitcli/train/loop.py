@@ -183,12 +183,13 @@ def _train(run: Run, computed: Computed) -> Outcome:
             meter.add(loss, correct)
             if meter.is_due(step) or meter.is_first(step):
                 event = meter.read(step)
-                _check_finite(run, "loss", event.loss)
+                _check_finite(run, "loss", event.loss, step - 1)
                 if meter.is_due(step):
                     tell(event)
                     meter.restart()
                 else:
                     run.on_event(event)
+                    meter.restart_clock()
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 begun = time.monotonic()
                 _validate(run, inputs, tell)
@@ -287,7 +288,8 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
         metrics |= {f"{name}_{key}": value for key, value in found.items()}
         scores[name] = run.objective.score(found)
     tell(Validation(progress.step, metrics))
-    _check_finite(run, "validation loss", metrics["val_loss"])
+    for name in models:
+        _check_finite(run, f"{name}_loss", metrics[f"{name}_loss"], progress.step)
     report.draw(run, inputs)
     better = max(scores, key=lambda name: scores[name])  # of equals the model itself
     is_best = progress.best_score is None or scores[better] > progress.best_score
@@ -300,14 +302,13 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
         run.write_model()
 
 
-def _check_finite(run: Run, name: str, loss: float) -> None:
+def _check_finite(run: Run, name: str, loss: float, updates: int) -> None:
+    """Raises DivergedError for a loss after so many updates that is no finite number."""
     if not math.isfinite(loss):
-        step = run.progress.step
-        made = step - (name == "loss")  # updates before it was computed
         raise DivergedError(
-            f"the {name} is {loss} at step {step}",
+            f"the {name} is {loss} at step {run.progress.step}",
             where=run.directory.path,
-            hint=LOWER if made else NOT_FINITE,
+            hint=LOWER if updates else NOT_FINITE,
         )
 
 
@@ -335,17 +336,23 @@ class _Meter:
     def read(self, step: int) -> Step:
         """Waits for the device: not to be called after every step of a small model."""
         run, images = self.run, len(self.losses) * self.run.batch_size
+        timed = images - self.untimed
         loss = run.ranks.sum(torch.stack(self.losses)).mean().item()
         correct = run.ranks.sum(torch.stack(self.correct)).sum().item()
         accuracy = correct / images if run.objective.classifies else None
-        rate = images / max(time.monotonic() - self.since, 1e-9)
+        rate = timed / max(time.monotonic() - self.since, 1e-9)
         eta = (run.steps - step) * run.batch_size / rate
         lr = learning_rate(step, run.config)
         return Step(step, run.steps, loss, accuracy, lr, rate, eta)
 
     def restart(self) -> None:
         """Forgets what was added."""
-        self.losses, self.correct, self.since = [], [], time.monotonic()
+        self.losses, self.correct = [], []
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leaves the time and the images so far out of the rate."""
+        self.since, self.untimed = time.monotonic(), len(self.losses) * self.run.batch_size
 
     def is_finite(self) -> bool:
         """Whether the losses since the last restart are finite: a diverged state is not kept."""
