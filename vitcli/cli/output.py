@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
-from vitcli.typed_json import finite
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -49,6 +47,8 @@ def line(text: str = "", file: TextIO | None = None) -> None:
 
 def json_line(value: Any, file: TextIO | None = None) -> None:
     """One JSON object on one line; numbers that JSON cannot write (NaN) become null."""
+    from vitcli.typed_json import finite  # `vit --help` starts faster without it
+
     file = file or sys.stdout
     text = json.dumps(finite(value), ensure_ascii=False)
     try:
