@@ -133,8 +133,15 @@ def check_fields(config: Any) -> None:
 
 def check_choice(name: str, kind: Any, value: object) -> None:
     """Raises ConfigError where an argument is none of a Literal's choices."""
+    try:
+        _require_choice(kind, value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _require_choice(kind: Any, value: object) -> None:
     if value not in get_args(kind):
-        raise ConfigError(f"{name}: '{value}' is not one of {', '.join(map(str, get_args(kind)))}")
+        raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(kind)))}")
 
 
 def check_positive(**arguments: int | None) -> None:
@@ -147,8 +154,8 @@ def check_positive(**arguments: int | None) -> None:
 def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     """Raises ValueError where a value is none of a Literal's choices, not finite or outside the
     limits."""
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(hint)))}")
+    if get_origin(hint) is Literal:
+        _require_choice(hint, value)
     limits = field.metadata.get("limits", {})
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and not math.isfinite(number):

@@ -21,7 +21,7 @@ from vitcli.cli.options import (
     INPUT,
     MODEL,
     Adapting,
-    files_below,
+    model_files,
     note_assumptions,
     open_predictor,
     parse_figure,
@@ -201,7 +201,7 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
         raise UsageError("--reliability requires a single --data and a single resolution")
     if args.predictions and sizes > 1:
         raise UsageError("--predictions requires a single resolution")
-    read = (*data, *files_below(args.model), args.classes, args.mapping, args.labels)
+    read = (*data, *model_files(args.model), args.classes, args.mapping, args.labels)
     spare(read, args.predictions, "'--predictions'")
     for name, path in (("'--plot'", args.plot), ("'--reliability'", args.reliability)):
         spare_dataset(data, path, name)

@@ -17,7 +17,7 @@ from vitcli.cli import output
 from vitcli.cli.options import (
     Computing,
     ending,
-    files_below,
+    model_files,
     note_assumptions,
     note_missing_names,
     open_predictor,
@@ -147,7 +147,7 @@ def inspect(args: Inspect) -> None:
     except OSError as error:
         what = f"cannot be used as a directory: {error.strerror}"
         raise OutputError(what, where=args.output) from error
-    spare(files_below(args.model), args.arrays, "'--arrays'")
+    spare(model_files(args.model), args.arrays, "'--arrays'")
     output.check_writable(args.arrays)
     predictor = open_predictor(args, args.resolution)
     inspector = Inspector(predictor)

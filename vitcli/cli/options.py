@@ -182,7 +182,7 @@ def ending(*suffixes: str) -> Callable[[str], str]:
 parse_figure = ending(".png", ".pdf", ".svg")
 
 
-def files_below(path: str) -> list[str]:
+def model_files(path: str) -> list[str]:
     """A path and, of a model's directory, the files in it."""
     place = os.path.expanduser(path)
     return [path, *(file.path for file in os.scandir(place))] if os.path.isdir(place) else [path]
@@ -196,16 +196,15 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
         target = os.path.realpath(written)
         inputs = [os.path.realpath(name) for name in read if name]
         if target in inputs or is_image(target):
-            what = "an input" if target in inputs else "an image"
-            raise typer.BadParameter(
-                f"'{written}' is {what} and would be overwritten", param_hint=option
-            )
+            raise _overwrites(written, "an input" if target in inputs else "an image", option)
 
 
 def spare_dataset(data: Iterable[str], written: str | None, option: str) -> None:
     """Refuses to draw over a file in a dataset."""
     roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
     if written and os.path.isfile(written) and os.path.realpath(written).startswith(roots):
-        raise typer.BadParameter(
-            f"'{written}' is in the dataset and would be overwritten", param_hint=option
-        )
+        raise _overwrites(written, "in the dataset", option)
+
+
+def _overwrites(path: str, what: str, option: str) -> typer.BadParameter:
+    return typer.BadParameter(f"'{path}' is {what} and would be overwritten", param_hint=option)

@@ -17,7 +17,7 @@ from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     Adapting,
     ending,
-    files_below,
+    model_files,
     note_assumptions,
     note_missing_names,
     open_predictor,
@@ -87,7 +87,7 @@ def predict(args: Predict) -> None:
         raise UsageError("--json and --csv cannot be combined")
     if args.features and (args.threshold is not None or args.top_k != TOP_K):
         raise UsageError("--features saves no classes: leave out --top-k and --threshold")
-    model, features = files_below(args.model), args.features
+    model, features = model_files(args.model), args.features
     spare((*model, *(name.removeprefix("@") for name in args.images)), args.output, OUTPUT)
     spare(model, features, "'--features'")
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
