@@ -17,6 +17,7 @@ import safetensors.numpy
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import Arrays, bit, bit_paper
 from layouts.test_shapes import RESNETS
+from vitcli.architectures import model_config
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.info import CheckpointInfo
@@ -25,6 +26,7 @@ from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError
+from vitcli.layouts.catalogue import layout_of
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import architecture_from_args, from_config, not_in_timm, to_config
 from vitcli.resnets import bit_resnet
@@ -182,3 +184,13 @@ def test_big_visions_other_resnet_is_refused_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(CheckpointError, match="post-activation ResNet"):
         read_info(tmp_path / "x.npz")
+
+
+def test_a_stem_with_other_padding_is_refused() -> None:
+    model = model_config("R50+B/16", image_size=(64, 64))
+    assert model.stem is not None
+    symmetric = dataclasses.replace(
+        model, stem=dataclasses.replace(model.stem, padding="symmetric", pool_padding="-inf")
+    )
+    assert layout_of("vit-npz").refusals(model) == []
+    assert layout_of("vit-npz").refusals(symmetric) == ["padding=symmetric"]

@@ -13,13 +13,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitcli.architectures import VARIANTS
 from vitcli.hub import registry
 from vitcli.weight_files import SUFFIXES
 
 PATHS = ("data", "output", "classes")
 """Keys of provenance under which a path may stand."""
 
-VARIANT = re.compile(r"(R\d*\+)?(Ti|S|M|B|L|H|g|G|So400m)/\d{1,2}")
+VARIANT = re.compile(rf"(R\d*\+)?({'|'.join(VARIANTS)})/\d{{1,2}}")
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SECRETS = ((re.compile(r"\bhf_\w{8,}"), "hf_..."), (re.compile(r"(?<=://)[^/@\s]+@"), ""))
 """Tokens of the Hub; names and passwords in URLs."""

@@ -20,7 +20,11 @@ class VitJax(flax.NpzLayout):
     def refusals(self, model: Architecture) -> list[str]:
         if not isinstance(model, ModelConfig):
             return ["a BiT ResNet"]
-        return refusals(
+        stem: list[str] = []
+        if model.stem:
+            loose = dict.fromkeys(("pool_padding", "std_eps", "std_eps_in", "norm_eps"))
+            stem = refusals(model.stem, **loose)
+        return stem + refusals(
             model,
             class_token=None,
             pool=("token",) if model.class_token else ("gap",),
