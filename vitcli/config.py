@@ -101,14 +101,15 @@ DATA_KINDS = (
 
 
 CLASS_LIST = (
-    "Classes of the dataset, for labels that are indices: a file with one per line in index order, "
-    "an id, or an id, a tab and a name.  [default: the dataset's classes.txt, if there is one]"
+    "File that lists the dataset's classes in index order, for labels that are indices; each line "
+    "is an id, or an id, a tab and a name.  [default: the dataset's classes.txt, if there is one]"
 )
 """What `--classes` takes; `data/classes.py` reads it."""
 CHANGE_PREPROCESS = (
-    "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-    "antialias, crop_rounding), for example crop_pct=0.9; repeatable. For values, see "
-    "docs/checkpoints.md."
+    "Change a field of the preprocessing, for example crop_pct=0.9; repeatable. Fields: mean and "
+    "std (a number, or R,G,B), interpolation (nearest, bilinear, bicubic, box, lanczos), crop_pct "
+    "(above 0, at most 1), crop_mode (center, squash, border), antialias (true, false), "
+    "crop_rounding (even, down)."
 )
 
 

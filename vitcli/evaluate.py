@@ -250,7 +250,8 @@ def open_labelled(
         raise ConfigError(
             "the model has no classification head",
             where=predictor.name,
-            hint="evaluate its features with `vit fewshot`",
+            hint="evaluate its features: "
+            f"`vit fewshot --data {data.path} --model {predictor.name}`",
         )
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
@@ -296,7 +297,7 @@ def _classes_of(
         f"the model has {count:,} classes without names, but the dataset has "
         f"{len(source.classes):,}",
         where=predictor.name,
-        hint="write a copy with names: `vit convert SRC DST --classes FILE`",
+        hint=f"write a copy with names: `vit convert {predictor.name} DST --classes FILE`",
     )
 
 

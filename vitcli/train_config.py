@@ -121,7 +121,8 @@ class TrainConfig:
         {},
         "--set KEY=VALUE",
         "Change a field of the architecture (depth, width, pool, posemb, layer_scale, ...), for "
-        "example depth=6; repeatable. For fields and values, see docs/checkpoints.md.",
+        "example depth=6; repeatable. An unknown field or value is refused with a list of the "
+        "valid ones.",
         parse=key_value(
             ModelConfig, stem="--variant", image_size="--resolution", num_classes="the dataset"
         ),
@@ -266,7 +267,7 @@ class TrainConfig:
         None,
         "--ema X",
         "Keep an exponential moving average of the weights with decay X, for example 0.9999, and "
-        "store whichever validates better: the weights or their average.  [default: off]",
+        "store the weights or their average, whichever is better on validation.  [default: off]",
         above=0,
         below=1,
     )
@@ -324,7 +325,7 @@ class TrainConfig:
     dropout: float = option(
         0.0,
         "--dropout X",
-        "Dropout probability after adding the position embeddings and after every dense layer "
+        "Dropout probability after adding the position embeddings and after every linear layer "
         "except the query, key and value projections.",
         AUGMENTATION,
         min=0,

@@ -69,12 +69,12 @@ def test_unknown_classes_are_left_out_on_request():
         (("dog",), {"among": "data"}, "'dog'", "--among model"),
         (("crane",), {}, "'crane'", "ids"),
         (("crane", "dog"), {"skip_unknown": True}, "'crane'", "ids"),
-        (("dog",), {"mapping": {"dog": ["wolf"]}}, "'wolf'", "correct the mapping"),
+        (("dog",), {"mapping": {"dog": ["wolf"]}}, "'wolf'", "correct the file"),
         (
             ("cat", "dog", "rat"),
             {"mapping": {"cat": ["tabby", "tigr"], "dog": ["wolf"]}, "skip_unknown": True},
             "'tigr' and 'wolf'",
-            "correct the mapping",
+            "correct the file",
         ),
         (("cat", "tabby"), {"mapping": {"cat": ["tabby", "tiger cat"]}}, "'tabby, tabby cat'", ""),
     ],
@@ -82,7 +82,7 @@ def test_unknown_classes_are_left_out_on_request():
 def test_classes_that_cannot_be_matched(names, rules, named, advice):
     with pytest.raises(DataError) as caught:
         aligned(*names, **rules)
-    assert caught.value.where == "pets"
+    assert caught.value.where == ("--mapping" if advice == "correct the file" else "pets")
     assert named in caught.value.what and advice in str(caught.value.hint)
     assert not (rules.get("skip_unknown") and "--skip-unknown" in str(caught.value.hint))
 

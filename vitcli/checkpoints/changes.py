@@ -14,6 +14,7 @@ from vitcli.checkpoints.info import CheckpointInfo, assumptions
 from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import (
+    CHANGE_PREPROCESS,
     Architecture,
     BiTConfig,
     ClassLabel,
@@ -57,16 +58,14 @@ class Changes:
     labels: tuple[ClassLabel, ...] = option(
         (),
         "--classes --labels FILE",
-        "Names for the model's classes: a file with one per line in index order, an id, or an id, "
-        "a tab and a name.",
+        "File that names the model's classes in index order; each line is an id, or an id, a tab "
+        "and a name.",
         parse=_read_labels,
     )
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
-        "Change a field of the preprocessing (mean, std, interpolation, crop_pct, crop_mode, "
-        "antialias, crop_rounding; size only if the model has no position embeddings), for example "
-        "crop_pct=0.9; repeatable. For values, see docs/checkpoints.md.",
+        CHANGE_PREPROCESS + " Also size (N or HxW), if the model has no position embeddings.",
         parse=key_value(Preprocess),
     )
     patch_size: int | None = option(

@@ -79,7 +79,7 @@ def _weights_file(path: Path) -> Path:
     raise CheckpointError(
         f"no checkpoint in this directory; found {found}",
         where=path,
-        hint="this run has not saved a model yet: continue it with --resume" if is_run else None,
+        hint="this run has not stored a model yet: continue it with --resume" if is_run else None,
     )
 
 

@@ -32,12 +32,16 @@ class Bench(Fetching):
     batch_size: int | None = option(
         None,
         "--batch-size -b N",
-        "Images per batch when measuring speed and memory.  [default: as vit predict; in training "
-        "32, or 128 on CUDA]",
+        "Images per batch when measuring speed and memory.  [default: as for `vit predict`; in "
+        "training 32, or 128 on CUDA]",
         min=1,
     )
     max_batch: int = option(
-        4096, "--max-batch N", "Upper limit when searching for the largest batch that fits.", min=1
+        4096,
+        "--max-batch N",
+        "Upper limit when searching for the largest batch that fits; + behind a result means that "
+        "it was reached.",
+        min=1,
     )
     plot: str | None = option(
         None,
@@ -151,7 +155,7 @@ def show_table(found: Sequence[Speed], max_batch: int) -> None:
         ]
         for speed in found
     ]
-    columns = ["model", "px", "", "GFLOPs", "images/s", "MFU", "batch", "memory", "largest"]
+    columns = ["model", "px", "", "GFLOPs", "images/s", "MFU", "batch", "memory", "largest batch"]
     output.table(columns, rows, (1, *range(3, 9)))
 
 

@@ -29,11 +29,11 @@ from vitcli.cli.options import (
     spare_dataset,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import FORMATS, Csv, open_rows
+from vitcli.cli.rows import Csv, open_rows
 from vitcli.config import CLASS_LIST, DATA, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_output, parse_sizes
-from vitcli.words import counted, either, size_text
+from vitcli.words import counted, size_text
 
 if TYPE_CHECKING:
     from vitcli.evaluate import Answer, Report
@@ -59,8 +59,8 @@ class Evaluate(Adapting):
         "auto",
         "--split",
         "Split to evaluate on; auto: the test split if there is one, else the validation split, "
-        "else all images. On the data that the model was trained on, the validation split is what "
-        "its run held out.",
+        "else all images. If the model was trained on this data, the validation split is what its "
+        "run held out.",
     )
     classes: str | None = option(None, "--classes FILE", CLASS_LIST)
     real_labels: bool = option(
@@ -91,8 +91,8 @@ class Evaluate(Adapting):
     predictions: str | None = option(
         None,
         "--predictions FILE",
-        "Write the top 5 classes of each image to FILE, in the format given by its suffix: "
-        f"{either(FORMATS)}; CSV for no suffix.",
+        "Write the top 5 classes of each image to FILE, in the format given by its suffix: CSV for "
+        ".csv or none, JSON Lines for .json or .jsonl.",
         "Options",
         parse=parse_output,
     )
@@ -106,7 +106,7 @@ class Evaluate(Adapting):
     reliability: str | None = option(
         None,
         "--reliability FILE",
-        "Plot accuracy against confidence (.png, .pdf or .svg).",
+        "Plot a reliability diagram: accuracy against confidence (.png, .pdf or .svg).",
         parse=parse_figure,
     )
     resolution: tuple[Size, ...] = option(
@@ -187,6 +187,8 @@ def evaluate(args: Evaluate) -> None:
         show(reports[0])
     elif not args.json:
         summarise(reports, stored, args.posemb_method)
+    if file:
+        output.note(f"predictions: {file}")
     draw(reports, stored, args.plot, args.reliability)
     if failed := len({name for report in reports for name, _ in report.errors}):
         output.note(f"skipped {counted(failed, 'image')} that could not be read", always=True)

@@ -118,7 +118,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         show(rows, config)
     if args.plot is not None:
         draw(rows, config, args.plot)
-        output.note(f"plotted accuracy against shots in {args.plot}")
+        output.note(f"accuracy against shots: {args.plot}")
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial, _ = report.saved

@@ -61,7 +61,7 @@ class Info(Fetching):
         parse=parse_size,
     )
     images: float | None = option(
-        None, "--images N", "Compute the cost of training on N images, for example 303e6.", min=0
+        None, "--images N", "Compute the cost of training on N images, for example 303e6.", min=1
     )
     epochs: float | None = option(
         None, "--epochs X", "Number of passes over the images.  [default: 1]", min=0
@@ -72,7 +72,8 @@ class Info(Fetching):
 def info(args: Info) -> None:
     """Describe a model and compute the cost of training it.
 
-    Reads only the header of a checkpoint. With --images, also prints the FLOPs of training: 3 x
+    Reads only the header of a checkpoint; a model on the Hub is downloaded first (`vit models show`
+    describes one without downloading it). With --images, also prints the FLOPs of training: 3 x
     forward pass x images x epochs, counting convolutions and matrix products without the head.
 
     \b
@@ -87,7 +88,12 @@ def info(args: Info) -> None:
     if config is None:
         checkpoint = read_checkpoint(args, args.model)
         config, found["file"] = checkpoint.info.model, str(checkpoint.file)
-    config = at_resolution(config, args.resolution) if args.resolution else config
+    if args.resolution:
+        config = at_resolution(config, args.resolution)
+        if checkpoint is not None:
+            prepared = dataclasses.replace(checkpoint.info.preprocess, size=args.resolution)
+            known = dataclasses.replace(checkpoint.info, model=config, preprocess=prepared)
+            checkpoint = dataclasses.replace(checkpoint, info=known)
     found |= describe_model(config)
     if checkpoint is not None:
         found |= _describe_checkpoint(checkpoint)

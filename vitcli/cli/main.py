@@ -135,9 +135,12 @@ def _warnings_printed() -> Iterator[None]:
 def _refuse(error: Any, command: str) -> NoReturn:
     """Ends a wrong call of a command with a line and a hint, as any failure is reported."""
     what, _, hint = error.format_message().partition("\nhint: ")
-    if meant := getattr(error, "possibilities", None):  # of a mistyped option
-        names = either(f"'{name}'" for name in meant)
-        what = f"no such option '{error.option_name}'. Did you mean {names}?"
+    what, _, meant = what.partition(" Did you mean ")
+    if hasattr(error, "possibilities"):  # an unknown option
+        what = f"no such option '{error.option_name}'"
+        near = [f"'{name}'" for name in error.possibilities or ()]
+        meant = f"{either(near)}?" if near else ""
+    hint = hint or (f"did you mean {meant}" if meant else "")
     if what[1:2].islower():  # Typer's sentences, such as "Missing option '--data'."
         what = what[0].lower() + what[1:].removesuffix(".")
     context = getattr(error, "ctx", None)  # knows the command of a group; not every error has it

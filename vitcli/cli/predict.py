@@ -24,11 +24,10 @@ from vitcli.cli.options import (
     spare,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import FORMATS, OUTPUT, Csv, Json, RowWriter, open_rows
+from vitcli.cli.rows import OUTPUT, Csv, Json, RowWriter, open_rows
 from vitcli.config import Score
 from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
-from vitcli.words import either
 
 BAR = 20
 """Characters of a bar for a score of 1."""
@@ -63,8 +62,8 @@ class Predict(Adapting):
     output: str | None = option(
         None,
         "--output -o FILE",
-        "Write the results to FILE (- for stdout), in the format given by its suffix: "
-        f"{either(FORMATS)}; plain text for .txt or no suffix.",
+        "Write the results to FILE (- for stdout), in the format given by its suffix: CSV for "
+        ".csv, JSON Lines for .json or .jsonl, plain text for .txt or none.",
         parse=lambda path: None if path == "-" else path,
     )
 

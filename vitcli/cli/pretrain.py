@@ -7,9 +7,9 @@ pretrain = training_command(
     """Pre-train a model, with or without labels.
 
     This is the training loop of `vit finetune` with other defaults: random initial weights and
-    AdamW. Options with the default auto are set from the size of the dataset and the other options
-    (docs/training.md); the main values are printed before the first step. Everything is written to
-    one directory, runs/DATASET.
+    AdamW. Options with the default auto are set from the size of the dataset and the other options;
+    the main values are printed before the first step. Everything is written to one directory,
+    runs/DATASET.
 
     \b
     Examples:

@@ -67,7 +67,7 @@ class Screen(output.Display):
             f"{output.duration(event.eta)} left",
             f"loss {event.loss:.4f}",
             *([] if event.accuracy is None else [f"accuracy {event.accuracy:.1%}"]),
-            f"{event.images_per_second:.3g} images/s",
+            f"{event.images_per_second:,.{1 if event.images_per_second < 100 else 0}f} images/s",
             f"lr {event.lr:.3g}",
         ]
         now = not self.begun or event.step == event.steps

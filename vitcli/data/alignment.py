@@ -22,7 +22,7 @@ from vitcli.errors import DataError
 
 _MATCH = "map them with --mapping FILE"
 _LEAVE_OUT = ", or leave their images out with --skip-unknown"
-_CORRECT = "correct the mapping: - leaves the images of a class out"
+_CORRECT = "correct the file: - leaves the images of a class out"
 _LEFT_OUT = "-"
 """In a mapping: images of the class are left out."""
 
@@ -159,7 +159,9 @@ def _groups(
         if (names := rules.mapping.get(data[i].id, rules.mapping.get(data[i].name))) is not None
     }
     named = [label for labels in mapped.values() for label in labels]
-    require_known(named, [*map(index.find, named)], index.classes, where, "the model", _CORRECT)
+    require_known(
+        named, [*map(index.find, named)], index.classes, "--mapping", "the model", _CORRECT
+    )
     for i in present:
         spelt = mapped.get(i, [data[i]])
         indices = [index.find(label) for label in spelt]

@@ -214,7 +214,7 @@ def open_split(
     elif record is not None:
         trained_on = chosen == "train" or (chosen == "val" and kind == "merged")
     if trained_on:
-        warnings.append("the model was trained on these images, so the metrics are too high")
+        warnings.append("the model was trained on these images, so the metrics are optimistic")
     if source is None:
         raise DataError(
             f"there is no {_WORDS[chosen]} split",

@@ -23,8 +23,6 @@ from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
 from vitcli.errors import DataError
 from vitcli.words import counted
 
-_HINT = "put the images of each class in a directory of its own: DATA/cat/1.jpg, DATA/dog/2.jpg"
-
 _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 """Names of a directory that holds the class directories rather than being one."""
 
@@ -52,7 +50,11 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
             what = f"{images}, but no class directories" if loose else "no images"
             if skipped:
                 what += f" ({skipped_words(skipped)})"
-            raise DataError(what, where=place, hint=_HINT)
+            hint = (
+                f"put the images of each class in a directory of its own: {root}/cat/1.jpg, "
+                f"{root}/dog/2.jpg"
+            )
+            raise DataError(what, where=place, hint=hint)
         if empty := [name for name, count in listing.counts.items() if not count]:
             warnings.append(f"{place}: no images in {listed(empty)}: ignored")
         if loose:

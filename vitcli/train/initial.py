@@ -78,12 +78,16 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         return np.arange(len(classes))
     if not config.keep_head:
         return np.full(len(classes), -1)
+    if not start.model.num_classes:
+        raise ConfigError(
+            "the model has no classification head", where=config.model, hint="leave out --keep-head"
+        )
     if not start.classes:
         raise ConfigError(
             "--keep-head requires a checkpoint with class names",
             where=config.model,
-            hint="leave out --keep-head, or write a copy with names: `vit convert SRC DST "
-            "--classes FILE`",
+            hint="leave out --keep-head, or write a copy with names: "
+            f"`vit convert {config.model} DST --classes FILE`",
         )
     index = ClassIndex(start.classes)
     known = [i for i, label in enumerate(classes) if index.find(label)]
