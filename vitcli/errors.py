@@ -18,6 +18,9 @@ An error says what failed, where, and in a hint what to do. The command line pri
 lines and exits with 1.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 
 class VitError(Exception):
     """What is wrong, where (a file, a directory, a repo), and a hint on what to do about it."""
@@ -94,6 +97,15 @@ class MissingExtraError(VitError):
             f"{purpose} needs the package '{module}'",
             hint=f"pip install {module}, or with pipx: pipx inject vitcli {module}",
         )
+
+
+@contextlib.contextmanager
+def failing_as(kind: type[VitError], what: str, where: object) -> Iterator[None]:
+    """Makes what the system refuses in the block an error of this kind: "WHAT: its reason"."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}", where=where) from error
 
 
 class VitWarning(UserWarning):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Size
 from vitcli.devices import ran_out_of_memory
 from vitcli.errors import RunError
-from vitcli.inference import Cores, Inference, check_memory
+from vitcli.inference import Cores, Inference
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.words import counted
@@ -71,40 +71,6 @@ class Speed:
     process that uses too much is killed, extrapolated from the memory that smaller batches used."""
 
 
-def measure(
-    models: Sequence[tuple[str, Architecture]],
-    device: torch.device,
-    dtype: torch.dtype,
-    works: Sequence[Work] = ("inference", "training"),
-    batch_size: int | None = None,
-    max_batch: int = 4096,
-    on_start: Callable[[str], None] = lambda what: None,
-) -> Iterator[Speed]:
-    """Measures models one after the other.
-
-    Args:
-        models: (name, architecture at its resolution).
-        dtype: of inference, and of autocast in training.
-        batch_size: of the measurements, not of the search for the largest; None: a default for the
-            device.
-        max_batch: upper limit of this search, at least `batch_size`.
-        on_start: called with what is measured next.
-
-    Raises:
-        ConfigError: one image needs more memory than there is.
-        RunError: the batch does not fit in memory.
-    """
-    for _, config in models:
-        check_memory(config, device.type)
-    on_start("matrix product")
-    ceiling = matrix_flops(device, dtype)
-    for name, config in models:
-        for work in works:
-            height, width = config.image_size
-            on_start(f"{name} at {height} x {width}, {work}")
-            yield _measure(name, config, device, dtype, work, batch_size, max_batch, ceiling)
-
-
 def matrix_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOPs per second of the product of two large matrices, at best."""
     size = PRODUCT[device.type]
@@ -112,7 +78,7 @@ def matrix_flops(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / min(_times(lambda: a @ b, device))
 
 
-def _measure(
+def measure(
     name: str,
     config: Architecture,
     device: torch.device,
@@ -122,6 +88,18 @@ def _measure(
     max_batch: int,
     ceiling: float,
 ) -> Speed:
+    """Measures a model at its resolution.
+
+    Args:
+        dtype: of inference, and of autocast in training.
+        batch_size: of the measurement, not of the search for the largest; None: a default for the
+            device.
+        max_batch: upper limit of this search, at least `batch_size`.
+        ceiling: `matrix_flops` of the device.
+
+    Raises:
+        RunError: the batch does not fit in memory.
+    """
     make = {"inference": _inference, "training": _training}[work]
     compute, default = make(config.with_classes(config.num_classes or CLASSES), device, dtype)
     kind = dtype if work == "inference" else torch.float32

@@ -42,7 +42,9 @@ def test_architectures_as_a_table_and_a_plot(vit, tmp_path):
     assert done.exit_code == 0, done.stderr
     header, *rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[:3] for row in rows] == [[m, "32", "inference"] for m in ("Ti/16", "R+Ti/16")]
-    assert header[-2:] == ["largest", "batch"] and all(row[-1].startswith(("1", "2")) for row in rows)
+    assert header[-2:] == ["largest", "batch"] and all(
+        row[-1].startswith(("1", "2")) for row in rows
+    )
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -10,7 +10,7 @@ from data.preprocess_cases import IMAGES
 from vitcli.config import AugmentConfig
 from vitcli.data.images import decode
 from vitcli.data.order import batch_rng, sample_rng
-from vitcli.data.transforms import TrainTransform, draw_mixing, erase, inception_box, mix
+from vitcli.data.transforms import TrainTransform, erase, inception_box, mix
 
 CAT = (IMAGES / "cat.jpg").read_bytes()
 
@@ -141,10 +141,17 @@ def test_cutmix_pastes_a_box_whose_area_is_the_share():
 
 
 def test_mixing_follows_its_distributions():
-    drawn = [draw_mixing((16, 16), AugmentConfig(mixup=0.8), batch_rng(5, i)) for i in range(2000)]
-    shares = [mixing.share for mixing in drawn if mixing is not None]
+    images, targets = torch.zeros(2, 3, 16, 16), torch.eye(2)
+    images[1] = 1
+
+    def mixed(augment, seed, step):
+        return mix(images, targets, augment, batch_rng(seed, step))
+
+    shares = [float(mixed(AugmentConfig(mixup=0.8), 5, i)[1][0, 0]) for i in range(2000)]
     folded = stats.beta(0.8, 0.8)
     assert stats.kstest(shares, lambda x: 2 * folded.cdf(x) - 1).pvalue > 0.001
     augment = AugmentConfig(mixup=0.2, cutmix=1.0)
-    drawn = [draw_mixing((16, 16), augment, batch_rng(0, step)) for step in range(300)]
-    assert 115 < sum(mixing is not None and mixing.box is not None for mixing in drawn) < 185
+    boxes = [
+        set(mixed(augment, 0, step)[0].flatten().tolist()) <= {0.0, 1.0} for step in range(300)
+    ]
+    assert 115 < sum(boxes) < 185

@@ -11,7 +11,7 @@ from vitcli.atomic import write_json
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import rewrite
 from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, write
-from vitcli.errors import OutputError
+from vitcli.errors import OutputError, failing_as
 from vitcli.layouts import timm
 
 SaveDtype = Literal["float32", "float16", "bfloat16"]
@@ -37,12 +37,8 @@ def save_checkpoint(
         OutputError: the directory or a file cannot be written.
     """
     directory = Path(directory)
-    try:
+    with failing_as(OutputError, "cannot be created", directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot be created: {error.strerror or error}", where=directory
-        ) from error
     lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
     write(directory / "model.safetensors", lazy, info.to_metadata())
     write_config(directory / "config.json", info, train)

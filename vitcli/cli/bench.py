@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -96,29 +97,28 @@ def bench(args: Bench) -> None:
         ]
     from vitcli import speed
     from vitcli.devices import choose_device, choose_precision
+    from vitcli.inference import check_memory
 
     device = choose_device(args.device)
+    dtype = choose_precision(args.precision, device)
     works: tuple[Work, ...] = ("inference", "training") if args.train else ("inference",)
     found: list[Speed] = []
+    for _, config in models:
+        check_memory(config, device.type)
     with output.Meter("measuring", 1 + len(works) * len(models)) as meter:
-        stages = iter(range(meter.total or 0))
 
-        def show(what: str) -> None:
-            done = next(stages)
+        def show(what: str, done: int) -> None:
             meter.show(what, done, meter.total, [f"{done} of {meter.total} done"])
 
-        for measured in speed.measure(
-            models,
-            device,
-            choose_precision(args.precision, device),
-            works,
-            args.batch_size,
-            args.max_batch,
-            show,
-        ):
-            found.append(measured)
+        show("matrix product", 0)
+        ceiling = speed.matrix_flops(device, dtype)
+        for (name, config), work in itertools.product(models, works):
+            height, width = config.image_size
+            show(f"{name} at {height} x {width}, {work}", 1 + len(found))
+            limits = args.batch_size, args.max_batch
+            found.append(speed.measure(name, config, device, dtype, work, *limits, ceiling))
             if args.json:
-                output.json_line(dataclasses.asdict(measured))
+                output.json_line(dataclasses.asdict(found[-1]))
     if args.plot:
         _draw(found, args.plot)
     if not args.json:

@@ -24,7 +24,7 @@ from vitcli.cli.options import (
     spare,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.errors import OutputError
+from vitcli.errors import OutputError, failing_as
 from vitcli.fields import option, parse_directory
 from vitcli.words import counted
 
@@ -142,11 +142,8 @@ def inspect(args: Inspect) -> None:
     from vitcli import attention_plots
     from vitcli.inspection.inspector import Inspector
 
-    try:
+    with failing_as(OutputError, "cannot be used as a directory", args.output):
         Path(args.output).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"cannot be used as a directory: {error.strerror}"
-        raise OutputError(what, where=args.output) from error
     spare(model_files(args.model), args.arrays, "'--arrays'")
     output.check_writable(args.arrays)
     predictor = open_predictor(args, args.resolution)

@@ -38,7 +38,6 @@ Split = Literal["auto", "train", "val", "test"]
 
 _WORDS = {"train": "training", "val": "validation", "test": "test"}
 _HINT = f"pass {DATA_KINDS}"
-_CHECKED_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -295,11 +294,8 @@ def _holds(directory: Path, wanted: Callable[[str], bool], *patterns: str) -> bo
     )
 
 
-def unreadable_images(
-    source: Source, on_progress: Callable[[int], None] = lambda count: None
-) -> list[ImageError]:
-    """Decodes every image, in threads; an error for each that cannot be read, in order. Calls
-    `on_progress` now and then with how many more images were checked."""
+def unreadable_images(source: Source) -> list[ImageError]:
+    """Decodes every image, in threads; an error for each that cannot be read, in order."""
 
     def check(index: int) -> ImageError | None:
         try:
@@ -308,13 +304,8 @@ def unreadable_images(
             return ImageError(error.what, where=source.where(index), hint=error.hint)
         return None
 
-    found: list[ImageError] = []
     with ThreadPoolExecutor(cpu_cores()) as pool:
-        for start in range(0, len(source), _CHECKED_AT_ONCE):
-            indices = range(start, min(start + _CHECKED_AT_ONCE, len(source)))
-            found += [error for error in pool.map(check, indices) if error is not None]
-            on_progress(len(indices))
-    return found
+        return [error for error in pool.map(check, range(len(source))) if error is not None]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 from vitcli.data.cache import cache_directory, keep_arrays, read_arrays
 from vitcli.data.files import IMAGE_SUFFIXES, is_directory, is_image, walk
 from vitcli.data.source import Names
-from vitcli.errors import DataError
+from vitcli.errors import DataError, failing_as
 
 KEPT_FROM = 10_000
 """Images from which on a listing is cached: a smaller one is made in no time."""
@@ -70,11 +70,8 @@ def subdirectories(directory: Path) -> list[str]:
     Raises:
         DataError: it cannot be read.
     """
-    try:
-        with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in entries if is_directory(entry))
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=directory) from error
+    with failing_as(DataError, "cannot be read", directory), os.scandir(directory) as entries:
+        names = sorted(entry.name for entry in entries if is_directory(entry))
     return [name for name in names if not name.startswith((".", "__"))]
 
 

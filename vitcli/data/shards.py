@@ -23,7 +23,7 @@ from vitcli.data.cache import cache_directory, keep_arrays, read_arrays
 from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.data.tar import DAMAGE, HINT, damaged, opener_of, read_samples, webdataset
-from vitcli.errors import DataError, ImageError, OutputError
+from vitcli.errors import DataError, ImageError, OutputError, failing_as
 from vitcli.words import counted
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -42,12 +42,9 @@ class ShardReader:
         # Opened for each read (10 us): nothing to share between threads or to inherit by
         # processes, and thousands of shards do not use up the file descriptors.
         path = self.files[self.shard[row]]
-        try:
-            with path.open("rb", buffering=0) as file:
-                file.seek(int(self.offset[row]))
-                data: bytes = file.read(int(self.size[row]))
-        except OSError as error:
-            raise ImageError(f"cannot be read: {error.strerror}", where=path) from error
+        with failing_as(ImageError, "cannot be read", path), path.open("rb", buffering=0) as file:
+            file.seek(int(self.offset[row]))
+            data: bytes = file.read(int(self.size[row]))
         if len(data) != self.size[row]:
             raise ImageError("the shard became shorter after it was opened", where=path)
         return data
@@ -126,12 +123,9 @@ class _Shard:
     names hold the shard's path, size and time of change: a changed one is read again."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        with failing_as(DataError, "cannot be read", path), path.open("rb") as content:
             status = path.stat()
-            with path.open("rb") as content:
-                self.opener = opener_of(content.read(6))
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", where=path) from error
+            self.opener = opener_of(content.read(6))
         place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:20]
         state = hashlib.sha256(f"v4 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
         self.path, self.place = path, place
@@ -172,17 +166,14 @@ class _Shard:
     def _read(self) -> ShardIndex:
         keys, labels, places = list[str](), list[str](), list[tuple[int, int]]()
         halves = 0  # images without a label, labels without an image
-        try:
-            with self.tar.open("rb") as tar:
-                for key, image, label in read_samples(tar, self.path, self.tar.stat().st_size):
-                    if image is not None and label is not None:
-                        keys.append(key)
-                        labels.append(label)
-                        places.append(image)
-                    elif image is not None or label is not None:
-                        halves += 1
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", where=self.path) from error
+        with failing_as(DataError, "cannot be read", self.path), self.tar.open("rb") as tar:
+            for key, image, label in read_samples(tar, self.path, self.tar.stat().st_size):
+                if image is not None and label is not None:
+                    keys.append(key)
+                    labels.append(label)
+                    places.append(image)
+                elif image is not None or label is not None:
+                    halves += 1
         if halves:
             what = f"{halves:,} of its samples have no image or no label"
             raise DataError(what, where=self.path, hint=HINT)

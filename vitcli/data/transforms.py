@@ -7,7 +7,6 @@ draws every random choice from a generator that it is given (order.py).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -126,39 +125,6 @@ def erase(pixels: torch.Tensor, probability: float, rng: np.random.Generator) ->
 # Mixing, for a whole batch
 
 
-class Mixing(NamedTuple):
-    """How a batch is mixed: image i with its neighbour i - 1."""
-
-    share: float
-    """The share of each label that stays."""
-    box: tuple[int, int, int, int] | None
-    """cutmix: (top, left, bottom, right) that comes from the neighbour; None: mixup."""
-
-
-def draw_mixing(size: Size, augment: AugmentConfig, rng: np.random.Generator) -> Mixing | None:
-    """Draws how a batch of images of `size` is mixed; None: not at all.
-
-    mixup (arXiv 1710.09412) as in big_vision: one share per batch from Beta(alpha, alpha), at least
-    a half. cutmix (arXiv 1905.04899): one box per batch, whose area within the image decides the
-    share. With both, a fair coin chooses.
-    """
-    if not augment.mixup and not augment.cutmix:
-        return None
-    if augment.mixup and (not augment.cutmix or rng.random() < 0.5):
-        share = rng.beta(augment.mixup, augment.mixup)
-        return Mixing(max(share, 1 - share), None)
-    height, width = size
-    side = math.sqrt(1 - rng.beta(augment.cutmix, augment.cutmix))
-    centre = rng.random() * height, rng.random() * width
-    top = max(0, round(centre[0] - side * height / 2))
-    left = max(0, round(centre[1] - side * width / 2))
-    bottom = min(height, round(centre[0] + side * height / 2))
-    right = min(width, round(centre[1] + side * width / 2))
-    return Mixing(
-        1 - (bottom - top) * (right - left) / (height * width), (top, left, bottom, right)
-    )
-
-
 def mix(
     images: torch.Tensor,
     targets: torch.Tensor,
@@ -168,6 +134,10 @@ def mix(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mixup or cutmix of a batch, each image with the one before it.
 
+    mixup (arXiv 1710.09412) as in big_vision: one share per batch from Beta(alpha, alpha), at least
+    a half. cutmix (arXiv 1905.04899): one box per batch, whose area within the image decides the
+    share. With both, a fair coin chooses.
+
     Args:
         images: float (B, 3, H, W).
         targets: float (B, K), the labels as distributions.
@@ -175,15 +145,23 @@ def mix(
         lead: 1 if image 0 is the one before a part of a batch, which is left out of the result; 0
             if the batch is whole.
     """
-    mixing = draw_mixing((images.shape[-2], images.shape[-1]), augment, rng)
-    if mixing is None:
+    if not augment.mixup and not augment.cutmix:
         return images[lead:], targets[lead:]
     neighbours, other_targets = images.roll(1, 0)[lead:], targets.roll(1, 0)[lead:]
     images, targets = images[lead:], targets[lead:]
-    if mixing.box is None:
-        images = images.lerp(neighbours, 1 - mixing.share)
+    if augment.mixup and (not augment.cutmix or rng.random() < 0.5):
+        share = rng.beta(augment.mixup, augment.mixup)
+        share = max(share, 1 - share)
+        images = images.lerp(neighbours, 1 - share)
     else:
-        top, left, bottom, right = mixing.box
+        height, width = images.shape[-2:]
+        side = math.sqrt(1 - rng.beta(augment.cutmix, augment.cutmix))
+        centre = rng.random() * height, rng.random() * width
+        top = max(0, round(centre[0] - side * height / 2))
+        left = max(0, round(centre[1] - side * width / 2))
+        bottom = min(height, round(centre[0] + side * height / 2))
+        right = min(width, round(centre[1] + side * width / 2))
+        share = 1 - (bottom - top) * (right - left) / (height * width)
         images = images.clone()
         images[:, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]
-    return images, targets.lerp(other_targets, 1 - mixing.share)
+    return images, targets.lerp(other_targets, 1 - share)

@@ -31,7 +31,7 @@ from vitcli.atomic import write_text
 from vitcli.config import DataConfig
 from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file
-from vitcli.errors import ConfigError, OutputError, RunError
+from vitcli.errors import ConfigError, OutputError, RunError, failing_as
 from vitcli.hub.card import FIGURES
 from vitcli.train_config import TrainConfig
 from vitcli.typed_json import finite, from_json, parse
@@ -246,11 +246,8 @@ class RunDirectory:
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Adds one line to metrics.jsonl or skipped.jsonl."""
-        try:
-            with file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(finite(line)) + "\n")
-        except OSError as error:
-            raise OutputError(f"cannot be written: {error.strerror}", where=file) from error
+        with failing_as(OutputError, "cannot be written", file), file.open("ab") as opened:
+            opened.write(json.dumps(finite(line)).encode() + b"\n")
 
     def lines(self, file: Path, start: int = 0) -> list[dict[str, Any]]:
         """The lines of such a file from a byte on, without one that a kill cut short."""
@@ -266,16 +263,13 @@ class RunDirectory:
     def append_skipped(self, where: str | None, what: str) -> int:
         """Adds a line to skipped.jsonl, unless it has the image, and returns the number of images
         in it. Ranks, which all write to it, take turns."""
-        try:
-            with self._skipped_lock:
-                others = self.lines(self.skipped, self._skipped_bytes)
-                self._skipped_images |= {line["image"] for line in others}
-                if where not in self._skipped_images:
-                    self.append(self.skipped, {"image": where, "reason": what})
-                    self._skipped_images.add(where)
-                self._skipped_bytes = self.skipped.stat().st_size
-        except OSError as error:
-            raise OutputError(f"cannot be written: {error.strerror}", where=self.skipped) from error
+        with failing_as(OutputError, "cannot be written", self.skipped), self._skipped_lock:
+            others = self.lines(self.skipped, self._skipped_bytes)
+            self._skipped_images |= {line["image"] for line in others}
+            if where not in self._skipped_images:
+                self.append(self.skipped, {"image": where, "reason": what})
+                self._skipped_images.add(where)
+            self._skipped_bytes = self.skipped.stat().st_size
         return len(self._skipped_images)
 
     def rewind_metrics(self, step: int) -> None:

@@ -46,14 +46,6 @@ EVALUATED_MASKED = 64
 """Images whose masked patches are predicted."""
 
 
-def make_inputs(run: Run, computed: Computed) -> Inputs:
-    """Images, or their features where these are fixed and fit into memory; features that are not
-    in `computed` yet are added there."""
-    if has_fixed_features(run):
-        return Features(run, computed)
-    return Images(run)
-
-
 def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
     """Called with the images of a batch, reports how many of all are done, after a second."""
     done, started = 0, time.monotonic()
@@ -192,7 +184,8 @@ class Images:
 
 
 class Features:
-    """Features (N, D) in float32, on the device."""
+    """Features (N, D) in float32, on the device, where these are fixed and fit into memory; what is
+    not in `computed` yet is added there."""
 
     micro_batches = 1
     lead = 0

@@ -21,7 +21,7 @@ from vitcli.errors import NOT_FINITE, DivergedError, OutputError, RankError
 from vitcli.train import probe, report, setup
 from vitcli.train.directory import RunDirectory, continued
 from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
-from vitcli.train.inputs import Computed, Inputs, make_inputs
+from vitcli.train.inputs import Computed, Features, Images, Inputs, has_fixed_features
 from vitcli.train.optim import learning_rate, set_training
 from vitcli.train.parallel import synchronised, synchronising
 from vitcli.train.plan import plan_of
@@ -139,7 +139,7 @@ def _train(run: Run, computed: Computed) -> Outcome:
     directory, progress, steps = run.directory, run.progress, run.steps
     val, ranks = run.splits.val, run.ranks
     started = time.monotonic() - progress.seconds
-    inputs = make_inputs(run, computed)
+    inputs: Inputs = Features(run, computed) if has_fixed_features(run) else Images(run)
     last = progress.step if progress.lost_patience(config) else steps
     batches = inputs.batches(progress.step, last)
     trained, saver = synchronised(objective, run.device, ranks), Saver(run)

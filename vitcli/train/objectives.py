@@ -8,14 +8,13 @@ DDP, FSDP2 and torch.compile wrap it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitcli.config import Score
 from vitcli.data.order import batch_rng
 from vitcli.data.transforms import mix
 from vitcli.train_config import TrainConfig
@@ -118,30 +117,6 @@ def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tenso
     return targets * (1 - smoothing) + smoothing / num_classes if smoothing else targets
 
 
-def _softmax(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy (paper, section 3.2)."""
-    return F.cross_entropy(logits, targets, reduction="none")
-
-
-def _sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy summed over the classes (`sigmoid_xent` of big_vision/utils.py; "Are we
-    done with ImageNet?", 2006.07159)."""
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
-
-
-class Loss(NamedTuple):
-    """What `TrainConfig.loss` names."""
-
-    function: Callable[[Tensor, Tensor], Tensor]
-    """The losses (B,) of logits (B, K) and targets (B, K)."""
-    score: Score
-    """What turns the logits of the trained model into scores; validation loss is its
-    cross-entropy."""
-
-
-LOSSES = {"softmax": Loss(_softmax, "softmax"), "sigmoid": Loss(_sigmoid, "sigmoid")}
-
-
 def classification_losses(
     logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
 ) -> Tensor:
@@ -149,5 +124,9 @@ def classification_losses(
     (K,) an image counts as its label does; the loss of a batch is the mean over its images, not
     over their weights, so that it does not depend on how the batch is split.
     """
-    losses = LOSSES[config.loss].function(logits.float(), targets)
+    logits = logits.float()
+    if config.loss == "sigmoid":  # summed over classes, as `sigmoid_xent` of big_vision/utils.py
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
+    else:  # the paper's, section 3.2
+        losses = F.cross_entropy(logits, targets, reduction="none")
     return losses if class_weights is None else losses * (targets @ class_weights)

@@ -33,7 +33,7 @@ from vitcli.train.events import Caution, Note, OnEvent
 from vitcli.train.inputs import counting
 from vitcli.train.mae import MaskedAutoencoder
 from vitcli.train.masked_patch import MaskedPatches
-from vitcli.train.objectives import LOSSES, Classification, Objective
+from vitcli.train.objectives import Classification, Objective
 from vitcli.train.optim import build_optimizer, freeze
 from vitcli.train.plan import MAE_RATE, fill_gaps
 from vitcli.train.probe import shots_of
@@ -220,8 +220,7 @@ def _describe(config: TrainConfig, start: CheckpointInfo, train: Source | Stream
         target = dataclasses.replace(target, pre_logits=0)
     preprocess = _preprocess(start, config, target.image_size)
     provenance = _provenance(config, start, train)
-    score = LOSSES[config.loss].score
-    return CheckpointInfo(target, preprocess, classes, score, provenance)
+    return CheckpointInfo(target, preprocess, classes, config.loss, provenance)
 
 
 def _classes(config: TrainConfig, train: Source | Stream) -> tuple[ClassLabel, ...]:
