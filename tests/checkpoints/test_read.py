@@ -14,7 +14,7 @@ from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.read import open_file, read_info
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig
-from vitcli.errors import CheckpointError, VitError, VitWarning
+from vitcli.errors import CheckpointError, VitError
 from vitcli.hub import registry
 
 DEFAULT = GOLDEN / "timm_vit_default"
@@ -89,8 +89,7 @@ def test_synsets_get_readable_names(tmp_path: Path) -> None:
 def test_the_registry_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
     folder = labelled(tiny(21843), tmp_path / "x", "unknown tag")
     entry = registry.entries()["vit-b16-i21k"]
-    with pytest.warns(VitWarning, match="the repo is followed"):
-        info = open_file(folder / "model.safetensors", entry).info
+    info = open_file(folder / "model.safetensors", entry).info
     assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
 
 

@@ -12,8 +12,8 @@ import vitcli
 from vitcli.config import ClassLabel, ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.inspection.attention import (
-    DistanceMeter,
     Layer,
+    attention_distance,
     attention_maps,
     head_maps,
     patch_distance,
@@ -205,26 +205,21 @@ def test_rollout_to_a_layer_leaves_later_layers_out() -> None:
 # Distance
 
 
-def meter(grid: tuple[int, int], prefix: int = 1) -> DistanceMeter:
-    size = (grid[0] * 8, grid[1] * 8)
-    return DistanceMeter(random_vit(image_size=size, num_registers=prefix - 1))
-
-
 @pytest.mark.parametrize("grid", [(3, 3), (2, 5)])
 def test_distance_of_attention_made_by_hand(grid: tuple[int, int]) -> None:
     rows, columns = grid
     patches, prefix = rows * columns, 2
-    measure = meter(grid, prefix)
+    places = [(8 * i, 8 * j) for i in range(rows) for j in range(columns)]
+    pixels = np.array([[np.hypot(a - c, b - d) for a, b in places] for c, d in places])
 
     def distance(patch_weights: Tensor) -> float:
         weights = torch.full((1, 1, patches + prefix, patches + prefix), 0.1)  # prefix: left out
         weights[..., prefix:, prefix:] = patch_weights / 2  # half of the attention is on them
-        return float(patch_distance(weights, measure.pixels, prefix)[0])
+        return float(patch_distance(weights, torch.tensor(pixels).float(), prefix)[0])
 
     assert distance(torch.eye(patches)) == 0
-    places = [(8 * i, 8 * j) for i in range(rows) for j in range(columns)]
-    mean = np.mean([np.hypot(a - c, b - d) for a, b in places for c, d in places])
-    assert distance(torch.full((patches, patches), 1 / patches)) == pytest.approx(mean, rel=1e-6)
+    uniform = torch.full((patches, patches), 1 / patches)
+    assert distance(uniform) == pytest.approx(pixels.mean(), rel=1e-6)
     right = torch.zeros(patches, patches)
     for i in range(patches):
         right[i, i + 1 if (i + 1) % columns else i] = 1  # the last column attends to itself
@@ -234,13 +229,10 @@ def test_distance_of_attention_made_by_hand(grid: tuple[int, int]) -> None:
 def test_distance_is_the_mean_over_images() -> None:
     model = random_vit()
     images = pixels(model, 3)
-    whole, parts = DistanceMeter(model), DistanceMeter(model)
-    whole.add(images)
-    parts.add(images[:1])
-    parts.add(images[1:])
-    assert whole.result().shape == (3, 2)
-    assert np.allclose(whole.result(), parts.result(), rtol=1e-6)
-    assert (whole.result() > 0).all() and (whole.result() < np.hypot(24, 32)).all()
+    whole = attention_distance(model, images)
+    parts = np.mean([attention_distance(model, image[None]) for image in images], axis=0)
+    assert whole.shape == (3, 2) and np.allclose(whole, parts, rtol=1e-6)
+    assert (whole > 0).all() and (whole < np.hypot(24, 32)).all()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -310,11 +302,11 @@ def test_a_right_map_beats_a_wrong_and_a_random_one() -> None:
     right[1, 2] = 1
     good = faithfulness_of(model, image, right, 0, "softmax", steps=12)
     bad = faithfulness_of(model, image, -right, 0, "softmax", steps=12)
-    assert good.deletion_area < bad.deletion_area and good.insertion_area > bad.insertion_area
+    own, other = good.areas(), bad.areas()
+    assert own["deletion"] < other["deletion"] and own["insertion"] > other["insertion"]
     assert good.deletion[0] == pytest.approx(good.insertion[-1])  # the whole image
     for noise in random_maps((3, 4), 5):
-        other = faithfulness_of(model, image, noise, 0, "softmax", steps=12)
-        assert good.deletion_area <= other.deletion_area
-        assert good.insertion_area >= other.insertion_area
+        other = faithfulness_of(model, image, noise, 0, "softmax", steps=12).areas()
+        assert own["deletion"] <= other["deletion"] and own["insertion"] >= other["insertion"]
     flat = faithfulness_of(model, image * 0, right, 0, "softmax", steps=4)
-    assert flat.deletion_area == pytest.approx(0.5) and flat.insertion_area == pytest.approx(0.5)
+    assert flat.areas() == pytest.approx({"deletion": 0.5, "insertion": 0.5})

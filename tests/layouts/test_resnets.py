@@ -5,7 +5,6 @@ tensors: tests/test_roundtrips.py; what they compute: tests/models/test_resnet.p
 import dataclasses
 import gzip
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import safetensors.numpy
 
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import Arrays, bit, bit_paper
-from layouts.test_shapes import RESNETS
 from vitcli.architectures import model_config
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.convert import convert, plan_convert
@@ -28,7 +26,7 @@ from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts.catalogue import layout_of
 from vitcli.layouts.foreign_json import ForeignJson
-from vitcli.layouts.timm import architecture_from_args, from_config, not_in_timm, to_config
+from vitcli.layouts.timm import architecture_from_args, from_config, to_config
 from vitcli.resnets import bit_resnet
 
 HYBRID, RESNET = GOLDEN / "timm_hybrid_r50_s16", GOLDEN / "timm_bit_resnetv2"
@@ -71,30 +69,6 @@ def test_the_first_convolution_is_named() -> None:
     for variant, name in (("R50+B/16", "stem.conv"), ("R+Ti/16", "conv")):
         config = to_config(CheckpointInfo(architecture(variant), Preprocess()))
         assert config["pretrained_cfg"]["first_conv"] == f"patch_embed.backbone.{name}"
-
-
-@pytest.mark.parametrize(
-    "name, said",
-    [
-        ("root alone", "width factor 0.5"),
-        ("three stages", r"a ResNet stem of \(2, 1, 1\) blocks"),
-        ("the authors' epsilons", "std_eps_in=deviation"),
-        ("the authors' epsilons", "norm_eps=1e-06"),
-        ("-inf", "pool_padding=-inf"),
-        ("a BiT ResNet", r"a BiT ResNet of \(1, 2\) blocks, width factor 0.5"),
-    ],
-)
-def test_what_timm_cannot_say_is_said(name: str, said: str) -> None:
-    model = RESNETS[name]
-    assert re.search(said, "\n".join(not_in_timm(model)))
-    assert "architecture" not in to_config(CheckpointInfo(model, Preprocess()))
-
-
-@pytest.mark.parametrize("size", [16, 224])
-def test_a_stem_that_timm_lacks_is_said_at_every_size(size: int) -> None:
-    """Also where the image is smaller than the stride of timm's nearest."""
-    (said,) = not_in_timm(architecture("R26+B/16", image_size=(size, size)))
-    assert said.startswith("a ResNet stem")
 
 
 @pytest.mark.parametrize(

@@ -108,19 +108,6 @@ def test_preprocessing_is_written_as_it_is(
     np.testing.assert_array_equal(np.asarray(Fit(new)(PHOTO)), np.asarray(Fit(old)(PHOTO)))
 
 
-@pytest.mark.parametrize("ending", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
-def test_what_a_processor_does_not_say_depends_on_its_class(tmp_path: Path, ending: str) -> None:
-    """tests/peers compares with transformers itself."""
-    key = "feature_extractor_type" if ending == "FeatureExtractor" else "image_processor_type"
-    ways = {"ViT": (32, "squash", 1), "DeiT": (40, "squash", 0.8), "CLIP": (40, "center", 0.8)}
-    for name, (size, *way) in ways.items():
-        said = {key: name + ending, "size": size, "crop_size": 32}
-        found = prepared(tmp_path / name, **said)
-        assert [found.crop_mode, found.crop_pct] == way
-    folder = copied(CLIP, tmp_path / "model_type", {"size": 40, "crop_size": 32})
-    assert read_info(folder)[0].preprocess.crop_mode == "center"
-
-
 def test_images_that_transformers_refuses_are_reported(tmp_path: Path) -> None:
     said = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
     with pytest.warns(VitWarning, match="images of 24 x 24 pixels, .*; using 32 x 32"):
@@ -145,23 +132,24 @@ def test_what_vit_cannot_do_to_images_is_reported(tmp_path: Path, said: dict[str
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "crop_pct", "interpolation"),
+    ("name", "size", "mode", "crop_pct", "interpolation"),
     [
-        ("DeiTFeatureExtractor", "squash", 0.8, "bicubic"),
-        ("ViTImageProcessorFast", "squash", 0.8, "bilinear"),
-        ("CLIPFeatureExtractor", "center", 0.8, "bicubic"),
-        ("BitImageProcessor", "center", 0.8, "bicubic"),
-        ("", "squash", 0.8, "bilinear"),
+        ("DeiTFeatureExtractor", 40, "squash", 0.8, "bicubic"),
+        ("ViTImageProcessorFast", 32, "squash", 1, "bilinear"),
+        ("CLIPImageProcessor", 40, "center", 0.8, "bicubic"),
+        ("BitImageProcessor", 40, "center", 0.8, "bicubic"),
+        ("", 32, "squash", 1, "bilinear"),  # by the model_type
     ],
 )
 def test_the_image_processor_decides_what_its_file_does_not_say(
-    tmp_path: Path, name: str, mode: str, crop_pct: float, interpolation: str
+    tmp_path: Path, name: str, size: int, mode: str, crop_pct: float, interpolation: str
 ) -> None:
-    """Files of before 2023, as DeiT's, have sizes of one number."""
-    said = {"feature_extractor_type": name} if name else {}
-    found = prepared(tmp_path / "m", size=40, crop_size=32, do_center_crop=True, **said)
+    """Files of before 2023, as DeiT's, have sizes of one number. (tests/peers compares with
+    transformers itself.)"""
+    key = "feature_extractor_type" if name.endswith("FeatureExtractor") else "image_processor_type"
+    found = prepared(tmp_path / "m", **{key: name, "size": size, "crop_size": 32})
     assert (found.crop_mode, found.crop_pct) == (mode, crop_pct)
-    assert (found.interpolation, found.crop_rounding) == (interpolation, "down")
+    assert found.interpolation == interpolation
 
 
 def test_dinov2_is_given_images_of_the_size_that_they_are_cropped_to(tmp_path: Path) -> None:

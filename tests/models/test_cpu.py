@@ -16,12 +16,6 @@ from vitcli.models.vit import ViT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
-CHOICES = [
-    {"activation": "gelu_tanh", "distill_token": True},
-    {"activation": "quick_gelu", "qkv_bias": False},
-    {"layer_scale": True, "swiglu": True},
-    {"num_registers": 3, "pool": "gap"},
-]
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -49,17 +43,6 @@ def test_timms_numbers(case):
     np.testing.assert_allclose(found, expected, atol=3e-5)
 
 
-@pytest.mark.parametrize("fields", CHOICES, ids=str)
-@pytest.mark.parametrize("amx", [True, False])
-def test_every_choice_of_a_block(fields, amx, monkeypatch):
-    monkeypatch.setattr(cpu, "capabilities", lambda: {"amx_tile": amx})  # decides the attention
-    model = make(**fields)
-    expected = run(model, IMAGES)
-    assert cpu.accelerate(model, batch_size=8)
-    torch.testing.assert_close(run(model, IMAGES), expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(run(model, IMAGES[:1]), expected[:1], atol=1e-4, rtol=1e-4)
-
-
 def single_choices() -> list[dict[str, Any]]:
     """Each value of each field of a model that has only a few: new fields are tested, too."""
     found = []
@@ -70,7 +53,9 @@ def single_choices() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("fields", single_choices(), ids=str)
-def test_a_choice_is_computed_or_left_to_the_plain_model(fields):
+@pytest.mark.parametrize("amx", [True, False])
+def test_a_choice_is_computed_or_left_to_the_plain_model(fields, amx, monkeypatch):
+    monkeypatch.setattr(cpu, "capabilities", lambda: {"amx_tile": amx})  # decides the attention
     model = make(**{"pool": "gap", "posemb_tokens": "patches", **fields})
     expected = run(model, IMAGES)
     cpu.accelerate(model, batch_size=3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import warnings
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -13,7 +12,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import open_store
 from vitcli.checkpoints.tensor_file import FLOATS, check_types
 from vitcli.config import ClassLabel, Size
-from vitcli.errors import CheckpointError, VitWarning
+from vitcli.errors import CheckpointError
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
@@ -109,24 +108,7 @@ def open_file(
             hint="leave out --old-grid",
         )
     check_types(found.tensors, file, FLOATS)
-    if entry is not None and (stated or "assumed" not in found.info.provenance):
-        _warn_of_departures(found.info, entry)
     return found
-
-
-def _warn_of_departures(info: CheckpointInfo, entry: RegistryEntry) -> None:
-    """Warns where a released model's own repo, which is followed, departs from the registry."""
-    stated, known = (
-        dataclasses.asdict(side.preprocess) | dataclasses.asdict(side.model)
-        for side in (info, entry)
-    )
-    if departures := [
-        f"{name} is {stated.get(name)} in its repo and {known.get(name)} in the registry"
-        for name in {**known, **stated}
-        if known.get(name) != stated.get(name)
-    ]:
-        text = f"{entry.name}: {'; '.join(departures)}; the repo is followed"
-        warnings.warn(text, VitWarning, stacklevel=2)
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:

@@ -308,10 +308,7 @@ class _Show:
 
         deletion, insertion = (own.deletion, noise.deletion), (own.insertion, noise.insertion)
         attention_plots.faithfulness_curves(deletion, insertion, title, path)
-        areas = {
-            name: {"deletion": curves.deletion_area, "insertion": curves.insertion_area}
-            for name, curves in (("map", own), ("random", noise))
-        }
+        areas = {"map": own.areas(), "random": noise.areas()}
         if not self.args.json:
             parts = [
                 f"{key} {areas['map'][key]:.3f} (random {areas['random'][key]:.3f})"

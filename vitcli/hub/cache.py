@@ -20,7 +20,6 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,33 +178,27 @@ class RepoCache:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def remove(self) -> int:
-        """Removes the repo, all of its revisions; returns the bytes that this freed. The client
-        does it, because it knows which contents several repos share.
+        """Removes the repo, all of its revisions; returns the bytes that it took. The client does
+        it, because it knows which contents several repos share.
 
         Raises:
-            HubError: it is not there, or cannot be removed.
+            HubError: it cannot be removed.
         """
         from huggingface_hub import scan_cache_dir
 
-        kept, freed = self.directory, 0
-        if not kept.is_dir():
-            raise HubError("not in the cache", where=self.repo)
+        kept, size = self.directory, self.size()
         try:
             cached = scan_cache_dir(root())
             for found in cached.repos:
                 if found.repo_type == "model" and found.repo_id == self.repo:
                     # Of this repo alone: a copy of it has the same commits.
                     alone = dataclasses.replace(cached, repos=frozenset({found}))
-                    plan = alone.delete_revisions(*(r.commit_hash for r in found.revisions))
-                    freed = int(plan.expected_freed_size)
-                    plan.execute()
+                    alone.delete_revisions(*(r.commit_hash for r in found.revisions)).execute()
             if kept.is_dir():  # what the client does not count as a repo, such as a part of one
-                files = (file.lstat() for file in kept.rglob("*"))
-                freed += sum(file.st_size for file in files if stat.S_ISREG(file.st_mode))
                 shutil.rmtree(kept)
         except OSError as error:
             raise HubError(f"cannot be removed: {error.strerror}", where=kept) from error
-        return freed
+        return size
 
     def _note(self, name: str) -> Path:
         return self.directory / ".vit" / name

@@ -7,10 +7,8 @@ uploaded. The client skips unchanged files too, but says so only after a push: `
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
-import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -306,18 +304,15 @@ def push(
     if nothing and (revision is None or changes.branch_exists):
         return Pushed(target.page)
     title, created, sent = message or package.title, False, False
-    tries = itertools.count()
-
-    def create(api: HfApi) -> Any:
-        # After a first try whose answer was lost, the repo may be there.
-        return api.create_repo(repo, private=private or None, exist_ok=next(tries) > 0)
 
     def commit(api: HfApi) -> Any:
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
 
+        # Large files go over plain HTTP, as they are downloaded: Xet has time-outs of its own.
+        constants.HF_HUB_DISABLE_XET = True
         files = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
         gone = [CommitOperationDelete(name) for name in changes.remove]
-        with catch_warnings(action="ignore"), _plain_uploads():  # warnings about the card
+        with catch_warnings(action="ignore"):  # about the card
             return api.create_commit(
                 repo,
                 [*files, *gone],
@@ -329,7 +324,8 @@ def push(
 
     try:
         if state is None:
-            target.ask(create)
+            # After a try whose answer was lost, the repo may be there.
+            target.ask(lambda api: api.create_repo(repo, private=private or None, exist_ok=True))
             created = True
         if revision is not None and not (state and changes.branch_exists):
             target.ask(
@@ -349,19 +345,6 @@ def push(
         error.add_note(_what_happened(target, found, create_pr and in_doubt, created))
         raise
     return Pushed(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
-
-
-@contextlib.contextmanager
-def _plain_uploads() -> Iterator[None]:
-    """Uploads large files over plain HTTP, as they are downloaded: Xet has time-outs of its own, so
-    `--timeout` would not limit it."""
-    from huggingface_hub import constants
-
-    before, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_DISABLE_XET = before
 
 
 def _find_commit(target: Target, title: str, before: str | None) -> str | None:

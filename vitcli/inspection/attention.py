@@ -196,46 +196,31 @@ def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
 # Attention distance
 
 
-class DistanceMeter:
-    """Mean attention distance of each head and block, in pixels (Figure 7, right).
+@torch.no_grad()
+def attention_distance(model: ViT, images: Tensor) -> npt.NDArray[np.float64]:
+    """Mean attention distance of each block and head, (blocks, heads), in pixels (Figure 7, right),
+    over images (B, 3, H, W).
 
     For an image, a head and a query patch it is the mean distance between the centres of the query
     patch and of each key patch, weighted by attention; prefix tokens are left out as queries and
-    as keys, and the remaining weights of a query renormalized to sum to 1. The metric is the mean
-    over all query patches of all images.
+    as keys, and the remaining weights of a query renormalized to sum to 1.
     """
+    config, found = model.config, list[npt.NDArray[np.float64]]()
+    y, x = np.indices(config.grid).reshape(2, -1) * np.array(config.patch_size)[:, None]
+    pixels = np.hypot(y[:, None] - y[None], x[:, None] - x[None]).astype(np.float32)
+    distances = torch.from_numpy(pixels).to(images.device)
 
-    def __init__(self, model: ViT) -> None:
-        self.model = model
-        config = model.config
-        rows, columns = config.grid
-        y, x = np.indices((rows, columns)).reshape(2, -1) * np.array(config.patch_size)[:, None]
-        distances = np.hypot(y[:, None] - y[None], x[:, None] - x[None])
-        self.pixels = torch.from_numpy(distances.astype(np.float32))
-        self.sums = np.zeros((config.depth, config.num_heads))
-        self.images = 0
+    def visit(index: int, layer: Layer, _: Tensor) -> None:
+        if index >= 0:
+            found.append(patch_distance(layer.weights(), distances, config.num_prefix_tokens))
 
-    @torch.no_grad()
-    def add(self, images: Tensor) -> None:
-        """Counts images (B, 3, H, W)."""
-        pixels = self.pixels.to(images.device)
-        prefix = self.model.config.num_prefix_tokens
-
-        def visit(index: int, layer: Layer, _: Tensor) -> None:
-            if index >= 0:
-                self.sums[index] += patch_distance(layer.weights(), pixels, prefix)
-
-        with watch(self.model, visit):
-            self.model(images)
-        self.images += len(images)
-
-    def result(self) -> npt.NDArray[np.float64]:
-        """(blocks, heads), pixels; NaN without images."""
-        return self.sums / (self.images or np.nan)
+    with watch(model, visit):
+        model(images)
+    return np.stack(found)
 
 
 def patch_distance(weights: Tensor, pixels: Tensor, prefix: int) -> npt.NDArray[np.float64]:
-    """The mean distance of each head, summed over the batch, (heads,).
+    """The mean distance of each head over the batch, (heads,).
 
     Args:
         weights: (B, heads, N, N) attention, prefix tokens first.
@@ -245,5 +230,5 @@ def patch_distance(weights: Tensor, pixels: Tensor, prefix: int) -> npt.NDArray[
     patches = weights[..., prefix:, prefix:]
     weighted = torch.einsum("bhij,ij->bhi", patches, pixels)
     distances = (weighted / patches.sum(dim=-1)).cpu().double()  # MPS has no float64
-    total: npt.NDArray[np.float64] = distances.mean(dim=-1).sum(dim=0).numpy()  # over queries
-    return total
+    mean: npt.NDArray[np.float64] = distances.mean(dim=(0, -1)).numpy()
+    return mean

@@ -24,20 +24,9 @@ class Faithfulness(NamedTuple):
     insertion: Floats
     """(steps + 1,) scores, most relevant patches revealed first, over a blurred image."""
 
-    @property
-    def deletion_area(self) -> float:
-        """Area under the deletion curve, in [0, 1]."""
-        return area(self.deletion)
-
-    @property
-    def insertion_area(self) -> float:
-        """Area under the insertion curve, in [0, 1]."""
-        return area(self.insertion)
-
-
-def area(curve: Floats) -> float:
-    """The area under a curve of evenly spaced values, from 0 to 1."""
-    return float(np.trapezoid(curve, dx=1 / (len(curve) - 1)))
+    def areas(self) -> dict[str, float]:
+        """The areas under the curves, in [0, 1], by their names."""
+        return {k: float(np.trapezoid(c, dx=1 / (len(c) - 1))) for k, c in self._asdict().items()}
 
 
 @torch.no_grad()

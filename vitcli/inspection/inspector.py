@@ -25,9 +25,9 @@ from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.errors import ConfigError, DataError
 from vitcli.fields import check_choice
 from vitcli.inspection.attention import (
-    DistanceMeter,
     Floats,
     Method,
+    attention_distance,
     attention_maps,
     check_layer,
     head_maps,
@@ -212,23 +212,23 @@ class Inspector:
             yield one if one.pixels is None else replace(one, array=next(colours))
 
     def distance(self, images: Images, on_image: Callable[[], None] = lambda: None) -> Inspection:
-        """Mean attention distance over all images, one at a time; nothing is kept of an image.
+        """Mean attention distance over all images, one at a time.
 
         Args:
             on_image: called after each.
         """
-        meter, found = DistanceMeter(self.model), list[Inspected]()
+        found, distances = list[Inspected](), list[npt.NDArray[np.float64]]()
         for source in as_images(images, self.offline):
             try:
-                meter.add(self._pixels(source.read()))
+                distances.append(attention_distance(self.model, self._pixels(source.read())))
                 found.append(Inspected(source.name))
             except DataError as error:
                 found.append(Inspected(source.name, error=error))
             on_image()
-        result = meter.result()
-        if meter.images:
-            self.check_finite(float(result.sum()))
-        return Inspection(result, tuple(found))
+        mean = np.mean(distances, axis=0) if distances else np.full((1, 1), np.nan)
+        if distances:
+            self.check_finite(float(mean.sum()))
+        return Inspection(mean, tuple(found))
 
 
 def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uint8]:

@@ -7,7 +7,6 @@ A row is (ours, theirs, op): the tensors of `ours`, concatenated along the first
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -141,21 +140,11 @@ def prefixed(rows: Iterable[Row], prefix: str) -> tuple[Row, ...]:
 # One row
 
 
-class Outline(NamedTuple):
-    """The shape of an array without its numbers: what `Op` asks of one, without numpy."""
+def _outline(shape: Shape) -> np.ndarray:
+    """An array of that shape, which takes no memory, for an `Op`."""
+    import numpy as np
 
-    shape: Shape
-
-    def reshape(self, shape: Shape) -> Outline:
-        if math.prod(shape) != math.prod(self.shape):
-            raise ValueError(f"{self.shape} cannot become {shape}")
-        return Outline(tuple(shape))
-
-    def transpose(self, order: Iterable[int]) -> Outline:
-        shape = tuple(self.shape[k] for k in order)
-        if len(shape) != len(self.shape):
-            raise ValueError(f"{self.shape} has other axes than {order}")
-        return Outline(shape)
+    return np.broadcast_to(np.zeros((), np.int8), shape)
 
 
 def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[str, Shape]:
@@ -163,7 +152,9 @@ def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[
     found: dict[str, Shape] = {}
     for row in rows:
         try:
-            shapes = [row.op.load(Outline(tensors[name].shape)).shape for name in row.theirs]
+            shapes = [tensors[name].shape for name in row.theirs]
+            if row.op != SAME:  # or numpy would be imported for nothing
+                shapes = [row.op.load(_outline(shape)).shape for shape in shapes]
         except (KeyError, ValueError, IndexError):
             continue
         total = sum(shape[0] if shape else 0 for shape in shapes)
@@ -177,9 +168,8 @@ def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[
 def save_shape(row: Row, ours: Mapping[str, Shape], num_heads: int) -> Shape:
     """The shape of each of a row's tensors in their layout."""
     total = sum(ours[name][0] for name in row.ours)
-    each = Outline((total // len(row.theirs), *ours[row.ours[0]][1:]))
-    shape: Shape = row.op.save(each, num_heads).shape
-    return shape
+    each = (total // len(row.theirs), *ours[row.ours[0]][1:])
+    return each if row.op == SAME else tuple(row.op.save(_outline(each), num_heads).shape)
 
 
 def load(
