@@ -118,3 +118,12 @@ def test_a_checkpoint_file_is_not_trained_on(tiny_run, six):
     before = (six / "model.safetensors").read_bytes()
     train(tiny_run(task="finetune", model=str(six), resolution=None, steps=2, optimizer="sgd"))
     assert (six / "model.safetensors").read_bytes() == before
+
+
+def test_the_download_of_the_weights_is_reported(tiny_run, six, hub):
+    hub.add("me/six", {file.name: file.read_bytes() for file in six.iterdir()})
+    events = []
+    train(tiny_run(task="finetune", model="me/six", steps=1), on_event=events.append)
+    loads = [event.transfer for event in events if event.kind == "download"]
+    assert loads and loads[-1].done == loads[-1].total
+    assert loads[-1].name == "model.safetensors"

@@ -22,12 +22,23 @@ class Screen(output.Display):
     def __init__(self, json: bool = False) -> None:
         super().__init__()
         self.json, self.begun = json, False
+        self.download = output.FetchDisplay()
         self.trial: dict[str, float] = {}
         """{"trial": its learning rate} in a run of a sweep."""
+
+    def close(self) -> None:
+        """Removes the bars."""
+        super().close()
+        self.download.close()
 
     def __call__(self, event: Event) -> None:
         from vitcli.train import events
 
+        if isinstance(event, events.Download):
+            super().close()
+            self.download(event.transfer)
+            return
+        self.download.close()
         if isinstance(event, events.TrialStart | events.Trial):
             self.trial = {}
         if self.json and not isinstance(event, events.Advance):

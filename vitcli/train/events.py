@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vitcli.hub.retry import Transfer
+
 
 @dataclass(frozen=True)
 class Event:
@@ -46,6 +48,14 @@ class Advance(Event):
     what: str
     done: int
     total: int
+
+
+@dataclass(frozen=True)
+class Download(Event):
+    """How far the download of the initial weights is; not part of the JSON."""
+
+    kind = "download"
+    transfer: Transfer
 
 
 @dataclass(frozen=True)

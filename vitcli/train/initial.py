@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from vitcli.checkpoints.adapt import adapt
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import Weights, load_weights
+from vitcli.checkpoints.read import Fetching
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess
 from vitcli.data.classes import ClassIndex, listed, match_classes
 from vitcli.data.source import Ints
@@ -56,10 +58,10 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
     return ours
 
 
-def read_weights(config: TrainConfig, offline: bool, allow_pickle: bool = False) -> Weights:
+def read_weights(config: TrainConfig, **fetching: Unpack[Fetching]) -> Weights:
     """The checkpoint to start from; without one, a description and no tensors."""
     if config.model is not None:
-        return load_weights(config.model, offline=offline, allow_pickle=allow_pickle)
+        return load_weights(config.model, **fetching)
     model = config.new_architecture()
     return Weights(CheckpointInfo(model, Preprocess(size=config.resolution or (224, 224))), {})
 

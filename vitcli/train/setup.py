@@ -29,7 +29,7 @@ from vitcli.models.vit import ViT
 from vitcli.train import initial, parallel
 from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
-from vitcli.train.events import Caution, Note, OnEvent
+from vitcli.train.events import Caution, Download, Note, OnEvent
 from vitcli.train.inputs import counting
 from vitcli.train.mae import MaskedAutoencoder
 from vitcli.train.masked_patch import MaskedPatches
@@ -139,7 +139,12 @@ def _build(
                 where=config.data.path,
             )
         return info, initial.build_empty(info.model, config).to_empty(device="cpu")
-    start = initial.read_weights(config, offline, allow_pickle)
+    start = initial.read_weights(
+        config,
+        offline=offline,
+        allow_pickle=allow_pickle,
+        on_progress=lambda transfer: on_event(Download(transfer)),
+    )
     info = _describe(config, start.info, splits.train)
     check_memory(info.model, config.device)
     rows = initial.kept_rows(start.info, info.classes, config)
