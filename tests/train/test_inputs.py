@@ -17,7 +17,7 @@ from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.distributed import joined
 from vitcli.errors import CheckpointError, DivergedError
-from vitcli.train import inputs, setup
+from vitcli.train import inputs, loop, setup
 from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
 from vitcli.train.sweep import run_sweep
@@ -50,7 +50,7 @@ def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
     events = []
     train(once, on_event=events.append)
     assert any("computing the features" in getattr(event, "text", "") for event in events)
-    monkeypatch.setattr(inputs, "has_fixed_features", lambda run: counted.append(run))
+    monkeypatch.setattr(loop, "has_fixed_features", lambda run: counted.append(run))
     train(always)
     assert counted
     assert close_weights(once.output, always.output)
@@ -73,7 +73,7 @@ def test_unreadable_images_have_the_same_effect(probe, monkeypatch, tmp_path):
     (data / "val" / "red" / "0.png").write_bytes(b"no image")
     once, always = (probe(name, data=DataConfig(str(data)), batch_size=5) for name in "ab")
     first = train(once)
-    monkeypatch.setattr(inputs, "has_fixed_features", lambda run: False)
+    monkeypatch.setattr(loop, "has_fixed_features", lambda run: False)
     second = train(always)
     assert close_weights(once.output, always.output) and first.skipped == second.skipped == 3
     assert first.metrics == pytest.approx(second.metrics, abs=1e-4)
