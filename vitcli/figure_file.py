@@ -58,8 +58,7 @@ def figure_file(
         yield figure
         drawn = io.BytesIO()
         with warnings.catch_warnings():
-            if kind == "svg":  # its viewer brings the fonts
-                warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+            warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
             figure.savefig(drawn, format=kind, dpi=200, metadata=dict.fromkeys(stamps[kind]))
     with whole_file(Path(path)) as file:
         file.write(drawn.getvalue())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitcli.checkpoints import read
-from vitcli.checkpoints.info import unique_names
+from vitcli.checkpoints.info import assumptions_text, unique_names
 from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, VitWarning
@@ -109,6 +109,8 @@ def predict(
         *(spec, device, precision, offline, on_progress, resolution, posemb_method, allow_pickle),
         preprocess,
     )
+    if assumed := assumptions_text(predictor.info):
+        warnings.warn(f"{spec}: {assumed}", VitWarning, stacklevel=2)
     return predictor.predict(images, top_k, threshold, batch_size, workers)
 
 

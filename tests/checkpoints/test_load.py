@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,7 +13,13 @@ from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import Preprocess
-from vitcli.errors import CheckpointError
+from vitcli.errors import (
+    CheckpointError,
+    ConfigError,
+    ImageError,
+    ModelNotFoundError,
+    VitWarning,
+)
 from vitcli.posemb import resize
 
 DEFAULT = GOLDEN / "timm_vit_default"
@@ -89,3 +96,20 @@ def test_a_table_in_16_bits_is_resized_in_float32(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path, resolution=96).pos_embed, exact)
     kept = load(tmp_path, resolution=96, dtype=None)
     assert {p.dtype for p in kept.parameters()} == {torch.bfloat16}
+
+
+def test_what_is_assumed_is_a_warning() -> None:
+    with pytest.warns(VitWarning, match="assuming preprocessing"):
+        vitcli.load(GOLDEN / "hf_vit")
+
+
+def test_what_is_no_model_device_or_image_is_named() -> None:
+    model = load("default")
+    with pytest.raises(ConfigError, match="'tpu'"):
+        load("default", device="tpu")
+    with pytest.raises(ModelNotFoundError, match="not as a LoadedViT"):
+        vitcli.predict(model, [])
+    with pytest.raises(ImageError, match="a ndarray is not an image"):
+        model.transform(np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(ConfigError, match=r"a batch \(N, 3, 160, 160\), not \(3, 160, 160\)"):
+        model(torch.zeros(3, 160, 160))

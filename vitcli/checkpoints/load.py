@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import adapt, at_size
-from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
-from vitcli.errors import CheckpointError
+from vitcli.devices import choose_device
+from vitcli.errors import CheckpointError, VitWarning
 from vitcli.hub import fetch as hub
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
@@ -99,14 +101,17 @@ def load(
         ModelNotFoundError: there is no such model.
         HubError: it cannot be fetched from the Hub.
         CheckpointError: it is damaged, or its tensors are not those of the model it describes.
-        ConfigError: it cannot have that resolution.
+        ConfigError: it cannot have that resolution, or there is no such device.
     """
     fetching: read.Fetching = {
         "offline": offline,
         "on_progress": on_progress,
         "allow_pickle": allow_pickle,
     }
+    target = choose_device(str(device))
     info, stored = load_weights(spec, **fetching)
+    if assumed := assumptions_text(info):
+        warnings.warn(f"{spec}: {assumed}", VitWarning, stacklevel=2)
     tensors, old = stored, info.model
     size = (resolution, resolution) if isinstance(resolution, int) else resolution
     if size is not None and size != old.image_size:
@@ -114,7 +119,7 @@ def load(
         tensors = adapt(stored, old, info.model, posemb_method)
     if dtype is None:
         tensors = {name: tensor.to(stored[name].dtype) for name, tensor in tensors.items()}
-    return build(info, tensors, device=device, dtype=dtype).eval()
+    return build(info, tensors, device=target, dtype=dtype).eval()
 
 
 def load_weights(spec: str | Path, **fetching: Unpack[read.Fetching]) -> Weights:

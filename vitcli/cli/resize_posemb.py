@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, Fetching, Writing, fetching, parse_figure
 from vitcli.cli.parameters import UsageError, command
@@ -93,6 +94,8 @@ def resize_posemb(args: ResizePosemb) -> None:
             output.warning(f"{job.source}: {theirs} contains NaN")
     if not args.writing.dry_run:
         resize.resize_posemb(job, args.writing.force)
+    if assumed := assumptions_text(job.checkpoint.info):
+        output.note(f"{job.source}: {assumed}")
     if args.plot:
         _draw(job, args.plot)
     if args.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,10 @@ def open_image(encoded: Encoded) -> Opened:
     if isinstance(encoded, Image.Image):
         return Opened(encoded, None, False, _orientation(encoded))
     where = None
+    if not isinstance(encoded, (bytes, str, os.PathLike)):
+        kind = type(encoded).__name__
+        hint = "pass a path, the bytes of a file, or a Pillow image (Image.fromarray of an array)"
+        raise ImageError(f"a {kind} is not an image", where=None, hint=hint)
     if not isinstance(encoded, bytes):
         where, encoded = str(encoded), read_file(encoded)
     if not encoded:

@@ -18,7 +18,7 @@ from warnings import catch_warnings
 
 from vitcli.atomic import write_text
 from vitcli.checkpoints import read, tensor_file
-from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.save import write_config
 from vitcli.errors import HubError
 from vitcli.hub import card
@@ -175,6 +175,8 @@ def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
         yield f"timm and transformers cannot load this model: they do not support {named}"
     else:
         yield from otherwise_in_timm(info)
+    if assumed := assumptions_text(info):
+        yield assumed
     if license is None:
         yield "the model card has no license: set one, for example with --license apache-2.0"
     if info.model.num_classes and not info.classes:

@@ -193,6 +193,9 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
     Raises:
         ModelNotFoundError: none of these; suggests the nearest names.
     """
+    if not isinstance(spec, (str, os.PathLike)):
+        what = f"a model is given by its name or path, not as a {type(spec).__name__}"
+        raise ModelNotFoundError(what)
     text = str(spec).strip()
     if text and os.path.exists(path := os.path.expanduser(text)):
         return Path(path)

@@ -83,6 +83,8 @@ def _infer_vit(
     width, assumed = patch[0], {"num_heads", "activation", "norm_eps"}
     has_class, has_fc_norm = "cls_token" in shapes, "fc_norm.weight" in shapes
     heads = HEADS.get(width, max(width // 64, 1))
+    if width == 1536 and "attn_pool.latent" in shapes:  # SigLIP 2's giant-opt; DINOv2-g has 24
+        heads = 16
     stem = _infer_resnet(shapes, STEM)
     if stem:
         assumed.add("resnet")

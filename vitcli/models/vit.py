@@ -235,8 +235,9 @@ class ViT(nn.Module):
         """All tokens after the last block and the final norm, (B, N, D); or the first `read`, and
         the last block computes nothing for the others."""
         expected = (3, *self.config.image_size)
-        if tuple(images.shape[1:]) != expected:
-            raise ConfigError(f"the model expects images of {expected}, not {(*images.shape[1:],)}")
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
+            batch = ", ".join(map(str, ("N", *expected)))
+            raise ConfigError(f"the model expects a batch ({batch}), not {(*images.shape,)}")
         return self.encode_tokens(self.embed(images), read)
 
     def encode_tokens(self, tokens: Tensor, read: int | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch.distributed import is_nccl_available
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitcli
-from vitcli.checkpoints.info import CheckpointInfo, ancestry
+from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import listed
 from vitcli.data.dataset import Splits, indexed, open_data, unreadable_images
@@ -145,6 +145,8 @@ def _build(
         allow_pickle=allow_pickle,
         on_progress=lambda transfer: on_event(Download(transfer)),
     )
+    if assumed := assumptions_text(start.info):
+        on_event(Caution(f"{config.model}: {assumed}"))
     info = _describe(config, start.info, splits.train)
     check_memory(info.model, config.device)
     rows = initial.kept_rows(start.info, info.classes, config)
