@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitcli.atomic import whole_file
-from vitcli.errors import OutputError
+from vitcli.checkpoints.tensor_file import read_header
+from vitcli.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 AddRow = Callable[["npt.NDArray[np.float32] | None"], None]
+
+
+def holds_a_model(path: str | Path) -> bool:
+    """Whether a file at the path is a safetensors file of other tensors than a table's."""
+    with contextlib.suppress(CheckpointError):
+        return Path(path).is_file() and read_header(path).tensors.keys() != {"features"}
+    return False
 
 
 @contextlib.contextmanager
