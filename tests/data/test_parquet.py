@@ -61,6 +61,13 @@ def test_a_directory_of_the_hub(tmp_path):
     assert not splits.warnings
 
 
+def test_files_of_the_same_name_have_names_of_their_own(tmp_path):
+    for place in ("en", "de"):
+        write(tmp_path / "d" / place / "train-0.parquet", 0, [0, 1])
+    names = open_data(DataConfig(str(tmp_path / "d"), val_fraction=0)).train.names
+    assert [*names] == [f"{p}/train-0.parquet row {i}" for p in ("de", "en") for i in range(2)]
+
+
 def test_one_file_is_split_and_pickled_by_its_path(tmp_path):
     write(tmp_path / "all.parquet", 0, [0, 1] * 200)
     splits = open_data(DataConfig(str(tmp_path / "all.parquet")))

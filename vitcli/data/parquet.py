@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import importlib
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,15 @@ def open_parquet(path: Path, known: Classes | None) -> Dataset:
     root, files = path.parent, [path]
     if path.is_dir():
         root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
+    repeated = Counter(file.name for file in files)
     tables, names = dict[str, Any](), dict[str, Names]()
     for split, group in group_by_split(files, root).items():
         rows = {file: count for file in group if (count := _count_rows(file))}
         if rows:  # `datasets` refuses empty files
             tables[split] = _load([*rows], path)
+            short = {f: f.name if repeated[f.name] == 1 else f.relative_to(root) for f in rows}
             names[split] = Names.pack(
-                f"{f.name} row {i}" for f, n in rows.items() for i in range(n)
+                f"{short[f]} row {i}" for f, n in rows.items() for i in range(n)
             )
     return label_tables(tables, names, path, known)
 
