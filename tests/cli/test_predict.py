@@ -206,6 +206,7 @@ def test_features_do_not_replace_the_model(vit, tiny_checkpoint, image_folder, t
         ("-m", tmp_path, "--features", model),
         ("-m", tmp_path, "-o", config),
         ("-m", "default", "--features", model),
+        ("-m", "default", "-o", model),
     ):
         assert vit("predict", image_folder, *words).exit_code == 2, words
     assert (model.read_bytes(), config.read_bytes()) == before

@@ -21,9 +21,9 @@ AddRow = Callable[["npt.NDArray[np.float32] | None"], None]
 
 
 def holds_a_model(path: str | Path) -> bool:
-    """Whether a file at the path is a safetensors file of other tensors than a table's."""
+    """Whether a file is a safetensors file of other tensors than a table's."""
     with contextlib.suppress(CheckpointError):
-        return Path(path).is_file() and read_header(path).tensors.keys() != {"features"}
+        return read_header(path).tensors.keys() != {"features"}
     return False
 
 

@@ -8,8 +8,8 @@ finetune = training_command(
 
     The default recipe is that of the ViT paper (Dosovitskiy et al., 2021): SGD, cosine decay and a
     new, zero-initialized head. Options with the default auto are set from the size of the dataset
-    and the other options; the main values are printed before the first step.
-    Everything is written to one directory, runs/DATASET.
+    and the other options; the main values are printed before the first step. Everything is written
+    to one directory, runs/DATASET.
 
     \b
     Examples:

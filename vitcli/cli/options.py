@@ -189,14 +189,18 @@ def model_files(path: str) -> list[str]:
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
-    """Refuses to write text over a file that the command reads, or over any image."""
+    """Refuses to write results over a file that the command reads, or over any image or model."""
     if written and os.path.isfile(written):
+        from vitcli.checkpoints.rows import holds_a_model
         from vitcli.data.files import is_image
 
         target = os.path.realpath(written)
-        inputs = [os.path.realpath(name) for name in read if name]
-        if target in inputs or is_image(target):
-            raise _overwrites(written, "an input" if target in inputs else "an image", option)
+        if target in [os.path.realpath(name) for name in read if name]:
+            raise _overwrites(written, "an input", option)
+        if is_image(target):
+            raise _overwrites(written, "an image", option)
+        if holds_a_model(target):
+            raise _overwrites(written, "a checkpoint", option)
 
 
 def spare_dataset(data: Iterable[str], written: str | None, option: str) -> None:

@@ -89,12 +89,6 @@ def predict(args: Predict) -> None:
     model, features = model_files(args.model), args.features
     spare((*model, *(name.removeprefix("@") for name in args.images)), args.output, OUTPUT)
     spare(model, features, "'--features'")
-    if features:
-        from vitcli.checkpoints.rows import holds_a_model
-
-        if holds_a_model(features):
-            what = f"'{features}' is a checkpoint and would be overwritten"
-            raise typer.BadParameter(what, param_hint="'--features'")
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise UsageError("--output and --features must be different files")
     output.check_writable(features)

@@ -22,8 +22,9 @@ class VitJax(flax.NpzLayout):
             return ["a BiT ResNet"]
         stem: list[str] = []
         if model.stem:
-            loose = dict.fromkeys(("pool_padding", "std_eps", "std_eps_in", "norm_eps"))
-            stem = refusals(model.stem, **loose)
+            stem = refusals(
+                model.stem, pool_padding=None, std_eps=None, std_eps_in=None, norm_eps=None
+            )
         return stem + refusals(
             model,
             class_token=None,
