@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,19 @@ from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
 from vitcli.train.state import Saver
 from vitcli.train.stop import STOPPING
+
+
+def test_the_time_left_includes_evaluations(tiny_run, monkeypatch):
+    validate, events = loop._validate, []
+
+    def slowly(*args):
+        time.sleep(0.1)
+        validate(*args)
+
+    monkeypatch.setattr(loop, "_validate", slowly)
+    train(tiny_run(steps=6, eval_every=1, log_every=1), on_event=events.append)
+    assert [event.eta for event in of_kind(events, "train")][2] >= 3 * 0.1
+    assert of_kind(events, "train")[-1].eta == 0
 
 
 def test_a_run_learns_and_writes_its_directory(tiny_run, drawn):

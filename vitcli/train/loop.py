@@ -190,6 +190,8 @@ def _train(run: Run, computed: Computed) -> Outcome:
                 else:
                     run.on_event(event)
                     meter.restart_clock()
+                if meter.is_first(step):
+                    meter.begun = time.monotonic()
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 begun = time.monotonic()
                 _validate(run, inputs, tell)
@@ -317,6 +319,9 @@ class _Meter:
 
     def __init__(self, run: Run) -> None:
         self.run, self.start = run, run.progress.step
+        self.begun = 0.0
+        """When the first step was done; what is left is estimated from all since, evaluations
+        included."""
         self.losses: list[Tensor]
         self.correct: list[Tensor]
         self.restart()
@@ -341,7 +346,10 @@ class _Meter:
         correct = run.ranks.sum(torch.stack(self.correct)).sum().item()
         accuracy = correct / images if run.objective.classifies else None
         rate = timed / max(time.monotonic() - self.since, 1e-9)
-        eta = (run.steps - step) * run.batch_size / rate
+        seconds = run.batch_size / rate  # a step's
+        if step > self.start + 1:
+            seconds = (time.monotonic() - self.begun) / (step - self.start - 1)
+        eta = (run.steps - step) * seconds
         lr = learning_rate(step, run.config)
         return Step(step, run.steps, loss, accuracy, lr, rate, eta)
 
