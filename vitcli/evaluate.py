@@ -123,6 +123,9 @@ class Report:
     """Which images of the data, in words."""
     resolution: Size
     """Of the model's input, height and width."""
+    device: str
+    precision: str
+    """What the encoder computed in: "float32", "bfloat16" or "float16"."""
     classes: tuple[ClassLabel, ...]
     """What labels and answers are indices of: the model's classes, or those it may answer."""
     indices: tuple[int, ...]
@@ -208,11 +211,14 @@ def evaluate(
     result, warnings = tally.result(), images.warnings
     if not math.isfinite(result.loss):
         warnings = (*warnings, f"some outputs are not finite numbers: {NOT_FINITE}")
+    inference = predictor.load()
     return Report(
         predictor.name,
         images.data,
         images.split,
         info.model.image_size,
+        str(inference.device),
+        str(inference.dtype).removeprefix("torch."),
         aligned.classes,
         tuple(aligned.first.tolist()),
         tally.count,

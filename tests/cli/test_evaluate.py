@@ -51,6 +51,8 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
         "data": str(data),
         "split": "all images",
         "resolution": [64, 64],
+        "device": "cpu",
+        "precision": "float32",
         "images": 2,
         "unreadable": 0,
         "among": 10,

@@ -222,6 +222,8 @@ def as_object(report: Report) -> dict[str, Any]:
         "data": report.data,
         "split": report.split,
         "resolution": list(report.resolution),
+        "device": report.device,
+        "precision": report.precision,
         "images": report.images,
         "unreadable": len(report.errors),
         "among": len(report.classes),
