@@ -1,10 +1,14 @@
 """What timm writes is read by us, and what we write by timm, with the same logits: ViTs, hybrids,
 BiT ResNets."""
 
+import argparse
+import math
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 import vitcli
 from peers.random_models import (
@@ -65,3 +69,25 @@ def test_timm_reads_what_we_write(
     assert resolved["interpolation"] == preprocess.interpolation
     assert resolved["crop_pct"] == preprocess.crop_pct
     assert resolved["crop_mode"] == preprocess.crop_mode
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_we_read_what_timms_training_saves(timm: ModuleType, tmp_path: Path, seed: int) -> None:
+    """The head count is in the arguments alone; of the preprocessing, what is not is assumed."""
+    sizes = {"embed_dim": 48, "depth": 2, "num_heads": 4, "img_size": 32, "num_classes": 5}
+    name = "vit_tiny_patch16_224.augreg_in21k"
+    theirs = timm.create_model(name, **sizes).eval()
+    fill(theirs, seed)
+    given: dict[str, Any] = {"mean": [0.4] * 3, "std": [0.3] * 3, "crop_pct": 0.8} if seed else {}
+    options = {"mean": None, "std": None, "crop_pct": None, "interpolation": "", "lr": math.nan}
+    args = argparse.Namespace(model=name, model_kwargs=sizes, **(options | given))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    saver = timm.utils.CheckpointSaver(theirs, optimizer, args, checkpoint_dir=str(tmp_path))
+    saver.save_checkpoint(0, metric=50.0)
+
+    ours = vitcli.load(tmp_path / "model_best.pth.tar")
+    assert_same(ours, theirs, random_images(seed, ours.config.image_size))
+    transform = timm.data.resolve_data_config(vars(args), model=theirs)
+    for key in ("mean", "std", "crop_pct", "interpolation"):
+        assert getattr(ours.preprocess, key) == pytest.approx(transform[key])
+    assert ("preprocess" in ours.info.provenance["assumed"]) == (not given)

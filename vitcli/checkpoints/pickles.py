@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 import re
 import warnings
 import zipfile
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
 from vitcli.errors import CheckpointError
+from vitcli.typed_json import finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +54,7 @@ def read_pickle(path: Path) -> Store:
         raise
     except Exception as error:  # whatever a damaged pickle may raise
         raise _refusal(path, error) from error
-    notes: list[str] = []
+    notes, metadata = list[str](), _options(found)
     while isinstance(found, dict) and not any(isinstance(v, Tensor) for v in found.values()):
         key = next((key for key in STATES if isinstance(found.get(key), dict)), None)
         if key is None:
@@ -64,7 +66,18 @@ def read_pickle(path: Path) -> Store:
         tensors = {k: _lazy(k, v, path) for k, v in found.items() if isinstance(v, Tensor)}
     if not tensors:
         raise CheckpointError("a pickle that contains no dictionary of tensors", where=path)
-    return Store(path, "pickle", tensors, notes=notes)
+    return Store(path, "pickle", tensors, metadata, notes)
+
+
+def _options(state: Any) -> dict[str, str]:
+    """{"args": JSON}: the options of the run that saved a training state, where it keeps them."""
+    options = state.get("args") if isinstance(state, dict) else None
+    if isinstance(options, argparse.Namespace):
+        options = vars(options)
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        if isinstance(options, dict):
+            return {"args": json.dumps(finite(options), default=str, skipkeys=True)}
+    return {}
 
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.checkpoints.tensor_file import Store
@@ -29,10 +29,12 @@ from vitcli.config import (
     nearest,
 )
 from vitcli.errors import CheckpointError, ConfigError, VitWarning
+from vitcli.layouts import layout
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix, refusals
 from vitcli.layouts.table import Row, identity, rows
 from vitcli.resnets import DEPTHS, bit_resnet
+from vitcli.typed_json import parse
 
 Args = dict[str, Any]
 """Arguments of timm's `VisionTransformer`, by its names."""
@@ -627,6 +629,11 @@ _ANCHORS = (
 )
 """Names of a ViT, of one whose blocks are in chunks, of a BiT ResNet."""
 
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_STATISTICS = dict.fromkeys(("deit", "deit3", "dinov2", "intern300m"), IMAGENET)
+_STATISTICS |= dict.fromkeys(("clip", "eva", "radio"), layout.CLIP)
+"""Means and standard deviations by a word in an architecture's name; others have HALF."""
+
 _META = rows(
     """
 reg_token                register_tokens
@@ -666,7 +673,8 @@ class Timm(Layout):
         # DeiT, DINO and MAE prepare images as ImageNet's models do.
         default = Match.default if store.kind == "pickle" else Preprocess()
         known: frozenset[str] = frozenset()
-        return Match(table, tensors, names, outside, drop, known=known, info=info, default=default)
+        match = Match(table, tensors, names, outside, drop, known=known, info=info, default=default)
+        return match if info else dataclasses.replace(match, **_said_by_training(store))
 
     def refusals(self, model: Architecture) -> list[str]:
         return []  # our own description stands beside timm's
@@ -728,6 +736,32 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
             hint="replace config.json with the one that belongs to these weights",
         )
     raise CheckpointError("not a timm config.json: it has no architecture", where=path)
+
+
+def _said_by_training(store: Store) -> dict[str, Any]:
+    """What the options of timm's train.py in a checkpoint of it say, as fields of `Match`. What of
+    the preprocessing they leave to timm's default for the architecture is assumed by its family."""
+    try:
+        said = ForeignJson(parse(store.metadata.get("args", "{}")), store.path, "args.")
+    except ValueError:
+        return {}
+    name = str(said.values.get("model")).partition(".")[0]
+    if name not in architectures():
+        return {}
+    model = architecture_from_args(name, said.object("model_kwargs"))
+    mean, std = next((_STATISTICS[word] for word in name.split("_") if word in _STATISTICS), HALF)
+    preprocess = Preprocess(
+        mean=said.triple("mean", mean),
+        std=said.triple("std", std),
+        crop_pct=said.get("crop_pct", float, 0.9 if max(model.image_size) < 300 else 1.0),
+        interpolation=cast(Any, said.get("interpolation", str, "") or "bicubic"),
+    )
+    stated = all(key in said for key in ("mean", "std", "crop_pct"))
+    known = {"num_heads", "activation", "norm_eps", *(() if "gp" in said else ("pool",))}
+    return {
+        "fields": {key: getattr(model, key) for key in known},
+        "preprocess" if stated else "default": preprocess,
+    }
 
 
 def _check_unambiguous(store: Store, tensors: Mapping[str, Any]) -> None:
