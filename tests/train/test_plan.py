@@ -56,6 +56,11 @@ def test_what_is_given_is_kept():
     assert planned(3_500, epochs=2, batch_size=50).steps == 140
 
 
+def test_micro_batches_are_limited_on_a_cpu_alone():
+    assert planned(50_000).accumulate == 1
+    assert planned(50_000, CPU).accumulate == 4
+
+
 def test_little_memory_splits_the_batch(monkeypatch):
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e9)
     config = planned(50_000)

@@ -33,7 +33,8 @@ def fill_gaps(
       (`default_rate`).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
     - evaluation: 20 times per run, at least 10 steps apart; metrics 100 times or more.
-    - micro-batches: as large as half of the free memory of a rank holds, at most 128 images.
+    - micro-batches: as large as half of the free memory of a rank holds; on a CPU, which larger
+      ones do not speed up, at most 128 images.
 
     Raises:
         ConfigError: a batch has fewer images than there are ranks.
@@ -103,8 +104,10 @@ def _micro_batches(batch: int, model: Architecture, device: torch.device, ranks:
         per_token = (16 * model.width + 3 * model.mlp_dim) * 4
         per_image = model.num_tokens * model.depth * per_token
         per_image += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
-    fits = ranks * min(max(1, int(free_memory(device) // 2 // per_image)), 128)
-    return -(-batch // fits)
+    fits = max(1, int(free_memory(device) // 2 // per_image))
+    if device.type == "cpu":
+        fits = min(fits, 128)
+    return -(-batch // (ranks * fits))
 
 
 def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:
