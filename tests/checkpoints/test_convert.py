@@ -18,7 +18,7 @@ from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, architecture
-from vitcli.errors import ConfigError
+from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalogue import layout_of
 from vitcli.layouts.timm import not_in_timm
 
@@ -69,6 +69,18 @@ def test_dropping_the_head_drops_what_stands_before_it(tmp_path: Path) -> None:
     assert np.array_equal(pooler, np.eye(len(pooler))) and load(out).config.pre_logits == 0
     assert "encoder.layer.1.attention.attention.key.bias" in names
     assert load(out).config.num_classes == 0
+
+
+def test_a_refusal_of_the_head_tells_how_to_drop_it(tmp_path: Path) -> None:
+    dino = ModelConfig(64, 2, 2, 256, (8, 8), (32, 32), num_classes=5, layer_scale=True)
+    registers = dataclasses.replace(dino, num_registers=4, posemb_tokens="patches")
+    for model, hint in ((dino, "--drop-head"), (registers, "without --to")):
+        tensors = {n: np.zeros(s, np.float16) for n, s in model.tensor_shapes().items()}
+        info = CheckpointInfo(model, Preprocess((32, 32)))
+        source = save_checkpoint(tmp_path / "source", tensors, info)
+        with pytest.raises(OutputError, match="cannot express") as caught:
+            convert(source, tmp_path / "x", "transformers")
+        assert hint in str(caught.value.hint)
 
 
 def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:

@@ -125,8 +125,9 @@ def plan_convert(
     layout = layout_of(target)
     if problems := layout.refusals(info.model):
         hint = "use vit's own layout: a directory or a .safetensors file as DST, without --to"
-        if any("pre_logits" in problem for problem in problems):
-            hint = "pass --drop-head to leave out the head and pre_logits"
+        headless, _ = change(info, tensors, Changes(drop_head=True))
+        if not layout.refusals(headless.model):
+            hint = "pass --drop-head to leave out the head and the pre_logits layer before it"
         raise OutputError(
             f"the layout {target} cannot express this model: {', '.join(problems)}",
             where=source.file,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vitcli.architectures import variant_name
 from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size
 from vitcli.devices import free_memory, ran_out_of_memory
 from vitcli.errors import ConfigError
@@ -127,7 +128,7 @@ def plan_of(run: Run) -> Plan:
         forwards = len(splits.train) + val_images
         images, micro_batches = forwards // run.ranks.count, 1
     return Plan(
-        model=str(run.info.provenance.get("parent") or config.variant),
+        model=str(run.info.provenance.get("parent") or variant_name(model)),
         parameters=model.num_params(),
         trained_parameters=trained,
         resolution=model.image_size,
