@@ -69,7 +69,7 @@ class TrainConfig:
         "Number of training images; required if shards at URLs have no sizes.json next to them.",
         DATA,
         requires=Requirement(
-            "requires --data with URLs of shards",
+            "requires --data to be shards at URLs",
             lambda run: run.data.is_remote and not run.data.path.startswith(HUB),
         ),
         min=1,
@@ -80,7 +80,8 @@ class TrainConfig:
         "Number of parallel streams, over all workers, for reading shards at URLs or a dataset on "
         "the Hub; it affects the order of the images.  [default: the number of shards, at most 64]",
         requires=Requirement(
-            "requires --data with URLs or a dataset on the Hub", lambda run: run.data.is_remote
+            "requires --data to be shards at URLs or a dataset on the Hub",
+            lambda run: run.data.is_remote,
         ),
         min=1,
     )
@@ -97,8 +98,8 @@ class TrainConfig:
             "": "Model to start from: a name (see `vit models`), run directory, checkpoint file "
             "or Hub repo.  [default: none (random weights)]",
             "finetune": "Model to start from: a name (see `vit models`), run directory, checkpoint "
-            "file or Hub repo.  [default: vit-b16-i21k, or default-pretrained if that is not "
-            "downloaded and the Hub cannot be reached]",
+            "file or Hub repo.  [default: vit-b16-i21k; default-pretrained if "
+            "vit-b16-i21k is not downloaded and the Hub cannot be reached]",
         },
     )
     keep_head: bool = option(
@@ -145,7 +146,7 @@ class TrainConfig:
         "--posemb-method",
         "Interpolation method for position embeddings.",
         requires=Requirement(
-            "has no effect unless a pre-trained model is resized with --resolution",
+            "has no effect unless --resolution resizes position embeddings",
             lambda run: bool(run.resolution) and (run.task == "finetune" or bool(run.model)),
         ),
     )
@@ -468,7 +469,7 @@ class TrainConfig:
     rank_timeout: float = option(
         600.0,
         "--rank-timeout SECONDS",
-        "With several devices: stop the run if one of them does not respond for this long.",
+        "With several devices: stop the run if a rank does not respond for this long.",
         on_resume=True,
         requires=DEVICES,
         above=0,
@@ -500,7 +501,7 @@ class TrainConfig:
             raise ConfigError("several values of --lr require --objective classify")
         if self.batch_size and self.batch_size < (self.accumulate or 1):
             raise ConfigError(
-                f"--grad-accum {self.accumulate} exceeds batch size {self.batch_size}"
+                f"--grad-accum {self.accumulate} exceeds --batch-size {self.batch_size}"
             )
         # Bilinear, because it may be the model's that goes with antialias=False.
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})

@@ -85,7 +85,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "2 missing: " in text and "norm.bias (48)" in text
     assert "blocks.0.norm1.weight (48)" in text
     assert "1 unexpected: mask_token (1, 1, 48)" in text
-    assert "1 with a wrong shape: head.weight is (10, 40), not (10, 48)" in text
+    assert "1 with a wrong shape: head.weight (10, 40) instead of (10, 48)" in text
 
 
 def test_a_table_in_16_bits_is_resized_in_float32(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def write(job: Conversion, force: bool = False) -> None:
     if job.output.exists() and not force:
         hint = "use --force to replace it"
         if not job.is_file:
-            hint = "choose another DST, or use --force to write into it"
+            hint = "choose another DST, or use --force to write into this directory"
         raise OutputError("already exists", where=job.output, hint=hint)
     file = job.output if job.is_file else job.output / "model.safetensors"
     if os.path.realpath(file) == os.path.realpath(job.source.file):

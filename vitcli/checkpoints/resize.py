@@ -138,9 +138,9 @@ def plan_resize(
     path = Path(os.path.expanduser(spec))
     if output is None and not path.exists():
         raise OutputError(
-            "not a local file, so the output needs a name",
+            "a name and not a path, so the output needs a path",
             where=spec,
-            hint="pass -o, such as -o larger",
+            hint="add --output, such as -o larger",
         )
     opened = read.open_checkpoint(spec, old_grid, **fetching)
     old, info = opened.info.model, opened.info

@@ -40,7 +40,7 @@ class Bench(Fetching):
     max_batch: int = option(
         4096,
         "--max-batch N",
-        "Upper limit when searching for the largest batch that fits; + behind a result means that "
+        "Upper limit of the search for the largest batch that fits; a + after a result means that "
         "it was reached.",
         min=1,
     )

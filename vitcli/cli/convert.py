@@ -39,8 +39,8 @@ class Convert(Fetching):
     to: str | None = option(
         None,
         f"--to {'|'.join(formats())}",
-        "Layout to write. vit, also called timm, is timm's; transformers is a directory; vit-npz "
-        "(vit_jax's), bit-npz (BiT's) and big_vision are .npz files.  [default: vit-npz or bit-npz "
+        "Layout to write: vit (also called timm) for timm's; transformers, a directory; or, as a "
+        ".npz file, vit-npz (vit_jax), bit-npz (BiT) or big_vision.  [default: vit-npz or bit-npz "
         "if DST ends in .npz, else vit]",
         parse=_parse_layout,
     )

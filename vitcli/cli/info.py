@@ -74,7 +74,8 @@ def info(args: Info) -> None:
 
     Reads only the header of a checkpoint; a model on the Hub is downloaded first (`vit models show`
     describes one without downloading it). With --images, also prints the FLOPs of training: 3 x
-    forward pass x images x epochs, counting convolutions and matrix products without the head.
+    forward pass x images x epochs, counting convolutions and matrix products, except those of the
+    head.
 
     \b
     Examples:
@@ -197,7 +198,7 @@ def _sizes(config: Architecture) -> str:
         f"{counted(config.num_heads, 'head')}, MLP {config.mlp_dim}"
     )
     if config.stem and not config.stem.depths:
-        return f"{vit}, after the first convolution of a ResNet, with {config.stem.width} channels"
+        return f"{vit}, after a ResNet's first convolution ({config.stem.width} channels)"
     return f"{vit}, after a ResNet with {_stages(config.stem)}" if config.stem else vit
 
 

@@ -31,8 +31,8 @@ INPUT = "Input"
 """A heading."""
 CHECKPOINT = "Run directory, checkpoint file of any layout, model name, or Hub repo."
 DEVICES = (
-    "Number of devices of this machine to run on, with one process for each; on a CPU, the "
-    "processes share the cores. For several machines, use torchrun.  [default: 1]"
+    "Number of devices on this machine to use, with one process (rank) for each; on a CPU, the "
+    "ranks share the cores. For several machines, use torchrun.  [default: 1]"
 )
 RESIZED = "Input size in pixels; position embeddings are resized to match.  [default: the model's]"
 

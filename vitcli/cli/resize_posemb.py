@@ -31,7 +31,7 @@ class ResizePosemb(Fetching):
     resolution: Size | None = option(
         None,
         "--resolution N|HxW",
-        "New image size in pixels, for example 384; alternative to --grid.",
+        "New input size in pixels, for example 384; alternative to --grid.",
         parse=parse_size,
     )
     posemb_method: PosembMethod = option(
@@ -58,7 +58,7 @@ class ResizePosemb(Fetching):
 
 @command(ResizePosemb)
 def resize_posemb(args: ResizePosemb) -> None:
-    """Resize a checkpoint's position embeddings for another image size.
+    """Resize a checkpoint's position embeddings for another input size.
 
     All other tensors are copied unchanged. Accuracy drops until the model is fine-tuned at the new
     size.
@@ -105,7 +105,7 @@ def resize_posemb(args: ResizePosemb) -> None:
     if not job.resized:
         return
     old = "{} x {}".format(*job.models[0].grid)
-    change = f"resized back to {old}, the embeddings would differ by {job.difference():.2%}"
+    change = f"resizing back to {old} would change the embeddings by {job.difference():.2%}"
     if args.writing.dry_run:
         output.line(change)
     else:

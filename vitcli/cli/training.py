@@ -65,7 +65,7 @@ class Start(Fetching):
     max_restarts: int = option(
         0,
         "--max-restarts N",
-        "With --devices: if a process fails, restart all from the last state, up to N times.",
+        "With --devices: if a rank fails, restart all from the last saved state, up to N times.",
         min=0,
     )
 

@@ -256,7 +256,8 @@ def require_known(
     others = f"{owner} has {listed((label.name for label in classes), 8)}"
     others = f"{hint}; {others}" if hint else others
     raise DataError(
-        f"the {len(classes):,} classes of {owner} do not include {names}",
+        f"{names} {'is' if len(missing) == 1 else 'are'} not among the {len(classes):,} classes of "
+        f"{owner}",
         where=where,
         hint=f"the dataset has no class names: {NAME_THEM}" if unnamed else others,
     )

@@ -56,11 +56,14 @@ class watch(TorchFunctionMode):
 
 def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
     """Raises ConfigError where the model has no such block or head (both count from 0)."""
-    config = model.config
-    for name, value, count in (("block", layer, config.depth), ("head", head, config.num_heads)):
+    for option, name, value, count in (
+        ("--layer", "block", layer, model.config.depth),
+        ("--head", "head", head, model.config.num_heads),
+    ):
         if value is not None and not 0 <= value < count:
             raise ConfigError(
-                f"the model has no {name} {value}", hint=f"its {name}s are 0 to {count - 1}"
+                f"{option} {value}: the model has no such {name}",
+                hint=f"its {name}s are 0 to {count - 1}",
             )
 
 

@@ -191,7 +191,7 @@ def check_keys(expected: Shapes, found: Shapes, where: object, config: Path | No
         "missing": [f"{n} {_shape(s)}" for n, s in expected.items() if n not in found],
         "unexpected": [f"{n} {_shape(s)}" for n, s in found.items() if n not in expected],
         "with a wrong shape": [
-            f"{name} is {_shape(found[name])}, not {_shape(shape)}"
+            f"{name} {_shape(found[name])} instead of {_shape(shape)}"
             for name, shape in expected.items()
             if name in found and tuple(found[name]) != tuple(shape)
         ],
@@ -199,7 +199,7 @@ def check_keys(expected: Shapes, found: Shapes, where: object, config: Path | No
     problems = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
     if problems:
         named = "the model's description" if config is None else config
-        hint = "if config.json describes another checkpoint, move this file to another directory"
+        hint = f"if {config} belongs to another checkpoint, move the weights to another directory"
         raise CheckpointError(
             f"the tensors do not match {named}: {'; '.join(problems)}",
             where=where,

@@ -303,8 +303,9 @@ def read_train_config(path: str | Path) -> TrainConfig:
         what = f"cannot be read: {error.strerror or error}"
         raise RunError(what, where=path, hint=hint) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        reason = "" if isinstance(error, KeyError) else f": {error}"
-        raise RunError(f"not the configuration of a run{reason}", where=path, hint=hint) from error
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        what = f"not the configuration of a run: {reason}"
+        raise RunError(what, where=path, hint=hint) from error
 
 
 def continued(config: TrainConfig) -> TrainConfig:
