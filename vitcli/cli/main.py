@@ -138,9 +138,8 @@ def _refuse(error: Any, command: str) -> NoReturn:
     what, _, meant = what.partition(" Did you mean ")
     if hasattr(error, "possibilities"):  # an unknown option
         what = f"no such option '{error.option_name}'"
-        near = [f"'{name}'" for name in error.possibilities or ()]
-        meant = f"{either(near)}?" if near else ""
-    hint = hint or (f"did you mean {meant}" if meant else "")
+        meant = f"{either(error.possibilities)}?" if error.possibilities else ""
+    hint = hint or (f"did you mean {meant}" if meant else "").replace("'", "")
     if what[1:2].islower():  # Typer's sentences, such as "Missing option '--data'."
         what = what[0].lower() + what[1:].removesuffix(".")
     context = getattr(error, "ctx", None)  # knows the command of a group; not every error has it
