@@ -87,6 +87,7 @@ class ClassLabel(NamedTuple):
 DATA = "Data and model"
 AUGMENTATION = "Augmentation and regularization"
 FEWSHOT = "Protocol"
+MACHINE = "Machine"
 
 
 _LOCAL_KINDS = (

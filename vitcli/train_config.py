@@ -16,6 +16,7 @@ from vitcli.config import (
     CHANGE_PREPROCESS,
     DATA,
     HUB,
+    MACHINE,
     Architecture,
     AugmentConfig,
     DataConfig,
@@ -44,7 +45,6 @@ RECIPE = "Recipe"
 LOSS = "Loss"
 PATCHES = "Patches and pixels"
 RUN = "Run"
-MACHINE = "Machine"
 
 NEW_MODEL = Requirement(
     "cannot be combined with --model: the checkpoint determines the architecture",

@@ -12,10 +12,9 @@ from vitcli.cli import output
 from vitcli.cli.info import at_resolution, named_architecture
 from vitcli.cli.options import INPUT, Fetching, parse_figure, read_checkpoint
 from vitcli.cli.parameters import UsageError, command
-from vitcli.config import Architecture, Size
+from vitcli.config import MACHINE, Architecture, Size
 from vitcli.fields import option, parse_device, parse_sizes
 from vitcli.hub import registry
-from vitcli.train_config import MACHINE
 from vitcli.words import counted, size_text
 
 if TYPE_CHECKING:

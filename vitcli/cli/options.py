@@ -13,9 +13,8 @@ import typer
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHERS
-from vitcli.config import CHANGE_PREPROCESS, PosembMethod, Preprocess, Size
+from vitcli.config import CHANGE_PREPROCESS, MACHINE, PosembMethod, Preprocess, Size
 from vitcli.fields import key_value, option, parse_device, parse_grid, parse_size
-from vitcli.train_config import MACHINE
 from vitcli.words import either
 
 if TYPE_CHECKING:

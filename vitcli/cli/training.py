@@ -17,12 +17,12 @@ from vitcli.cli.launch import spread
 from vitcli.cli.options import DEVICES, Fetching
 from vitcli.cli.parameters import UsageError, check_effects, command, given_options, replaced
 from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
-from vitcli.config import TASK_DEFAULTS, DataConfig
+from vitcli.config import MACHINE, TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import PresetName, PretrainName, recipe
-from vitcli.train_config import MACHINE, RECIPE, RUN, TrainConfig
+from vitcli.train_config import RECIPE, RUN, TrainConfig
 from vitcli.words import counted
 
 Task = Literal["pretrain", "finetune"]
