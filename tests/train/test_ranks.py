@@ -137,6 +137,29 @@ def test_muon_learns_the_same_on_several_ranks(colours, tmp_path):
     assert difference(tmp_path / "one", tmp_path / "two") < five_deviations
 
 
+LITTLE_MEMORY = """
+import os
+from vitcli.cli.main import main
+from vitcli.train import plan
+plan.free_memory = lambda device: 1e5 if os.environ["RANK"] == "1" else 1e12
+main()
+"""
+
+
+def test_ranks_with_less_memory_decide_the_micro_batches(colours, tmp_path):
+    """FSDP2 communicates in each, so that ranks with different numbers would wait forever."""
+    script, output = tmp_path / "vit.py", tmp_path / "run"
+    script.write_text(LITTLE_MEMORY)
+    recipe = [option for option in RECIPE if not option.startswith("--grad-accum")]
+    where = ("--data", str(colours), "-o", str(output), "--shard", "--rank-timeout=60")
+    launched = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script)]
+    command = [*launched, "pretrain", *where, "--steps=2", *recipe]
+    done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=300)
+    assert done.returncode == 0, done.stderr
+    plans = [event for event in map(json.loads, done.stdout.splitlines()) if "grad_accum" in event]
+    assert [plan["grad_accum"] > 1 for plan in plans] == [True]
+
+
 @pytest.mark.parametrize("machines", [1, 2])
 def test_torchrun_starts_the_same_run(colours, tmp_path, alone, machines):
     """On two machines, one of which is a second launcher on this one."""

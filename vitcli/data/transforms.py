@@ -16,6 +16,7 @@ from vitcli.config import AugmentConfig, Preprocess, Size
 from vitcli.data.fit import Fit
 from vitcli.data.images import Encoded, load, open_image
 from vitcli.data.randaugment import randaugment
+from vitcli.devices import to_device
 
 Box = tuple[float, float, float, float]
 """(left, upper, right, lower) in pixels, as Pillow has it."""
@@ -28,8 +29,8 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
     """uint8 (..., 3, H, W) in [0, 255] -> float32, (x / 255 - mean) / std, on its device."""
-    mean = torch.tensor(preprocess.mean, device=images.device).view(3, 1, 1)
-    std = torch.tensor(preprocess.std, device=images.device).view(3, 1, 1)
+    mean = to_device(torch.tensor(preprocess.mean).view(3, 1, 1), images.device)
+    std = to_device(torch.tensor(preprocess.std).view(3, 1, 1), images.device)
     return images.to(torch.float32, copy=True).sub_(255 * mean).div_(255 * std)
 
 

@@ -43,11 +43,15 @@ def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
 def prepare_blocks(objective: nn.Module, checkpointing: bool, compiled: bool) -> None:
     """Lets each block store its input only and recompute the rest in the backward pass
     (`checkpointing`), and has torch.compile compile it at its first call."""
-    for block in blocks(objective):
-        if checkpointing:
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    found = blocks(objective)
+    if compiled:  # a block with a drop rate or sizes of its own is compiled anew; the default is 8
+        dynamo = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(found))
+    for block in found:
         if compiled:
-            block.compile()
+            block.forward = torch.compile(block.forward)
+        if checkpointing:  # outermost: inside it nothing would be compiled otherwise
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn.Module:
@@ -55,7 +59,9 @@ def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn
     if ranks.count == 1 or isinstance(objective, FSDPModule):
         return objective
     devices = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        objective, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
 
 
 @contextlib.contextmanager

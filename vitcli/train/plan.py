@@ -161,7 +161,9 @@ def seconds_per_image(run: Run) -> float:
     Raises:
         RunError: one image needs more memory than there is.
     """
-    count = max(1, min(32, -(-len(run.part) // run.micro_batches)))
+    count = max(1, -(-len(run.part) // run.micro_batches))
+    if run.device.type == "cpu" and not run.config.compile:  # elsewhere, fewer would be slower
+        count = min(count, 32)
     with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
         set_training(run.objective, run.config.freeze)
         while True:
