@@ -39,6 +39,8 @@ def choose_device(name: str) -> torch.device:
             if machine.is_launched():
                 hint += ": start at most as many ranks, or use --device cpu"
         raise ConfigError(f"device '{name}' is not available", hint=hint)
+    if kind == "cuda":  # by default, convolutions round float32 to TF32
+        torch.backends.cudnn.allow_tf32 = False
     return torch.device(name)
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,6 +74,7 @@ def train_batches(
     balanced: bool = False,
     part: range | None = None,
     lead: int = 0,
+    pin: bool = False,
 ) -> Generator[Batch]:
     """Each global batch, or a part of it, for the steps start_step .. steps - 1.
 
@@ -84,6 +85,8 @@ def train_batches(
             of the lane.
         part: places in the global batch; None: all.
         lead: images before the part that come with it; before the first image is the last one.
+        pin: whether batches are put into pinned memory, from which CUDA copies while computing;
+            a thread then receives the chunks.
 
     Raises:
         ImageError: no image of a class can be read.
@@ -92,7 +95,7 @@ def train_batches(
     places = np.arange(part.start - lead, part.stop) % batch_size
     if isinstance(source, Stream):
         lanes = _Lanes(source, transform, seed, batch_size, places, range(start_step, steps))
-        chunks = _load(lanes, None, min(workers, len(places)), prefetch=2)
+        chunks = _load(lanes, None, min(workers, len(places)), prefetch=2, pin=pin)
     else:
         if not len(source):
             raise DataError("there are no images to train on", where=source.root)
@@ -107,7 +110,7 @@ def train_batches(
         )
         ahead = 2 * len(places)  # two batches in all
         prefetch = max(1, ahead // (size * max(workers, 1)))
-        chunks = _load(_Images(source, transform, seed), orders, workers, prefetch)
+        chunks = _load(_Images(source, transform, seed), orders, workers, prefetch, pin)
     # A program that ends with batches left over would wait forever for the workers, which ignore
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
@@ -121,12 +124,19 @@ def train_batches(
             gathered.append(chunk)
             if sum(len(chunk.labels) for chunk in gathered) == len(places):
                 arrays = zip(*(chunk[:3] for chunk in gathered), strict=True)
-                pixels, labels, indices = map(torch.from_numpy, map(np.concatenate, arrays))
+                pixels, labels, indices = (_joined(parts, pin) for parts in arrays)
                 yield pixels, labels, indices
                 gathered = []
     finally:
         chunks.close()
         atexit.unregister(chunks.close)
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], pin: bool) -> torch.Tensor:
+    """Arrays one behind the other, as one tensor."""
+    tensors = [torch.from_numpy(part) for part in parts]
+    shape = (sum(map(len, tensors)), *tensors[0].shape[1:])
+    return torch.cat(tensors, out=torch.empty(shape, dtype=tensors[0].dtype, pin_memory=pin))
 
 
 class _Images(Dataset[_Chunk | VitError]):
@@ -237,7 +247,7 @@ def _chunk(
 
 
 def _load(
-    dataset: Any, orders: Iterator[Any] | None, workers: int, prefetch: int
+    dataset: Any, orders: Iterator[Any] | None, workers: int, prefetch: int, pin: bool
 ) -> Generator[_Chunk | VitError]:
     """The chunks that worker processes make, in order; without workers, this process."""
     others = set(multiprocessing.active_children())
@@ -251,6 +261,7 @@ def _load(
                 num_workers=workers,
                 prefetch_factor=prefetch if workers else None,
                 collate_fn=_unchanged,
+                pin_memory=pin,  # of numpy arrays nothing is copied
                 worker_init_fn=_start_worker,
                 # Forked workers share the index arrays and start at once; macOS and Windows cannot.
                 multiprocessing_context="fork" if workers and sys.platform == "linux" else None,

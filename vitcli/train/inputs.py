@@ -116,6 +116,7 @@ class Images:
             on_unreadable=run.skip,
             part=run.part,
             lead=self.lead,
+            pin=run.device.type == "cuda",
         ):
             images = to_float(to_device(pixels, run.device), run.preprocess)
             yield images, to_device(labels, run.device)

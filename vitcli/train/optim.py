@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
 from vitcli.devices import multiplies_bf16
@@ -58,6 +59,25 @@ class _InFloat32(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return args[0].clone() if func is Tensor.bfloat16 else func(*args, **(kwargs or {}))
+
+
+class MovingAverage(AveragedModel):
+    """An exponential moving average of a model's parameters. torch's own moves its count of updates
+    to the device in every step, for which a CPU waits until the GPU has done all work."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        average = get_ema_multi_avg_fn(decay)
+        super().__init__(model, multi_avg_fn=average)
+        self.average = average
+
+    def update_parameters(self, model: nn.Module) -> None:
+        """Takes over the model's parameters, or after the first time a part of them."""
+        if self.n_averaged == 0:
+            super().update_parameters(model)
+        else:
+            own = [p.detach() for p in self.module.parameters()]
+            self.average(own, [p.detach() for p in model.parameters()], self.n_averaged)
+            self.n_averaged += 1
 
 
 class Optimizer(NamedTuple):

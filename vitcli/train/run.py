@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt
@@ -24,6 +23,7 @@ from vitcli.models.vit import ViT
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution, OnEvent
 from vitcli.train.objectives import Objective
+from vitcli.train.optim import MovingAverage
 from vitcli.train.parallel import whole
 from vitcli.train_config import TrainConfig
 from vitcli.words import counted
@@ -69,7 +69,7 @@ class Run:
     """Without gaps: `plan.py` has filled them."""
     directory: RunDirectory
     objective: Objective
-    averaged: AveragedModel | None
+    averaged: MovingAverage | None
     """The Polyak average of the objective over the steps (`TrainConfig.ema`)."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler

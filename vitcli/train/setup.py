@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributed import is_nccl_available
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitcli
 from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text
@@ -34,7 +33,7 @@ from vitcli.train.inputs import counting
 from vitcli.train.mae import MaskedAutoencoder
 from vitcli.train.masked_patch import MaskedPatches
 from vitcli.train.objectives import Classification, Objective
-from vitcli.train.optim import build_optimizer, freeze
+from vitcli.train.optim import MovingAverage, build_optimizer, freeze
 from vitcli.train.plan import MAE_RATE, fill_gaps
 from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
@@ -99,9 +98,7 @@ def prepare(
     for text in (objective.note, loaded):
         if text:
             on_event(Note(text))
-    averaged = None
-    if config.ema:
-        averaged = AveragedModel(objective, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
+    averaged = MovingAverage(objective, config.ema) if config.ema else None
     if config.shard:
         for module in (objective, averaged.module) if averaged else (objective,):
             parallel.shard(module, device, ranks)
