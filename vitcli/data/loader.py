@@ -85,8 +85,7 @@ def train_batches(
             of the lane.
         part: places in the global batch; None: all.
         lead: images before the part that come with it; before the first image is the last one.
-        pin: whether batches are put into pinned memory, from which CUDA copies while computing;
-            a thread then receives the chunks.
+        pin: whether batches are put into pinned memory, from which CUDA copies while computing.
 
     Raises:
         ImageError: no image of a class can be read.
@@ -95,7 +94,7 @@ def train_batches(
     places = np.arange(part.start - lead, part.stop) % batch_size
     if isinstance(source, Stream):
         lanes = _Lanes(source, transform, seed, batch_size, places, range(start_step, steps))
-        chunks = _load(lanes, None, min(workers, len(places)), prefetch=2, pin=pin)
+        chunks = _load(lanes, None, min(workers, len(places)), prefetch=2)
     else:
         if not len(source):
             raise DataError("there are no images to train on", where=source.root)
@@ -110,7 +109,7 @@ def train_batches(
         )
         ahead = 2 * len(places)  # two batches in all
         prefetch = max(1, ahead // (size * max(workers, 1)))
-        chunks = _load(_Images(source, transform, seed), orders, workers, prefetch, pin)
+        chunks = _load(_Images(source, transform, seed), orders, workers, prefetch)
     # A program that ends with batches left over would wait forever for the workers, which ignore
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
@@ -247,7 +246,7 @@ def _chunk(
 
 
 def _load(
-    dataset: Any, orders: Iterator[Any] | None, workers: int, prefetch: int, pin: bool
+    dataset: Any, orders: Iterator[Any] | None, workers: int, prefetch: int
 ) -> Generator[_Chunk | VitError]:
     """The chunks that worker processes make, in order; without workers, this process."""
     others = set(multiprocessing.active_children())
@@ -261,7 +260,6 @@ def _load(
                 num_workers=workers,
                 prefetch_factor=prefetch if workers else None,
                 collate_fn=_unchanged,
-                pin_memory=pin,  # of numpy arrays nothing is copied
                 worker_init_fn=_start_worker,
                 # Forked workers share the index arrays and start at once; macOS and Windows cannot.
                 multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
