@@ -19,8 +19,9 @@ def plenty_of_memory(monkeypatch):
     monkeypatch.setattr(plan, "free_memory", lambda device: 64e9)
 
 
-def planned(n: int, device: torch.device = GPU, **fields) -> TrainConfig:
-    return fill_gaps(TrainConfig(data=DataConfig("x"), output="y", **fields), MODEL, n, device)
+def planned(n, device=GPU, dtype=torch.float32, **fields) -> TrainConfig:
+    config = TrainConfig(data=DataConfig("x"), output="y", **fields)
+    return fill_gaps(config, MODEL, n, device, dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,8 @@ def test_little_memory_splits_the_batch(monkeypatch):
     config = planned(50_000)
     assert config.accumulate > 4
     assert planned(50_000, batch_size=131).accumulate < 131  # of a prime number of images
+    assert planned(50_000, dtype=torch.bfloat16).accumulate < 0.6 * config.accumulate
+    assert planned(50_000, grad_checkpointing=True).accumulate < 0.3 * config.accumulate
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e3)
     assert planned(50_000).accumulate == 512
 

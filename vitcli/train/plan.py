@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitcli.architectures import variant_name
-from vitcli.config import Architecture, BiTConfig, ResNetConfig, Size
+from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
 from vitcli.devices import free_memory, ran_out_of_memory
 from vitcli.errors import ConfigError
 from vitcli.machine import cpu_cores
@@ -22,7 +22,12 @@ from vitcli.words import counted
 
 
 def fill_gaps(
-    config: TrainConfig, model: Architecture, train_size: int, device: torch.device, ranks: int = 1
+    config: TrainConfig,
+    model: Architecture,
+    train_size: int,
+    device: torch.device,
+    ranks: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> TrainConfig:
     """Decides what the configuration leaves open, from the number of training images n.
 
@@ -34,8 +39,8 @@ def fill_gaps(
       (`default_rate`).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
     - evaluation: 20 times per run, at least 10 steps apart; metrics 100 times or more.
-    - micro-batches: as large as half of the free memory of a rank holds; on a CPU, which larger
-      ones do not speed up, at most 128 images.
+    - micro-batches: as large as half of the free memory of a rank holds, at a precision of `dtype`;
+      on a CPU, which larger ones do not speed up, at most 128 images.
 
     Raises:
         ConfigError: a batch has fewer images than there are ranks.
@@ -55,10 +60,11 @@ def fill_gaps(
         steps = _auto_steps(pretrain, train_size, batch, device.type == "cpu")
     workers = 1 if device.type == "cpu" else min(cpu_cores(), 16)
     config = dataclasses.replace(config, batch_size=batch, steps=steps)
+    per_rank = _largest_micro_batch(model, device, dtype, config.grad_checkpointing)
     gaps = {k: v for k, v in auto_values(config).items() if getattr(config, k) is None}
     return dataclasses.replace(
         config,
-        accumulate=config.accumulate or _micro_batches(batch, model, device, ranks),
+        accumulate=config.accumulate or -(-batch // (ranks * per_rank)),
         resolution=model.image_size,
         workers=workers if config.workers is None else config.workers,
         **gaps,
@@ -96,25 +102,25 @@ def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> in
     return min(steps, max(100, 10 * train_size // batch)) if on_cpu else steps
 
 
-def _micro_batches(batch: int, model: Architecture, device: torch.device, ranks: int) -> int:
-    """In how many parts a batch, split over the ranks, fits into memory. A block keeps about 16
-    vectors of D and 3 of mlp_dim per token for its backward pass, at most 4 bytes a value."""
-    if isinstance(model, BiTConfig):
-        per_image = _resnet_bytes(model.resnet, model.image_size)
-    else:
-        per_token = (16 * model.width + 3 * model.mlp_dim) * 4
-        per_image = model.num_tokens * model.depth * per_token
-        per_image += _resnet_bytes(model.stem, model.image_size) if model.stem else 0
-    fits = max(1, int(free_memory(device) // 2 // per_image))
-    if device.type == "cpu":
-        fits = min(fits, 128)
-    return -(-batch // (ranks * fits))
+def _largest_micro_batch(
+    model: Architecture, device: torch.device, dtype: torch.dtype, checkpointing: bool
+) -> int:
+    """How many images fit into memory. A block keeps about 16 vectors of D and 3 of mlp_dim per
+    token for its backward pass; with `checkpointing`, all but one keep their input only."""
+    resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
+    kept = _resnet_values(resnet, model.image_size) if resnet else 0
+    if isinstance(model, ModelConfig):
+        block = 16 * model.width + 3 * model.mlp_dim
+        blocks = block + 2 * model.depth * model.width if checkpointing else block * model.depth
+        kept += model.num_tokens * blocks
+    fits = max(1, int(free_memory(device) // 2 // (kept * dtype.itemsize)))
+    return min(fits, 128) if device.type == "cpu" else fits
 
 
-def _resnet_bytes(resnet: ResNetConfig, image_size: Size) -> int:
+def _resnet_values(resnet: ResNetConfig, image_size: Size) -> int:
     """What a ResNet keeps for its backward pass: a feature map before and after every norm and
     ReLU, so about 3 per convolution."""
-    return sum(3 * 4 * layer.outputs for layer in resnet.layers(image_size))
+    return sum(3 * layer.outputs for layer in resnet.layers(image_size))
 
 
 def plan_of(run: Run) -> Plan:

@@ -88,7 +88,7 @@ def prepare(
         config = dataclasses.replace(config, streams=splits.train.lanes)
     if config.objective == "mae" and config.lr is None:
         on_event(Note(f"learning rate: {MAE_RATE:g} x batch size / 256"))
-    config = fill_gaps(config, info.model, len(splits.train), device, ranks.count)
+    config = fill_gaps(config, info.model, len(splits.train), device, ranks.count, dtype)
     # FSDP2 communicates in every micro-batch, and one rank may have less memory than others.
     config = dataclasses.replace(config, accumulate=ranks.largest(config.accumulate or 1)[0])
     _warn(config, info.model, ranks.count, on_event)
