@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN, sharded
@@ -20,7 +21,7 @@ from vitcli.config import (
     model_config,
 )
 from vitcli.data.dataset import open_dataset
-from vitcli.errors import ConfigError
+from vitcli.errors import ConfigError, ImageError
 from vitcli.features import FeatureCache, cache_name, representation, source_features
 from vitcli.prediction import Predictor
 
@@ -166,3 +167,30 @@ def test_only_new_images_are_computed(tiny_checkpoint, image_folder, tmp_path, m
     np.testing.assert_array_equal(second[:2], first)
     (tmp_path / "no").write_text("not a directory")
     np.testing.assert_array_equal(run("no"), second)  # a cache that cannot be written
+
+
+def test_an_image_that_can_be_read_later_answers_for_no_other(
+    tiny_checkpoint, tmp_path, monkeypatch
+):
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    for level in (0, 100, 200):
+        Image.new("L", (8, 8), level).save(tmp_path / "data" / "a" / f"{level}.png")
+    made, source = (
+        predictor(tiny_checkpoint),
+        open_dataset(DataConfig(str(tmp_path / "data"))).train,
+    )
+    cache, read, left = FeatureCache("x", tmp_path), type(source).read, {}
+
+    def flaky(self, i):
+        left[i] -= 1
+        if left[i] >= 0:
+            raise ImageError("stale file handle", where=None)
+        return read(self, i)
+
+    monkeypatch.setattr(type(source), "read", flaky)
+    for image, failures in ((0, 1), (2, 2)):  # when it is hashed; and when it is decoded, too
+        left.update({0: 0, 1: 0, 2: 0, image: failures})
+        found, errors = source_features(made, cache, None, 1, False, source)
+        assert [*errors] == [2] * (failures == 2)
+        assert np.isnan(found).any(axis=1).tolist() == [False, False, failures == 2]
+    cache.close()

@@ -145,6 +145,22 @@ def test_order_is_kept_and_what_waits_is_bounded(encoded):
             assert got.shape == (8, 8, 3) and tuple(got[0, 0]) == (255, 0, 0)
 
 
+def test_answers_that_are_left_over_stop_the_search_for_images(tiny_checkpoint):
+    taken = 0
+
+    def images():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield Image.new("RGB", (32, 32))
+
+    answers = vitcli.predict(tiny_checkpoint, images())
+    next(answers)
+    answers.close()
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "find"])
+    assert taken < 600
+
+
 def test_large_images_wait_in_bounded_memory(encoded):
     drawn: list[int] = []
     size = (1200, 1200)

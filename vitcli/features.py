@@ -163,7 +163,7 @@ def source_features(
         hashes.append(b"")
         with contextlib.suppress(ImageError):
             hashes[i] = hashlib.sha256(source.read(i)).digest()
-        known = cache.get(hashes[i])
+        known = cache.get(hashes[i]) if hashes[i] else None
         if known is None:
             missing.append(i)
         else:
@@ -188,7 +188,7 @@ def source_features(
             )
         else:
             features[i] = vector
-            if ranks is None or ranks.is_first:
+            if (ranks is None or ranks.is_first) and hashes[i]:
                 cache.put(hashes[i], vector)
         on_progress(len(source) - len(missing) + done)
     return features, unreadable

@@ -81,6 +81,12 @@ def test_plots(evaluate, tmp_path, option):
     assert str(file) in result.stderr and min(Image.open(file).size) > 300
 
 
+def test_two_plots_cannot_be_one_file(evaluate, tmp_path):
+    file = tmp_path / "plot.png"
+    assert evaluate("--plot", file, "--reliability", file).exit_code == 2
+    assert not file.exists()
+
+
 def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
     other = shutil.copytree(data, tmp_path / "other")
     for file in (other / "dog").iterdir():

@@ -200,6 +200,8 @@ def test_a_model_without_classes_gives_features(
 def test_features_do_not_replace_the_model(vit, tiny_checkpoint, image_folder, tmp_path):
     model = Path(shutil.copy(tiny_checkpoint / "model.safetensors", tmp_path))
     config = Path(shutil.copy(tiny_checkpoint / "config.json", tmp_path))
+    weights = tmp_path / "weights.npz"
+    weights.write_bytes(b"weights")
     before = model.read_bytes(), config.read_bytes()
     for words in (
         ("-m", model, "--features", model),
@@ -207,9 +209,11 @@ def test_features_do_not_replace_the_model(vit, tiny_checkpoint, image_folder, t
         ("-m", tmp_path, "-o", config),
         ("-m", "default", "--features", model),
         ("-m", "default", "-o", model),
+        ("-m", "default", "--csv", "-o", weights),
     ):
         assert vit("predict", image_folder, *words).exit_code == 2, words
     assert (model.read_bytes(), config.read_bytes()) == before
+    assert weights.read_bytes() == b"weights"
 
 
 def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from data.preprocess_cases import IMAGES, NAMES
 from vitcli.data import images
 from vitcli.data.files import is_image
-from vitcli.data.images import decode
+from vitcli.data.images import decode, open_image
 from vitcli.errors import ImageError
 
 RED, GREEN, BLUE = (220, 30, 20), (20, 200, 40), (10, 40, 210)
@@ -80,6 +80,7 @@ def test_exif_behind_the_pixels_of_a_png_is_applied():
     end = data.index(b"IEND") - 4
     moved = data[:start] + data[start + length : end] + block + data[end:]
     assert decode(moved).size == (32, 48)
+    assert open_image(moved).size == open_image(data).size == (48, 32)
 
 
 # ---------------------------------------------------------------------------------------------

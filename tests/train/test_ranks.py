@@ -33,7 +33,7 @@ RECIPE = (
 )
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-VIT = (sys.executable, "-m", "vitcli")
+VIT = (sys.executable, "-P", "-m", "vitcli")
 
 
 def vit(*arguments: str, status: int = 0) -> str:
@@ -217,6 +217,8 @@ def test_answers_and_metrics_are_the_same_to_the_last_digit(
     }[command]
     (scratch := tmp_path / "scratch").mkdir()
     monkeypatch.setitem(ONE_THREAD, "TMPDIR", str(scratch))
+    (tmp_path / "random.py").write_text("raise ImportError('not for vit')")
+    monkeypatch.chdir(tmp_path)
     for devices in (1, 2, 3):
         monkeypatch.setitem(ONE_THREAD, "XDG_CACHE_HOME", str(tmp_path / f"cache-{devices}"))
         results.append(vit(command, *arguments, *model, f"--devices={devices}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -203,6 +204,9 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
         raise UsageError("--reliability requires a single --data and a single resolution")
     if args.predictions and sizes > 1:
         raise UsageError("--predictions requires a single resolution")
+    figures = [os.path.realpath(path) for path in (args.plot, args.reliability) if path]
+    if len(figures) > len({*figures}):
+        raise UsageError("--plot and --reliability must be different files")
     read = (*data, *model_files(args.model), args.classes, args.mapping, args.labels)
     spare(read, args.predictions, "'--predictions'")
     for name, path in (("'--plot'", args.plot), ("'--reliability'", args.reliability)):

@@ -64,4 +64,5 @@ def spread(devices: int | None, device: str = "auto", max_restarts: int = 0) -> 
         from vitcli.distributed import launch
 
         check_count(devices, device)
-        raise typer.Exit(launch(devices, ["-m", "vitcli", *sys.argv[1:]], max_restarts))
+        # -P: modules in the user's directory are not vit's.
+        raise typer.Exit(launch(devices, ["-P", "-m", "vitcli", *sys.argv[1:]], max_restarts))

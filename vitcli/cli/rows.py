@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 
 import typer
 
+from vitcli import weight_files
 from vitcli.cli import output
 from vitcli.words import either
 
@@ -109,7 +110,7 @@ def open_rows(
 
     formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
     suffix = Path(path).suffix.lower()
-    if format is None and suffix not in formats:
+    if (format is None and suffix not in formats) or suffix in weight_files.SUFFIXES:
         kinds = either(filter(None, formats))
         raise typer.BadParameter(f"'{path}' does not end in {kinds}", param_hint=option)
     with whole_file(path) as file:

@@ -54,7 +54,7 @@ class Decoder:
         self.pool = ThreadPoolExecutor(workers or min(32, cpu_cores()), "decode")
         # One more is in hand.
         self.waiting: queue.Queue[Future[Decoded] | None] = queue.Queue(self.ahead - 1)
-        self.ended = False
+        self.ended = self.closed = False
         self.failure: BaseException | None = None
         threading.Thread(target=self._find, name="find", daemon=True).start()
 
@@ -64,6 +64,7 @@ class Decoder:
     def __exit__(
         self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
+        self.closed = True
         self.pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(queue.Empty):  # room for `_find`, which sees the closed pool
             while True:
@@ -97,6 +98,8 @@ class Decoder:
     def _find(self) -> None:
         try:
             for image in self.images:
+                if self.closed:
+                    return
                 decoded: Future[Decoded] = Future()
                 if image.shared:
                     decoded.set_result(self._decode(image))

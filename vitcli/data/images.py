@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -84,6 +85,7 @@ def decode(image: Encoded, target: Size | None = None) -> Image.Image:
 def open_image(encoded: Encoded) -> Opened:
     """Reads an image's header; `load` decodes its pixels."""
     if isinstance(encoded, Image.Image):
+        _load_late_exif(encoded)
         return Opened(encoded, None, False, _orientation(encoded))
     where = None
     if not isinstance(encoded, (bytes, str, os.PathLike)):
@@ -110,7 +112,16 @@ def open_image(encoded: Encoded) -> Opened:
         if encoded.startswith(_MAGIC):
             what = "the image is damaged or cut short"
         raise ImageError(what, where=where) from error
+    if b"eXIf" in encoded:
+        _load_late_exif(image)
     return Opened(image, where, True, _orientation(image))
+
+
+def _load_late_exif(image: Image.Image) -> None:
+    """In a PNG, EXIF may follow the pixels. What cannot be decoded is `load`'s to report."""
+    if image.format == "PNG" and "exif" not in image.info:
+        with contextlib.suppress(Exception):
+            image.load()
 
 
 def _too_large(where: object) -> ImageError:
@@ -128,8 +139,6 @@ def load(opened: Opened, at_least: Size | None = None) -> Image.Image:
             width, height = at_least if orientation >= 5 else at_least[::-1]
             image.draft(image.mode, (width, height))
         image.load()
-        if orientation == 1 and image.format == "PNG":
-            orientation = _orientation(image)  # its EXIF may follow the pixels
         turn = _TURNS.get(orientation)
         rgb = to_rgb(image)
         return rgb if turn is None else rgb.transpose(turn)
