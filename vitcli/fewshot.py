@@ -221,7 +221,7 @@ def save_head(
         "made_by": f"vit fewshot (vitcli {__version__})",
         "command": command,
         "data": config.data.name,
-        "train_images": trial.shots * len(classes),
+        "train_images": trial.shots * int(np.count_nonzero(report.splits.images.counts())),
         "seed": trial.seed,
         "note": f"{counted(trial.shots, 'shot')}, "
         f"least squares with l2 {trial.l2:g} on frozen features",

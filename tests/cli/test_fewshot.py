@@ -177,6 +177,13 @@ def test_a_head_in_one_file(colours, tiny_checkpoint, tmp_path):
     assert fewshot(colours, tiny_checkpoint, *words, "--force").exit_code == 0
 
 
+def test_where_nothing_can_be_saved_nothing_is_computed(colours, tiny_checkpoint, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for save in ("file", "file/new", "file/new.safetensors"):
+        result = fewshot(colours, tiny_checkpoint, "--save", tmp_path / save)
+        assert (result.exit_code, result.stdout) == (1, "")
+
+
 def test_images_that_cannot_be_read_are_skipped_and_counted(greys, tiny_checkpoint, tmp_path):
     data = shutil.copytree(greys, tmp_path / "data")
     (data / "test" / "one" / "0.png").write_bytes(b"no image")

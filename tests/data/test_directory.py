@@ -246,12 +246,13 @@ def sorted_walk(directory: Path) -> list[str]:
     return sorted(walk(str(directory), Counter()))
 
 
-def test_directories_below_class_directories_are_listed_every_time(many):
-    (many / "a" / "more").mkdir()
-    (many / "a" / "more" / "1.jpg").write_bytes(jpeg(1))
+@pytest.mark.parametrize("name", ["more", "jpg"])
+def test_directories_below_class_directories_are_listed_every_time(many, name):
+    (many / "a" / name).mkdir()
+    (many / "a" / name / "1.jpg").write_bytes(jpeg(1))
     settle(many)
     assert len(open_split(DataConfig(str(many)))[0]) == 2101
-    (many / "a" / "more" / "2.jpg").write_bytes(jpeg(2))
+    (many / "a" / name / "2.jpg").write_bytes(jpeg(2))
     assert len(open_split(DataConfig(str(many)))[0]) == 2102
 
 

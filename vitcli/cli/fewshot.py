@@ -88,8 +88,12 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     output.check_writable(args.plot)
     from vitcli.fewshot import measure, model_file, save_head
 
-    if save is not None and model_file(Path(save)).exists() and not args.force:
-        raise OutputError("already exists", where=save, hint="use --force to replace it")
+    if save is not None:
+        file = model_file(Path(save))
+        if file.exists() and not args.force:
+            raise OutputError("already exists", where=save, hint="use --force to replace it")
+        there = next(directory for directory in file.parents if directory.exists())
+        output.check_writable(str(there / file.name))
     predictor = open_predictor(args, args.resolution)
     note_assumptions(predictor)
     with output.Meter("features") as meter:

@@ -46,7 +46,7 @@ def is_image(name: str) -> bool:
 
 
 def _suffix(name: str) -> str:
-    return name.rpartition(".")[2].lower()
+    return name.rpartition(".")[2].lower() if "." in name else ""
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:

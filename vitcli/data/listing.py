@@ -7,6 +7,7 @@ as much as the listing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -95,8 +96,8 @@ def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, boo
             found = [""]  # the error appears when it is read
         joined = _join(inner, found)
         if not _all_images(found, joined):
-            others = (entry for entry in found if not is_image(entry))
-            nested |= any(os.path.isdir(os.path.join(directory, entry)) for entry in others)
+            with contextlib.suppress(OSError), os.scandir(directory) as entries:
+                nested |= any(map(is_directory, entries))
             paths = (path[len(directory) + 1 :] for path in walk(directory, skipped))
             found = sorted(path.replace(os.sep, "/") for path in paths)
             joined = _join(inner, found)
