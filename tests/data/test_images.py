@@ -81,6 +81,9 @@ def test_exif_behind_the_pixels_of_a_png_is_applied():
     moved = data[:start] + data[start + length : end] + block + data[end:]
     assert decode(moved).size == (32, 48)
     assert open_image(moved).size == open_image(data).size == (48, 32)
+    middle = moved.index(b"IDAT") + 40
+    with pytest.raises(ImageError):
+        decode(moved[:middle] + bytes(40) + moved[middle + 40 :])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def decode(image: Encoded, target: Size | None = None) -> Image.Image:
 def open_image(encoded: Encoded) -> Opened:
     """Reads an image's header; `load` decodes its pixels."""
     if isinstance(encoded, Image.Image):
-        _load_late_exif(encoded)
+        _load_late_exif(encoded, None)
         return Opened(encoded, None, False, _orientation(encoded))
     where = None
     if not isinstance(encoded, (bytes, str, os.PathLike)):
@@ -113,15 +114,29 @@ def open_image(encoded: Encoded) -> Opened:
             what = "the image is damaged or cut short"
         raise ImageError(what, where=where) from error
     if b"eXIf" in encoded:
-        _load_late_exif(image)
+        _load_late_exif(image, where)
     return Opened(image, where, True, _orientation(image))
 
 
-def _load_late_exif(image: Image.Image) -> None:
-    """In a PNG, EXIF may follow the pixels. What cannot be decoded is `load`'s to report."""
+def _load_late_exif(image: Image.Image, where: str | None) -> None:
+    """In a PNG, EXIF may follow the pixels, which are then decoded at once."""
     if image.format == "PNG" and "exif" not in image.info:
-        with contextlib.suppress(Exception):
+        with _decoding(where):
             image.load()
+
+
+@contextlib.contextmanager
+def _decoding(where: str | None) -> Iterator[None]:
+    """Raises whatever Pillow raises inside as ImageError."""
+    try:
+        yield
+    except Image.DecompressionBombError:
+        raise _too_large(where) from None
+    except MemoryError as error:
+        raise ImageError("not enough memory to decode it", where=where) from error
+    except Exception as error:  # damaged pixels make Pillow raise anything
+        reason = str(error).partition("\n")[0] or "the data ends early"
+        raise ImageError(f"cannot be decoded: {reason}", where=where) from error
 
 
 def _too_large(where: object) -> ImageError:
@@ -132,23 +147,14 @@ def _too_large(where: object) -> ImageError:
 def load(opened: Opened, at_least: Size | None = None) -> Image.Image:
     """Decodes an open image as `decode` does; a JPEG at the smallest scale that is not below the
     (height, width) `at_least`."""
-    image = opened.image
-    orientation = opened.orientation
-    try:
+    image, turn = opened.image, _TURNS.get(opened.orientation)
+    with _decoding(opened.where):
         if at_least is not None and opened.owned and image.format in ("JPEG", "MPO"):
-            width, height = at_least if orientation >= 5 else at_least[::-1]
+            width, height = at_least if opened.orientation >= 5 else at_least[::-1]
             image.draft(image.mode, (width, height))
         image.load()
-        turn = _TURNS.get(orientation)
         rgb = to_rgb(image)
         return rgb if turn is None else rgb.transpose(turn)
-    except Image.DecompressionBombError:
-        raise _too_large(opened.where) from None
-    except MemoryError as error:
-        raise ImageError("not enough memory to decode it", where=opened.where) from error
-    except Exception as error:  # damaged pixels make Pillow raise anything
-        reason = str(error).partition("\n")[0] or "the data ends early"
-        raise ImageError(f"cannot be decoded: {reason}", where=opened.where) from error
 
 
 _TURNS = {
