@@ -126,6 +126,11 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def model_or_path(model: str) -> str:
+    """What `--model` takes, absolute if it is the path of something (as `hub/registry.py`)."""
+    return _absolute(model) if os.path.exists(os.path.expanduser(model)) else model
+
+
 def hub_or_path(path: str) -> str:
     """hf://datasets/org/name for what is no path here but can be a dataset on the Hub."""
     is_path = not _REPO.fullmatch(path) or os.path.exists(os.path.expanduser(path))

@@ -24,6 +24,7 @@ from vitcli.config import (
     PosembMethod,
     Preprocess,
     Size,
+    model_or_path,
 )
 from vitcli.errors import ConfigError
 from vitcli.fields import (
@@ -101,6 +102,7 @@ class TrainConfig:
             "file or Hub repo.  [default: vit-b16-i21k; default-pretrained if "
             "vit-b16-i21k is not downloaded and the Hub cannot be reached]",
         },
+        parse=model_or_path,
     )
     keep_head: bool = option(
         False,

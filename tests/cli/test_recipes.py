@@ -85,3 +85,13 @@ def test_json_of_a_sweep(images, parent, tmp_path):
     }  # fmt: skip
     assert kinds[-1] == "result" and events[-1]["val_top1"] >= 0 and result.stderr == ""
     assert all("trial" in event for event in events if event["event"] in ("train", "evaluation"))
+
+
+def test_a_run_starts_from_the_same_model_wherever_it_is_resumed(
+    images, parent, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(parent.parent)
+    result = finetune(images, parent.name, tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    record = json.loads((tmp_path / "run" / "config.json").read_text())["vit"]
+    assert record["train"]["model"] == str(parent) and record["provenance"]["parent"] == parent.name

@@ -34,6 +34,14 @@ def test_the_models_classes_are_kept():
     assert found.of_model.tolist() == found.first.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
+def test_the_forms_of_unicode_are_one_name():
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    model, data = (
+        (ClassLabel(name, name), ClassLabel("x", "x")) for name in (composed, decomposed)
+    )
+    assert align(data, [0, 1], model, MatchRules(), (), "pets").of_data.tolist() == [0, 1]
+
+
 def test_one_class_of_the_data_may_stand_for_several():
     found = aligned("dog", "cat", mapping={"cat": ["n02123045", "tiger cat"]})
     assert [label.name for label in found.classes[:4]] == ["cat", "crane", "crane", "dog"]

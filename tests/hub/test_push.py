@@ -142,7 +142,8 @@ def test_edits_of_a_runs_card_are_published(run, tmp_path):
     card = packed(run, tmp_path).directory / "README.md"
     old = card.read_text().replace("license: apache-2.0", "license: mit").replace(REPO, "run")
     old = old.replace("## How", f"{TABLE}\n\n## How").replace("## Use", f"{NOTES}\n\n## Use")
-    (run / "README.md").write_text(old.replace("- vitcli\n", ""))  # tags are edited, too
+    edited = old.replace("- vitcli\n", "")  # tags, too; and some editors write a BOM
+    (run / "README.md").write_text(edited, encoding="utf-8-sig")
     (run / "mine.png").write_bytes(b"\x89PNG")
     package = packed(run, tmp_path)
     text = package.files["README.md"].read_text()

@@ -256,6 +256,7 @@ def leave(code: Any) -> None:
     if run_exit_functions is None:
         sys.exit(code)
     gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would only interrupt the cleanup
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -4,6 +4,7 @@ A class is (id, name); names are not identities (ImageNet has two `crane`s)."""
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -198,7 +199,7 @@ class ClassIndex:
 
 
 def _plain(name: str) -> str:
-    return name.strip().lower().replace("_", " ")
+    return unicodedata.normalize("NFC", name).strip().lower().replace("_", " ")
 
 
 def match_classes(

@@ -29,7 +29,7 @@ class Card(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Card:
         comment = re.search(r"\n*<!-- vit: (\{[^\n]*\}) -->\s*$", text)
-        text = text[: comment.start()] if comment else text
+        text = (text[: comment.start()] if comment else text).removeprefix("\ufeff")
         matter = re.match(r"---\s*\n(.*?\n)??---\s*(\n|$)", text, re.DOTALL)
         parts = _split(matter[1] or "" if matter else "", r"([\w-]+:)", "#")
         parts |= _split(text[matter.end() if matter else 0 :], r"(## .*\S)", "")
