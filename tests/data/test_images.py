@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from data.preprocess_cases import IMAGES, NAMES
 from vitcli.data import images
@@ -70,6 +71,15 @@ def test_exif_orientation_is_applied(orientation, format):
     got = decode(encode(stored, format, exif=exif(orientation), **quality))
     assert got.size == upright.size
     assert np.abs(pixels(got) - pixels(upright))[::7, ::5].max() <= 24  # JPEG's loss
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_orientation_in_xmp_is_applied(format):
+    xmp = b'<rdf:Description tiff:Orientation="6"/>'
+    text = PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    options = {"pnginfo": text} if format == "PNG" else {"xmp": xmp}
+    assert decode(encode(corners(), format, **options)).size == (32, 48)
 
 
 def test_exif_behind_the_pixels_of_a_png_is_applied():

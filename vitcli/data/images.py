@@ -169,9 +169,12 @@ _TURNS = {
 """EXIF orientation -> what makes the image upright."""
 
 
+_WITH_ORIENTATION = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
+
+
 def _orientation(image: Image.Image) -> int:
-    """1 upright .. 8 (EXIF). Pillow itself turns TIFFs."""
-    if "exif" not in image.info or image.format == "TIFF":
+    """1 upright .. 8 (EXIF, or where Pillow finds it in XMP). Pillow itself turns TIFFs."""
+    if image.format == "TIFF" or not _WITH_ORIENTATION & image.info.keys():
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)

@@ -32,7 +32,10 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """What reading a damaged compressed file raises."""
 
-HINT = "a sample is an image and its label with the same name: 0001.jpg and 0001.cls"
+HINT = (
+    "a sample is an image and its label with the same name, one after the other: 0001.jpg, then "
+    "0001.cls; `tar --sort=name` packs them so"
+)
 
 _BLOCK = tarfile.BLOCKSIZE
 _LONGEST = 1 << 20
