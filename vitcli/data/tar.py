@@ -33,8 +33,8 @@ DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """What reading a damaged compressed file raises."""
 
 HINT = (
-    "a sample is an image and its label with the same name, one after the other: 0001.jpg, then "
-    "0001.cls; `tar --sort=name` packs them so"
+    "a sample is an image and its label with the same name, one after the other, such as 0001.jpg "
+    "and 0001.cls; pack them with `tar --sort=name`"
 )
 
 _BLOCK = tarfile.BLOCKSIZE
