@@ -31,7 +31,6 @@ from vitcli.words import counted
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
     from vitcli.errors import DataError
-    from vitcli.inspection.faithfulness import Faithfulness
     from vitcli.inspection.inspector import Inspected, Inspector
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
@@ -271,14 +270,15 @@ class _Show:
                 arrays[name] = one.file, one.array
                 self.read.add(os.path.realpath(one.file))
                 path = self.place(f"{name}-{view}.png")
-                title = Path(one.file).name
+                answer = ""
                 values: dict[str, Any] = {"file": one.file, "view": view}
                 if one.label is not None and one.index is not None:
                     label = self.labels[one.index]
                     form = "{:.4g}" if self.inspector.info.score == "none" else "{:.1%}"
-                    title += f": {label} {form.format(one.score)}"
+                    answer = f": {label} {form.format(one.score)}"
                     about = {"index": one.index, "id": one.label.id, "label": label}
                     values["class"] = {**about, "score": one.score}
+                title = Path(one.file).name + answer
                 panel = attention_plots.Panel(title, one.image, one.array)
                 if view == "heads":
                     attention_plots.head_grid(*panel[1:], panel.title, path)
@@ -286,12 +286,23 @@ class _Show:
                     attention_plots.side_by_side(panel, unit, path)
                     if len(panels) < attention_plots.SHEET:
                         panels.append(panel.smaller())
-                outputs = [path]
+                text, outputs = one.file + answer, [path]
                 if one.faithfulness is not None and one.random is not None:
                     outputs.append(self.place(f"{name}-faithfulness.png"))
-                    curves = one.faithfulness, one.random
-                    values["faithfulness"] = self.curves(*curves, title, outputs[1])
-                self.report(title, outputs, **values)
+                    own, noise = one.faithfulness, one.random
+                    attention_plots.faithfulness_curves(
+                        (own.deletion, noise.deletion),
+                        (own.insertion, noise.insertion),
+                        *(title, outputs[1]),
+                    )
+                    areas = {"map": own.areas(), "random": noise.areas()}
+                    values["faithfulness"] = areas
+                    parts = (
+                        f"{key} {area:.3f} (random {areas['random'][key]:.3f})"
+                        for key, area in areas["map"].items()
+                    )
+                    text += f"; {', '.join(parts)}"
+                self.report(text, outputs, **values)
         if len(panels) > 1:
             sheet = self.place(f"{view}.png")
             attention_plots.contact_sheet(panels, sheet)
@@ -299,23 +310,6 @@ class _Show:
         if arrays:
             files, stacked = zip(*arrays.values(), strict=True)
             self.arrays |= {view: np.stack(stacked), "files": np.array(files)}
-
-    def curves(
-        self, own: Faithfulness, noise: Faithfulness, title: str, path: Path
-    ) -> dict[str, dict[str, float]]:
-        """Draws the curves of a map beside those of random maps; the areas under them, as JSON."""
-        from vitcli import attention_plots
-
-        deletion, insertion = (own.deletion, noise.deletion), (own.insertion, noise.insertion)
-        attention_plots.faithfulness_curves(deletion, insertion, title, path)
-        areas = {"map": own.areas(), "random": noise.areas()}
-        if not self.args.json:
-            parts = [
-                f"{key} {areas['map'][key]:.3f} (random {areas['random'][key]:.3f})"
-                for key in ("deletion", "insertion")
-            ]
-            output.line(f"{title}; {', '.join(parts)}")
-        return areas
 
     def save(self, path: str) -> None:
         """Writes the arrays of all figures."""
