@@ -58,6 +58,19 @@ def reference_loss(made: MaskedAutoencoder, image: torch.Tensor, order: torch.Te
     return torch.stack(losses).mean()
 
 
+def test_the_decoder_starts_as_the_authors_do():
+    """Xavier-uniform, zero biases, a [mask] of std 0.02 (`_init_weights` of models_mae.py)."""
+    decoder = objective(fields={"width": 384, "num_heads": 6}).decoder
+    assert decoder.mask_token.std().item() == pytest.approx(0.02, rel=0.2)
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear):
+            expected = (2 / sum(module.weight.shape)) ** 0.5
+            assert module.weight.std().item() == pytest.approx(expected, rel=0.05)
+            assert not module.bias.any()
+        elif isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all() and not module.bias.any()
+
+
 @pytest.mark.parametrize("size", [(32, 32), (16, 64), (48, 32)])
 def test_the_loss_is_that_of_the_reference(size):
     made, x = objective(size=size), torch.randn(3, 3, *size)
