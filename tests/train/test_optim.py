@@ -16,6 +16,7 @@ from vitcli.train import optim
 from vitcli.train.optim import (
     OPTIMIZERS,
     Layers,
+    MovingAverage,
     build_optimizer,
     freeze,
     learning_rate,
@@ -90,6 +91,20 @@ def test_momentum_and_betas_reach_the_optimizer():
     sgd = build_optimizer(vit(), config(lr=0.1, momentum=0.5))
     adam = build_optimizer(vit(), config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
     assert sgd.defaults["momentum"] == 0.5 and adam.defaults["betas"] == (0.8, 0.99)
+
+
+def test_a_moving_average_starts_with_the_weights_of_the_first_step():
+    model = vit()
+    averaged, expected = MovingAverage(model, 0.75), None
+    for _ in range(4):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        averaged.update_parameters(model)
+        now = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        expected = now if expected is None else 0.75 * expected + 0.25 * now
+        found = torch.nn.utils.parameters_to_vector(averaged.module.parameters())
+        torch.testing.assert_close(found, expected)
 
 
 def test_the_layers_of_a_vit_are_beits():
