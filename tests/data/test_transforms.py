@@ -32,6 +32,7 @@ def test_boxes_have_the_requested_areas_and_ratios():
         ((right - left) * (bottom - top) / 500**2, stats.uniform(0.05, 0.35)),
         (logs, stats.uniform(-np.log(2), 2 * np.log(2))),
         (left / (500 - (right - left)), stats.uniform),
+        (top / (500 - (bottom - top)), stats.uniform),
     ):
         assert stats.kstest(values, law.cdf).pvalue > 0.001
 
@@ -81,16 +82,26 @@ def test_a_jpeg_decoded_at_reduced_scale_looks_the_same():
 
 
 def test_random_erasing_fills_a_rectangle_with_noise():
-    areas = []
-    for i in range(200):
-        pixels = torch.full((3, 40, 60), 7, dtype=torch.uint8)
+    areas, logs, tops, lefts = [], [], [], []
+    for i in range(400):
+        pixels = torch.full((3, 160, 160), 7, dtype=torch.uint8)
         erase(pixels, 1.0, sample_rng(0, 0, i))
         changed = (pixels != 7).any(0)
         rows, columns = torch.where(changed.any(1))[0], torch.where(changed.any(0))[0]
-        areas.append(len(rows) * len(columns) / (40 * 60))
         inside = changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         assert inside.double().mean() > 0.97  # noise hits the old colour now and then
-    assert min(areas) > 0.01 and max(areas) < 0.42 and 0.15 < float(np.mean(areas)) < 0.27
+        areas.append(len(rows) * len(columns) / 160**2)
+        logs.append(np.log(len(rows) / len(columns)))
+        tops.append(float(rows[0]) / (160 - len(rows)))
+        lefts.append(float(columns[0]) / (160 - len(columns)))
+    assert min(areas) > 0.019 and max(areas) < 0.41 and max(map(abs, logs)) < 1.25
+    for values, law in (
+        (areas, stats.uniform(0.02, 0.38)),
+        (logs, stats.uniform(-1.2, 2.4)),
+        (tops, stats.uniform),
+        (lefts, stats.uniform),
+    ):
+        assert stats.kstest(values, law.cdf).statistic < 0.12
     count = 0
     for i in range(400):
         pixels = torch.zeros((3, 16, 16), dtype=torch.uint8)
