@@ -11,6 +11,8 @@ from data.preprocess_cases import IMAGES
 from vitcli.data.order import sample_rng
 from vitcli.data.randaugment import OPS, randaugment
 
+BILINEAR = Image.Resampling.BILINEAR
+
 
 @pytest.fixture(scope="module")
 def cat():
@@ -48,8 +50,17 @@ def test_geometry_is_relative_and_filled_with_grey():
         got = apply(name, white, 6.72)
         assert (got == 128).all(-1).sum() == filled
         assert (got == 255).all(-1).sum() == 90 * 60 - filled
-    sheared = (apply("shear_x", white, 10) == 128).all(-1).sum()  # 0.3 of the height at the foot
-    assert sheared == pytest.approx(0.3 * 60 * 60 / 2, rel=0.05)
+    for name, side in (("shear_x", 60), ("shear_y", 90)):  # 0.03 of the other side at the end
+        for magnitude in (5, 10):
+            sheared = (apply(name, white, magnitude) == 128).all(-1).sum()
+            assert sheared == pytest.approx(0.03 * magnitude * side**2 / 2, rel=0.05)
+    ramp = Image.linear_gradient("L").convert("RGB")
+    for magnitude in (5, 10):
+        rotated = [
+            np.asarray(ramp.rotate(sign * 3 * magnitude, BILINEAR, fillcolor=(128, 128, 128)))
+            for sign in (-1, 1)
+        ]
+        assert any(np.array_equal(apply("rotate", ramp, magnitude), one) for one in rotated)
     white = Image.new("RGB", (112, 112), "white")
     sizes = [(apply("cutout", white, 10, seed) == 128).all(-1).sum() for seed in range(300)]
     assert 40**2 <= max(sizes) <= 42**2  # 40 of 224 pixels on each side of its centre
@@ -63,14 +74,17 @@ def test_signs_are_drawn_evenly():
 
 
 def test_each_layer_draws_one_operation_evenly(monkeypatch):
-    drawn: list[str] = []
+    drawn: list[tuple[str, float]] = []
     for name in OPS:
         monkeypatch.setitem(
-            module.OPS, name, lambda image, level, rng, name=name: drawn.append(name) or image
+            module.OPS,
+            name,
+            lambda image, level, rng, name=name: drawn.append((name, level)) or image,
         )
     for i in range(800):
-        randaugment(Image.new("RGB", (4, 4)), 2, 10, sample_rng(0, 0, i))
-    counts = Counter(drawn)
+        randaugment(Image.new("RGB", (4, 4)), 2, 7, sample_rng(0, 0, i))
+    assert {level for _, level in drawn} == {0.7}
+    counts = Counter(name for name, _ in drawn)
     assert (sum(counts.values()), len(counts)) == (1600, 16)
     assert min(counts.values()) > 60 and max(counts.values()) < 145
 
