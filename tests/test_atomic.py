@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.atomic import whole_directory, whole_file, write_text
+from vitcli.atomic import (
+    made_directory,
+    make_directory,
+    whole_directory,
+    whole_file,
+    write_text,
+)
 from vitcli.errors import OutputError
 
 
@@ -80,7 +86,7 @@ def test_unwritable_places_are_an_output_error(tmp_path: Path, place: str) -> No
     with pytest.raises(OutputError) as caught:
         write_text(tmp_path / place, "text")
     assert caught.value.where == str(tmp_path / place)
-    assert (caught.value.hint is not None) == (place == "missing/x")  # create the directory
+    assert (caught.value.hint is not None) == (place in ("missing/x", "file/x"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -111,3 +117,27 @@ def test_files_get_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
     (tmp_path / "whole").chmod(0o600)
     write_text(tmp_path / "whole", "again")
     assert stat.S_IMODE((tmp_path / "whole").stat().st_mode) == 0o600
+
+
+def test_a_directory_that_stays_empty_is_removed_again(tmp_path: Path) -> None:
+    for name in ("new", "new/below"):
+        with made_directory(tmp_path / name):
+            assert (tmp_path / name).is_dir()
+        assert not (tmp_path / name).exists()
+    with made_directory(tmp_path / "kept"):
+        (tmp_path / "kept" / "file").touch()
+    with made_directory(tmp_path / "kept"):
+        pass
+    (tmp_path / "empty").mkdir()
+    with made_directory(tmp_path / "empty"):
+        pass
+    assert {path.name for path in tmp_path.rglob("*")} == {"new", "kept", "file", "empty"}
+
+
+@pytest.mark.parametrize("below", ["", "a", "a/b"])
+def test_the_file_in_the_way_of_a_directory_is_named(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(OutputError) as caught:
+        make_directory(file / below)
+    assert f"'{file}' is not a directory" in caught.value.what

@@ -93,6 +93,31 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
         raise cannot_write(path, error) from error
 
 
+def make_directory(path: str | Path) -> None:
+    """Makes a directory and those above it, where there are none. Raises OutputError."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+@contextlib.contextmanager
+def made_directory(path: str | Path) -> Iterator[None]:
+    """Makes a directory if there is none; in the end it is removed again if nothing was put there.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    is_new = not os.path.isdir(path)
+    make_directory(path)
+    try:
+        yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(path)
+
+
 def _describes(file: Path) -> bool:
     return file.suffix in (".json", ".md")
 
@@ -100,6 +125,10 @@ def _describes(file: Path) -> bool:
 def cannot_write(path: str | Path, error: Exception) -> OutputError:
     """What it means that the system refused an output."""
     directory = Path(path).parent
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        file = next((str(p) for p in (Path(path), *Path(path).parents) if p.is_file()), "a file")
+        what = f"cannot be written: '{file}' is not a directory"
+        return OutputError(what, where=path, hint="choose another output")
     if isinstance(error, FileNotFoundError) and not directory.exists():
         what = f"cannot be written: the directory '{directory}' does not exist"
         return OutputError(what, where=path, hint="create the directory first")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vitcli import __version__
-from vitcli.atomic import cannot_write, whole_directory, write_text
+from vitcli.atomic import make_directory, whole_directory, write_text
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt, resampled_tensors
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
@@ -240,10 +240,7 @@ def save_head(
     }
     file = model_file(path)
     if file == path:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_write(file.parent, error) from error
+        make_directory(file.parent)
         tensor_file.write(file, tensors, info.to_metadata())
         return
     with whole_directory(path) as directory:

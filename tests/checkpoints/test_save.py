@@ -95,6 +95,6 @@ def test_the_description_is_replaced_and_the_tensors_are_not(
 def test_unwritable_folders_get_one_line(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OutputError, match="cannot be created") as caught:
+        with pytest.raises(OutputError, match="is not a directory") as caught:
             save_checkpoint(folder, state, INFO)
         assert caught.value.where == str(folder)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from vitcli.atomic import write_json
+from vitcli.atomic import make_directory, write_json
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import rewrite
 from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, write
-from vitcli.errors import OutputError, failing_as
 from vitcli.layouts import timm
 
 SaveDtype = Literal["float32", "float16", "bfloat16"]
@@ -37,8 +36,7 @@ def save_checkpoint(
         OutputError: the directory or a file cannot be written.
     """
     directory = Path(directory)
-    with failing_as(OutputError, "cannot be created", directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
     write(directory / "model.safetensors", lazy, info.to_metadata())
     write_config(directory / "config.json", info, train)

@@ -92,8 +92,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         file = model_file(Path(save))
         if file.exists() and not args.force:
             raise OutputError("already exists", where=save, hint="use --force to replace it")
-        there = next(directory for directory in file.parents if directory.exists())
-        output.check_writable(str(there / file.name))
+        output.check_writable(str(file), parents=True)
     predictor = open_predictor(args, args.resolution)
     note_assumptions(predictor)
     with output.Meter("features") as meter:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from vitcli.atomic import made_directory
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.options import (
@@ -24,7 +25,7 @@ from vitcli.cli.options import (
     spare,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.errors import OutputError, failing_as
+from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
 from vitcli.words import counted
 
@@ -141,17 +142,15 @@ def inspect(args: Inspect) -> None:
     from vitcli import attention_plots
     from vitcli.inspection.inspector import Inspector
 
-    with failing_as(OutputError, "cannot be used as a directory", args.output):
-        Path(args.output).mkdir(parents=True, exist_ok=True)
-    spare(model_files(args.model), args.arrays, "'--arrays'")
-    output.check_writable(args.arrays)
-    predictor = open_predictor(args, args.resolution)
-    inspector = Inspector(predictor)
-    note_assumptions(predictor)
-    if images:
-        note_missing_names(predictor)
-    show = _Show(inspector, args)
-    with attention_plots.background(args.dark):
+    with made_directory(args.output), attention_plots.background(args.dark):
+        spare(model_files(args.model), args.arrays, "'--arrays'")
+        output.check_writable(args.arrays)
+        predictor = open_predictor(args, args.resolution)
+        inspector = Inspector(predictor)
+        note_assumptions(predictor)
+        if images:
+            note_missing_names(predictor)
+        show = _Show(inspector, args)
         if weights_only:
             drawn = ["filters", "posemb"] if inspector.model.config.posemb_tables else ["filters"]
             show.weights([view] if view else drawn)
@@ -164,8 +163,8 @@ def inspect(args: Inspect) -> None:
         else:
             how = (args.method, args.layer, args.head, args.label, args.faithfulness)
             show.images("attention", inspector.attend(images, *how))
-    if args.arrays:
-        show.save(args.arrays)
+        if args.arrays:
+            show.save(args.arrays)
     if show.failed:
         raise typer.Exit(1)
 

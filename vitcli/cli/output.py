@@ -114,8 +114,11 @@ def _printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def check_writable(path: str | None) -> None:
+def check_writable(path: str | None, parents: bool = False) -> None:
     """Finds out before the work whether a file can be written.
+
+    Args:
+        parents: whether missing directories will be made.
 
     Raises:
         OutputError: it cannot.
@@ -127,7 +130,10 @@ def check_writable(path: str | None) -> None:
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
+        directory = os.path.dirname(os.path.realpath(path))
+        while parents and not os.path.exists(directory):
+            directory = os.path.dirname(directory)
+        with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
         from vitcli.atomic import cannot_write

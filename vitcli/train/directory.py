@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from vitcli.atomic import write_text
+from vitcli.atomic import cannot_write, write_text
 from vitcli.config import DataConfig
 from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file
@@ -184,13 +184,7 @@ class RunDirectory:
                 self.states.mkdir(exist_ok=True)
                 self._launch.write_text(launch)
         except OSError as error:
-            is_file = isinstance(error, FileExistsError)
-            why = "it is a file" if is_file else error.strerror
-            raise OutputError(
-                f"cannot be used as a run directory: {why}",
-                where=self.path,
-                hint="choose another --output" if is_file else None,
-            ) from error
+            raise cannot_write(self.path, error) from error
 
     def clear(self) -> None:
         """Removes what a run writes, and nothing else."""
