@@ -8,6 +8,7 @@ from PIL import Image
 
 from data.preprocess_cases import BIG_VISION, IMAGES
 from vitcli.config import Preprocess
+from vitcli.data import fit
 from vitcli.data.fit import Fit
 from vitcli.data.transforms import EvalTransform, to_float
 
@@ -52,9 +53,21 @@ def test_any_shape_fits(mode, size):
     assert Fit(preprocess)(image).size == (48, 32)
 
 
-def test_a_line_of_pixels_takes_no_memory():
-    fit = Fit(BIG_VISION["resize(256)|central_crop(224)"])
-    assert fit(Image.new("RGB", (2_000_000, 1), "white")).getextrema() == ((255, 255),) * 3
+@pytest.mark.parametrize(
+    "preprocess", [BIG_VISION["resize(256)|central_crop(224)"], Preprocess((224, 224))]
+)
+def test_a_line_of_pixels_takes_no_memory(preprocess):
+    image = Fit(preprocess)(Image.new("RGB", (2_000_000, 1), "white"))
+    assert image.size == (224, 224) and image.getextrema() == ((255, 255),) * 3
+
+
+@pytest.mark.parametrize("size", [(64, 64), (64, 96)])
+def test_what_is_too_large_to_be_resized_whole_looks_the_same(size, monkeypatch):
+    transform = Fit(Preprocess(size, crop_pct=0.7))
+    with Image.open(IMAGES / "cat.jpg") as image:
+        whole = np.asarray(transform(image)).astype(int)
+        monkeypatch.setattr(fit, "LARGEST", 0)
+        assert np.abs(np.asarray(transform(image)) - whole).max() <= 3
 
 
 def test_normalised():

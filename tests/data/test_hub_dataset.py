@@ -12,6 +12,7 @@ from data.test_stream import batches, names, same
 from loopback import Fault
 from vitcli.config import DataConfig, _data_path
 from vitcli.data.dataset import open_data, open_dataset
+from vitcli.data.hub_dataset import HubShard
 from vitcli.errors import DataError
 
 SIZES = [3, 9, 1, 6, 4]
@@ -119,6 +120,22 @@ def test_the_hub_says_how_long_to_wait(pets, hub, pauses):
     hub.faults.append(Fault("status", status=429, headers={"Retry-After": "3"}))
     assert len(open_data(DataConfig(HUB)).classes) == 3
     assert pauses == [3]
+
+
+def test_no_row_is_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
+    shard = open_data(DataConfig(HUB)).train.shards[1]
+    whole, rows, starts = list(shard.samples(0)), HubShard._rows, []
+
+    def fail_once(self, start):
+        starts.append(start)
+        for count, row in enumerate(rows(self, start)):
+            if len(starts) == 1 and count == 4:
+                raise ConnectionError("reset by peer")
+            yield row
+
+    monkeypatch.setattr(HubShard, "_rows", fail_once)
+    assert list(shard.samples(2)) == whole[2:]
+    assert starts == [2, 6] and len(pauses) == 1
 
 
 def test_a_local_path_wins(tmp_path, monkeypatch):
