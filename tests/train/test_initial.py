@@ -14,8 +14,11 @@ from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.data.dataset import open_data
 from vitcli.errors import ConfigError, DataError
+from vitcli.hub import registry
+from vitcli.hub.fetch import fetch
 from vitcli.models.vit import ViT
 from vitcli.train import initial
+from vitcli.train.events import Caution
 from vitcli.train.loop import train
 from vitcli.train_config import TrainConfig
 
@@ -127,3 +130,20 @@ def test_the_download_of_the_weights_is_reported(tiny_run, six, hub):
     loads = [event.transfer for event in events if event.kind == "download"]
     assert loads and loads[-1].done == loads[-1].total
     assert loads[-1].name == "model.safetensors"
+
+
+def test_a_fine_tuning_starts_from_the_released_model_wherever_it_can_be_had(hub):
+    entry, ours = registry.entries()[initial.BEST_MODEL], registry.aliases()["default-pretrained"]
+
+    def chosen(offline: bool = False) -> tuple[str, str]:
+        said: list[Caution] = []
+        return initial.choose_model(offline, said.append), "".join(event.text for event in said)
+
+    name, why = chosen()
+    assert name == ours and "cannot reach the Hub" in why
+    hub.add(entry.repo, {"config.json": b"{}", "model.safetensors": b"weights"})
+    assert chosen() == ("vit-b16-i21k", "")
+    name, why = chosen(offline=True)
+    assert name == ours and "--offline is set" in why
+    fetch(entry.repo)
+    assert chosen(offline=True) == ("vit-b16-i21k", "")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.config import Architecture, BiTConfig, PosembMethod, Size
+from vitcli.config import Architecture, BiTConfig, ModelConfig, PosembMethod, Size
 from vitcli.patches import resize_patches
 from vitcli.posemb import resize, sincos2d
 
@@ -75,9 +75,8 @@ def _in_32_bits(tensor: Any) -> Any:
 def adapt_tensor(
     name: str, tensor: Any, old: Architecture, new: Architecture, method: PosembMethod
 ) -> Any:
-    """One tensor of `adapt`, numpy or torch, in its own type."""
-    if isinstance(old, BiTConfig) or isinstance(new, BiTConfig):
-        return tensor  # a ResNet is the same at every size
+    """One of `resampled_tensors`, numpy or torch, in its own type."""
+    assert isinstance(old, ModelConfig) and isinstance(new, ModelConfig)
     (rows, columns), (new_rows, new_columns) = old.grid, new.grid
     if name == "patch_embed.proj.weight":
         return resize_patches(tensor, new.patch_kernel)
@@ -90,6 +89,4 @@ def adapt_tensor(
         return resize(tensor, old.posemb_prefix, old.grid, new.grid, actual_method(old, method))
     if name == "pos_embed_row":
         return resize(tensor, 0, (rows, 1), (new_rows, 1), method)
-    if name == "pos_embed_column":
-        return resize(tensor, 0, (columns, 1), (new_columns, 1), method)
-    return tensor
+    return resize(tensor, 0, (columns, 1), (new_columns, 1), method)  # pos_embed_column
