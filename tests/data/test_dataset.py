@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,18 @@ def test_small_classes(make_directory):
     assert open_data(DataConfig(str(root))).val is None  # no class has two images
 
 
+def test_the_split_of_a_copy_is_that_of_the_data_trained_on(make_directory, tmp_path):
+    root = make_directory({"cat": 20, "dog": 30})
+    first, copy = open_data(DataConfig(str(root))), str(shutil.copytree(root, tmp_path / "copy"))
+    said: list[str] = []
+    source, words, _ = open_split(DataConfig(copy), "auto", first.record, said.append)
+    assert set(source.names) == set(first.val.names) and "held out" in words
+    assert len(said) == 1 and "copy" in said[0]
+    (tmp_path / "copy" / "cat" / "another.jpg").write_bytes(jpeg(900))
+    source, words, _ = open_split(DataConfig(copy), "auto", first.record, said.append)
+    assert len(source) == 51 and words == "all images" and len(said) == 1
+
+
 def test_classes_without_training_images(make_directory):
     root = make_directory({"train/cat": 3, "train/dog": 3, "val/bird": 1})
     with pytest.raises(DataError, match="'bird'"):
@@ -108,6 +121,10 @@ def test_validation_images_are_merged_and_test_images_are_not(make_directory):
     merged = open_data(DataConfig(str(root), merge_val=True))
     assert apart.val is not None and merged.val is None and merged.record["kind"] == "merged"
     assert merged.test is not None and len(merged.test) == 6
+    for record, trained_on in ((apart.record, ["train"]), (merged.record, ["train", "val"])):
+        for split in ("train", "val", "test"):
+            *_, warnings = open_split(DataConfig(str(root)), split, record)
+            assert any("optimistic" in text for text in warnings) == (split in trained_on)
     both = [*(apart.train.where(i) for i in range(6)), *(apart.val.where(i) for i in range(6))]
     assert list(merged.train.names) == both and list(merged.train.counts()) == [6, 6]
     shuffled = pickle.loads(pickle.dumps(merged.train.select(np.array([7, 0, 11, 5]))))

@@ -59,15 +59,15 @@ def test_a_batch_is_a_function_of_seed_and_step(source):
 
 
 def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory):
-    source, *_ = open_split(DataConfig(str(make_directory({"bee": 2, "cat": 9, "dog": 12}))))
-    batches = list(batch_orders(source, 23, seed=3, start_step=0, steps=8, balanced=True))
+    source, *_ = open_split(DataConfig(str(make_directory({"bee": 2, "cat": 9, "dog": 11}))))
+    batches = list(batch_orders(source, 22, seed=3, start_step=0, steps=8, balanced=True))
     for indices, _ in batches:  # an epoch each
         assert np.ptp(np.bincount(source.labels[indices])) <= 1
         bees = np.bincount(indices)[source.labels[: indices.max() + 1] == 0]
         assert np.ptp(bees) <= 1  # each as often as the other
     pairs = [pair for order in batches for pair in zip(*(a.tolist() for a in order), strict=True)]
     assert len(set(pairs)) == len(pairs)  # repetitions are augmented differently
-    assert set(np.concatenate([indices for indices, _ in batches])) == set(range(23))
+    assert set(np.concatenate([indices for indices, _ in batches])) == set(range(22))
     resumed = list(batch_orders(source, 5, 3, start_step=4, steps=9, balanced=True))
     whole = list(batch_orders(source, 5, 3, start_step=0, steps=9, balanced=True))[4:]
     assert np.array_equal(np.array(resumed), np.array(whole))

@@ -67,6 +67,11 @@ def test_texts(text, shown):
     assert publishable({"note": text}, [Path("/srv/jo")])["note"] == (shown or text)
 
 
+def test_secrets_are_removed_at_any_depth():
+    run = {"assumed": {"read": ["hf_abcdefghijkl", {"from": "/srv/jo/run"}]}}
+    assert publishable(run, [Path("/srv/jo")]) == {"assumed": {"read": ["hf_...", {"from": "run"}]}}
+
+
 def test_other_values_stay():
     value = {"a": 1, "b": [0.5, None, True], "c": {"from": [14, 14]}, "d": "bilinear"}
     assert publishable(value) == value
