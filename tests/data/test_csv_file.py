@@ -77,12 +77,13 @@ def test_labels_are_names_unless_all_of_them_are_numbers(make_directory):
         "a/000.jpg,cat\n",
         "path\na/000.jpg\n",
         "path,label\n",
-        "path,label\na/000.jpg\n",
-        "path,label\na/000.jpg,\n",
-        "path,label\na/000.jpg,cat\nb.jpg,cat\n",
+        "path,label\na/001.jpg,cat\na/002.jpg,dog\na/000.jpg\n",
+        "path,label\na/001.jpg,cat\na/002.jpg,dog\na/000.jpg,\n",
+        "path,label\na/001.jpg,cat\na/002.jpg,dog\n,dog\n",
+        "path,label\na/001.jpg,cat\na/002.jpg,dog\nb.jpg,cat\n",
         f"path,label\na/000.jpg,cat\n{'x' * 5000}.jpg,cat\n",
         "path,label\na/000.jpg,cat\na\0b.jpg,dog\n",
-        "path,label,split\na/000.jpg,cat,night\n",
+        "path,label,split\na/001.jpg,cat,train\na/002.jpg,dog,train\na/000.jpg,cat,night\n",
         "path,label\na/000.jpg,-1\n",
         "path,label\na/000.jpg,123456789\n",
         "path,label\na/000.jpg,\xff\n",
@@ -90,7 +91,7 @@ def test_labels_are_names_unless_all_of_them_are_numbers(make_directory):
     ],
 )
 def test_bad_csv(make_directory, text):
-    path = make_directory({"a": 1}) / "data.csv"
+    path = make_directory({"a": 3}) / "data.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError) as caught:
         open_data(DataConfig(str(path)))
