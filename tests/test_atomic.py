@@ -134,10 +134,10 @@ def test_a_directory_that_stays_empty_is_removed_again(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.rglob("*")} == {"new", "kept", "file", "empty"}
 
 
-@pytest.mark.parametrize("below", ["", "a", "a/b"])
-def test_the_file_in_the_way_of_a_directory_is_named(tmp_path: Path, below: str) -> None:
-    file = tmp_path / "file"
-    file.touch()
+@pytest.mark.parametrize("name", ["file", "file/a", "file/a/b", "broken link"])
+def test_what_stands_in_the_way_of_a_directory_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "broken link").symlink_to("missing")
     with pytest.raises(OutputError) as caught:
-        make_directory(file / below)
-    assert f"'{file}' is not a directory" in caught.value.what
+        make_directory(tmp_path / name)
+    assert f"'{tmp_path / name.partition('/')[0]}' is not a directory" in caught.value.what

@@ -126,7 +126,8 @@ def cannot_write(path: str | Path, error: Exception) -> OutputError:
     """What it means that the system refused an output."""
     directory = Path(path).parent
     if isinstance(error, FileExistsError | NotADirectoryError):
-        file = next((str(p) for p in (Path(path), *Path(path).parents) if p.is_file()), "a file")
+        places = (Path(path), *Path(path).parents)
+        file = next((p for p in places if os.path.lexists(p) and not p.is_dir()), path)
         what = f"cannot be written: '{file}' is not a directory"
         return OutputError(what, where=path, hint="choose another output")
     if isinstance(error, FileNotFoundError) and not directory.exists():
