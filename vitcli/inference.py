@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from vitcli.config import ModelConfig
 from vitcli.data.decoder import PAUSE, Decoder
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from vitcli.data.decoder import Pixels
     from vitcli.data.source import Ints, Source
     from vitcli.distributed import Ranks
+
+T = TypeVar("T")
 
 CORE_BATCH = 4
 """Images for each core of a CPU at once; more of them outgrow its caches."""
@@ -294,9 +296,7 @@ class Cores:
         """Lets the threads end."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def start(
-        self, compute: Callable[[list[Pixels]], Tensor], batch: list[Pixels]
-    ) -> Callable[[], Tensor]:
+    def start(self, compute: Callable[[list[T]], Tensor], batch: list[T]) -> Callable[[], Tensor]:
         """Starts to compute a batch; the returned function waits for its rows."""
         import torch
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import vitcli
 from vitcli.config import ClassLabel, ModelConfig, model_config
 from vitcli.errors import ConfigError
+from vitcli.inference import Cores
 from vitcli.inspection.attention import (
     Layer,
     attention_distance,
@@ -295,18 +296,18 @@ class OnePatch(ViT):
 
 
 def test_a_right_map_beats_a_wrong_and_a_random_one() -> None:
-    model = OnePatch(random_vit().config)
+    model, cores = OnePatch(random_vit().config), Cores(torch.device("cpu"))
     image = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(0)) / 10
     image[:, 8:16, 16:24] += 1
     right = np.zeros((3, 4), np.float32)
     right[1, 2] = 1
-    good = faithfulness_of(model, image, right, 0, "softmax", steps=12)
-    bad = faithfulness_of(model, image, -right, 0, "softmax", steps=12)
+    good = faithfulness_of(model, image, right, 0, "softmax", cores, steps=12)
+    bad = faithfulness_of(model, image, -right, 0, "softmax", cores, steps=12)
     own, other = good.areas(), bad.areas()
     assert own["deletion"] < other["deletion"] and own["insertion"] > other["insertion"]
     assert good.deletion[0] == pytest.approx(good.insertion[-1])  # the whole image
     for noise in random_maps((3, 4), 5):
-        other = faithfulness_of(model, image, noise, 0, "softmax", steps=12).areas()
+        other = faithfulness_of(model, image, noise, 0, "softmax", cores, steps=12).areas()
         assert own["deletion"] <= other["deletion"] and own["insertion"] >= other["insertion"]
-    flat = faithfulness_of(model, image * 0, right, 0, "softmax", steps=4)
+    flat = faithfulness_of(model, image * 0, right, 0, "softmax", cores, steps=4)
     assert flat.areas() == pytest.approx({"deletion": 0.5, "insertion": 0.5})

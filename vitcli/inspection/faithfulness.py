@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.config import Score
+from vitcli.inference import Cores
 from vitcli.inspection.attention import Floats
 from vitcli.models.vit import ViT
 from vitcli.prediction import to_scores
@@ -29,9 +30,14 @@ class Faithfulness(NamedTuple):
         return {k: float(np.trapezoid(c, dx=1 / (len(c) - 1))) for k, c in self._asdict().items()}
 
 
-@torch.no_grad()
 def faithfulness_of(
-    model: ViT, image: Tensor, relevance: Floats, target: int, score: Score, steps: int = 20
+    model: ViT,
+    image: Tensor,
+    relevance: Floats,
+    target: int,
+    score: Score,
+    cores: Cores,
+    steps: int = 20,
 ) -> Faithfulness:
     """Deletion and insertion curves of one map on one image.
 
@@ -40,6 +46,7 @@ def faithfulness_of(
         relevance: (rows, columns).
         target: the class whose score is followed.
         score: "softmax" or "sigmoid", as the model's logits are read.
+        cores: share the computation.
         steps: parts that the patches are removed and revealed in.
     """
     rows, columns = model.config.grid
@@ -59,8 +66,12 @@ def faithfulness_of(
         pixels = nn.functional.pad(pixels, (0, width - pixels.shape[1], 0, height - len(pixels)))
         deleted.append(torch.where(pixels, torch.zeros_like(image), image))
         inserted.append(torch.where(pixels, image, blurred))
-    logits = torch.cat([model(torch.stack(part)) for part in (deleted, inserted)])
-    curves = to_scores(logits, score)[:, target].float().cpu().numpy()
+
+    @torch.no_grad()
+    def scores(images: list[Tensor]) -> Tensor:
+        return to_scores(model(torch.stack(images)), score)[:, target].float().cpu()
+
+    curves = cores.start(scores, deleted + inserted)().numpy()
     return Faithfulness(curves[: steps + 1], curves[steps + 1 :])
 
 

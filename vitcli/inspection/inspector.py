@@ -6,8 +6,10 @@ in `attention.py`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +26,7 @@ from vitcli.data.fit import Fit
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.errors import ConfigError, DataError
 from vitcli.fields import check_choice
+from vitcli.inference import Cores
 from vitcli.inspection.attention import (
     Floats,
     Method,
@@ -181,19 +184,20 @@ class Inspector:
                 "the model has no classification head, so there is no class to explain",
                 hint="choose --method rollout or block, without --faithfulness",
             )
-        model, score = self.model, self.info.score
-        for one in self._read(images, wanted):
-            pixels, index = one.pixels, one.index
-            if pixels is not None:
-                target = None if index is None else torch.tensor([index], device=self.device)
-                array = attention_maps(model, pixels, method, layer, head, target)[0]
-                one = replace(one, array=array)
-                if faithfulness and index is not None:
-                    maps = [array, *random_maps(model.config.grid, RANDOM_MAPS)]
-                    own, *noise = (faithfulness_of(model, pixels[0], m, index, score) for m in maps)
-                    random = Faithfulness(*np.array(noise).mean(axis=0))
-                    one = replace(one, faithfulness=own, random=random)
-            yield one
+        with contextlib.closing(Cores(self.device)) as cores:
+            for one in self._read(images, wanted):
+                pixels, index = one.pixels, one.index
+                if pixels is not None:
+                    target = None if index is None else torch.tensor([index], device=self.device)
+                    array = attention_maps(self.model, pixels, method, layer, head, target)[0]
+                    one = replace(one, array=array)
+                    if faithfulness and index is not None:
+                        maps = [array, *random_maps(self.model.config.grid, RANDOM_MAPS)]
+                        follow = partial(faithfulness_of, self.model, pixels[0])
+                        own, *noise = (follow(m, index, self.info.score, cores) for m in maps)
+                        random = Faithfulness(*np.array(noise).mean(axis=0))
+                        one = replace(one, faithfulness=own, random=random)
+                yield one
 
     def heads(self, images: Images, layer: int | None = None) -> Iterator[Inspected]:
         """Every head's attention of one block (None: the last), for each image."""
