@@ -61,7 +61,20 @@ def test_training_cost_is_the_papers(run, paper):
 
 
 @pytest.mark.parametrize(
-    "variant", ["B16", "X/16", "", "B/", "R50+B/16x", "R60+B/16", "R50+B/8", "R50", "R50x0", "R7x1"]
+    "variant",
+    [
+        "B16",
+        "X/16",
+        "",
+        "B/",
+        "R50+B/16x",
+        "R60+B/16",
+        "R50+B/8",
+        "R50",
+        "R7x1",
+        "Rx1",
+        "R5(2-2)x1",
+    ],
 )
 def test_an_unknown_variant_is_refused(variant):
     with pytest.raises(ConfigError, match="unknown architecture"):
@@ -69,7 +82,8 @@ def test_an_unknown_variant_is_refused(variant):
 
 
 VARIANTS = ["Ti/16", "R50+B/16", "R50+L/32", "R26+S/32", "R+Ti/16", "R101+H/32"]
-VARIANTS += ["R50x1", "R152x4", "R200x3"]
+VARIANTS += ["R50x1", "R152x4", "R200x3", "R26x0.5+Ti/16", "R(3-4)+Ti/8", "R(2-2-2)x0.5+S/32"]
+VARIANTS += ["Rx0.5+Ti/8", "R50x0.5", "R(2-2)x1"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -90,6 +104,17 @@ def test_the_stride_of_a_hybrid_is_its_number():
     assert short.patch_kernel == (1, 1) and short.patch_channels == 1024
     released = model_config("R+Ti/16")
     assert released.patch_kernel == (8, 8) and released.patch_channels == 64
+
+
+def test_a_resnet_may_be_named_by_the_blocks_of_its_stages():
+    assert model_config("R(3-4-9)+B/16") == model_config("R50+B/16")
+    stem = model_config("R(3-4)x0.5+Ti/8").stem
+    assert (stem.depths, stem.width, stem.channels, stem.stride) == ((3, 4), 32, 256, 8)
+    with pytest.raises(ConfigError, match="not a multiple of the ResNet stem's stride 8"):
+        model_config("R(3-4)+Ti/4")
+    for factor in ("0", "0.3"):
+        with pytest.raises(ConfigError, match="does not give groups of 32 channels"):
+            architecture(f"R50x{factor}")
 
 
 def test_a_hybrid_pads_images_that_are_no_multiple_of_its_stride():

@@ -291,35 +291,56 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
     """The configuration of a ViT such as "B/16" or a hybrid such as "R50+B/16", with any field
     overridden. A hybrid's number is its stride: at 16 the layers of stage 4 are in stage 3 (section
     3.1), and a root alone, "R+Ti/16", has the patches of the released one: 8 x 8 cells of 4 pixels.
+    "R(3-4)x0.5+Ti/8" names the blocks of each stage, and has half the channels.
 
     Raises:
         ConfigError: there is no such variant.
     """
-    match = re.fullmatch(r"(?:R(\d*)\+)?([A-Za-z]+)/(\d+)", variant, re.IGNORECASE)
-    name = {known.lower(): known for known in VARIANTS}.get(match[2].lower()) if match else None
-    if match is None or name is None or not int(match[3]):
+    match = re.fullmatch(_VIT, variant, re.IGNORECASE)
+    name = {known.lower(): known for known in VARIANTS}.get(match[4].lower()) if match else None
+    if match is None or name is None or not int(match[5]):
         raise _no_variant(variant)
-    patch, stem = int(match[3]), None
+    patch, stem = int(match[5]), None
     if match[1] is not None:
-        stem = _stem(match[1], patch, variant)
-        patch = ROOT_PATCH if (match[1], patch) == ("", 16) else patch
+        stem = _stem(match, patch, variant)
+        patch = ROOT_PATCH if (stem.depths, patch) == ((), 16) else patch
     sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
     config = ModelConfig(**(sizes | overrides))
     _check_whole_patches(config.image_size, config)
     return config
 
 
+_RESNET = r"R(\d*)(?:\((\d+(?:-\d+)*)\))?(?:x(\d+(?:\.\d+)?))?"
+"""A ResNet by its number or by the blocks of its stages, and its width factor."""
+_VIT = rf"(?:{_RESNET}\+)?([A-Za-z]+)/(\d+)"
+"""A ViT's size and patch size; a hybrid's ResNet in front."""
+
+
+def has_form_of_variant(name: str) -> bool:
+    """Whether a name is meant as a variant's, known or not."""
+    resnet = re.fullmatch(_RESNET, name, re.IGNORECASE)
+    return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet[3]))
+
 ROOT_PATCH = 32
 """Pixels of a patch of R+Ti/16: its name says 16, its stride is 32."""
 
 
-def _stem(depth: str, stride: int, variant: str) -> ResNetConfig:
-    if not depth:
-        return ResNetConfig(())
-    depths = DEPTHS.get(int(depth), ())
-    if not depths or stride not in (16, 32):
+def _stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
+    depths = _depths(match, variant)
+    if match[1] and stride not in (16, 32):
         raise _no_variant(variant)
-    return ResNetConfig(depths if stride == 32 else (*depths[:2], depths[2] + depths[3]))
+    if match[1] and stride == 16:
+        depths = (*depths[:2], depths[2] + depths[3])
+    return ResNetConfig(depths, float(match[3] or 1))
+
+
+def _depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
+    """The blocks of the stages of a `_RESNET`; none for the root alone."""
+    if match[1] and (match[2] or int(match[1]) not in DEPTHS):
+        raise _no_variant(variant)
+    if match[2]:
+        return tuple(map(int, match[2].split("-")))
+    return DEPTHS[int(match[1])] if match[1] else ()
 
 
 def bit_config(variant: str, **overrides: Any) -> BiTConfig:
@@ -328,10 +349,11 @@ def bit_config(variant: str, **overrides: Any) -> BiTConfig:
     Raises:
         ConfigError: there is no such variant.
     """
-    match = re.fullmatch(r"R(\d+)x(\d+)", variant, re.IGNORECASE)
-    if match is None or int(match[1]) not in DEPTHS or not int(match[2]):
+    match = re.fullmatch(_RESNET, variant, re.IGNORECASE)
+    depths = _depths(match, variant) if match and match[3] else ()
+    if match is None or not depths:
         raise _no_variant(variant)
-    return BiTConfig(bit_resnet(DEPTHS[int(match[1])], float(match[2])), **overrides)
+    return BiTConfig(bit_resnet(depths, float(match[3])), **overrides)
 
 
 def architecture(variant: str, **overrides: Any) -> Architecture:

@@ -19,6 +19,7 @@ from vitcli.architectures import ModelConfig as ModelConfig
 from vitcli.architectures import Pool as Pool
 from vitcli.architectures import architecture as architecture
 from vitcli.architectures import bit_config as bit_config
+from vitcli.architectures import has_form_of_variant as has_form_of_variant
 from vitcli.architectures import model_config as model_config
 from vitcli.architectures import variant_name as variant_name
 from vitcli.errors import ConfigError

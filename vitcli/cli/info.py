@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from vitcli.config import (
     ResNetConfig,
     Size,
     architecture,
+    has_form_of_variant,
     variant_name,
 )
 from vitcli.errors import ConfigError
@@ -136,7 +136,7 @@ def named_architecture(name: str) -> Architecture | None:
     Raises:
         UsageError: the name is of that form, but unknown.
     """
-    if not re.fullmatch(r"(R\d*\+)?[A-Za-z]+/\d+|R\d+x\d+", name, re.IGNORECASE):
+    if not has_form_of_variant(name):
         return None
     try:
         return architecture(name)
