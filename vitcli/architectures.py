@@ -321,6 +321,7 @@ def has_form_of_variant(name: str) -> bool:
     resnet = re.fullmatch(_RESNET, name, re.IGNORECASE)
     return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet[3]))
 
+
 ROOT_PATCH = 32
 """Pixels of a patch of R+Ti/16: its name says 16, its stride is 32."""
 

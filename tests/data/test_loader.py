@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from vitcli.config import AugmentConfig, DataConfig, Preprocess
+from vitcli.data import loader
 from vitcli.data.dataset import open_split, unreadable_images
 from vitcli.data.loader import Batch, train_batches
 from vitcli.data.order import batch_orders, sample_rng
@@ -71,6 +73,22 @@ def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory):
     resumed = list(batch_orders(source, 5, 3, start_step=4, steps=9, balanced=True))
     whole = list(batch_orders(source, 5, 3, start_step=0, steps=9, balanced=True))[4:]
     assert np.array_equal(np.array(resumed), np.array(whole))
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 4), (2, 7), (3, 2)])
+def test_workers_do_not_overwrite_batches_that_are_still_to_be_read(source, workers, batch_size):
+    expected = list(load(source, EVAL, batch_size, 3, 0, 12, workers=0))
+    given = []
+    for batch in load(source, EVAL, batch_size, 3, 0, 12, workers):
+        time.sleep(0.02)  # the workers do all that they may
+        given.append(batch)
+    assert_equal(expected, given)
+
+
+def test_images_come_through_pipes_where_workers_are_not_forked(source, monkeypatch):
+    forked = list(load(source, TRAIN, 7, 3, 0, 5, workers=2))
+    monkeypatch.setattr(loader, "_FORKS", False)
+    assert_equal(forked, list(load(source, TRAIN, 7, 3, 0, 5, workers=2)))
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -2,15 +2,20 @@
 
 A batch is a function of (seed, step) alone: workers only decide when it is ready. Workers share the
 work of a batch in chunks: of a source, each takes the next chunk; of a stream, each has places of
-its own in every batch, as it must read their lanes in order. Chunks are sent as numpy arrays
-through pipes: torch would send tensors through shared memory, of which containers often have 64 MB,
-and a full one kills the worker.
+its own in every batch, as it must read their lanes in order.
+
+Forked workers write images into memory that they share with this process. It has no name, so the
+size of /dev/shm does not matter: containers often have 64 MB, and torch's own way of sending
+tensors kills the worker when that is full. Where workers are not forked, images come through pipes,
+at a tenth of the speed.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
+import math
+import mmap
 import multiprocessing
 import os
 import signal
@@ -18,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,14 +45,20 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 the numbers of the samples instead of indices."""
 
 _CHUNK_BYTES = 4 << 20
+_FORKS = sys.platform == "linux"
+"""Whether workers are forked; macOS and Windows cannot."""
 _MOST_BAD = 1000
 """Samples of a stream that cannot be read, one after the other, before the run ends."""
+
+
+Pixels = npt.NDArray[np.uint8]
 
 
 class _Chunk(NamedTuple):
     """Places of a batch."""
 
-    images: npt.NDArray[np.uint8]
+    images: Pixels | None
+    """None: they are in shared memory."""
     labels: Ints
     indices: Ints
     unreadable: list[ImageError]
@@ -92,28 +103,35 @@ def train_batches(
     """
     part = range(batch_size) if part is None else part
     places = np.arange(part.start - lead, part.stop) % batch_size
+    shape = (len(places), 3, *transform.size)
     if isinstance(source, Stream):
-        lanes = _Lanes(source, transform, seed, batch_size, places, range(start_step, steps))
-        chunks = _load(lanes, None, min(workers, len(places)), prefetch=2)
+        workers = min(workers, len(places))
+        shared = _shared_batches(shape, workers, ahead=2)
+        lanes = _Lanes(
+            source, transform, seed, batch_size, places, range(start_step, steps), shared
+        )
+        chunks = _load(lanes, None, workers, prefetch=2)
     else:
         if not len(source):
             raise DataError("there are no images to train on", where=source.root)
         share = -(-len(places) // max(workers, 1))
         size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
+        starts = range(0, len(places), size)
         orders = (
-            (indices[chunk], epochs[chunk])
-            for indices, epochs in batch_orders(
-                source, batch_size, seed, start_step, steps, balanced
+            _Order(batch, start, indices[chunk], epochs[chunk])
+            for batch, (indices, epochs) in enumerate(
+                batch_orders(source, batch_size, seed, start_step, steps, balanced)
             )
-            for chunk in np.split(places, range(size, len(places), size))
+            for start, chunk in zip(starts, np.split(places, starts[1:]), strict=True)
         )
-        ahead = 2 * len(places)  # two batches in all
-        prefetch = max(1, ahead // (size * max(workers, 1)))
-        chunks = _load(_Images(source, transform, seed), orders, workers, prefetch)
+        prefetch = max(1, 2 * len(places) // (size * max(workers, 1)))  # two batches in all
+        shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(starts)))
+        chunks = _load(_Images(source, transform, seed, shared), orders, workers, prefetch)
     # A program that ends with batches left over would wait forever for the workers, which ignore
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
     gathered: list[_Chunk] = []
+    batch = 0
     try:
         for chunk in chunks:
             if isinstance(chunk, VitError):
@@ -122,32 +140,52 @@ def train_batches(
                 on_unreadable(error)
             gathered.append(chunk)
             if sum(len(chunk.labels) for chunk in gathered) == len(places):
-                arrays = zip(*(chunk[:3] for chunk in gathered), strict=True)
-                pixels, labels, indices = (_joined(parts, pin) for parts in arrays)
+                parts = [chunk.images for chunk in gathered if chunk.images is not None]
+                pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+                # By numpy, in this thread: torch would wake threads that workers leave no core.
+                np.concatenate(parts or shared[batch % len(shared)][None], out=pixels.numpy())
+                labels, indices = (
+                    torch.from_numpy(np.concatenate(arrays))
+                    for arrays in zip(*(chunk[1:3] for chunk in gathered), strict=True)
+                )
                 yield pixels, labels, indices
                 gathered = []
+                batch += 1
     finally:
         chunks.close()
         atexit.unregister(chunks.close)
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]], pin: bool) -> torch.Tensor:
-    """Arrays one behind the other, as one tensor."""
-    tensors = [torch.from_numpy(part) for part in parts]
-    shape = (sum(map(len, tensors)), *tensors[0].shape[1:])
-    return torch.cat(tensors, out=torch.empty(shape, dtype=tensors[0].dtype, pin_memory=pin))
+def _shared_batches(shape: tuple[int, ...], workers: int, ahead: int) -> Pixels:
+    """Memory that workers write and this process reads, (ahead + 1, *shape): of the batch that is
+    read, and of those that are decoded meanwhile. Empty where workers are not forked."""
+    if not workers or not _FORKS:
+        return np.empty((0, *shape), np.uint8)
+    memory = mmap.mmap(-1, (ahead + 1) * math.prod(shape))
+    return np.frombuffer(memory, np.uint8).reshape(ahead + 1, *shape)
+
+
+class _Order(NamedTuple):
+    """A chunk that a worker is to make."""
+
+    batch: int
+    start: int
+    """Its first place in the batch."""
+    indices: Ints
+    epochs: Ints
 
 
 class _Images(Dataset[_Chunk | VitError]):
     """Makes chunks of a source, given its indices and their epochs."""
 
-    def __init__(self, source: Source, transform: Transform, seed: int) -> None:
-        self.source, self.transform, self.seed = source, transform, seed
+    def __init__(self, source: Source, transform: Transform, seed: int, shared: Pixels) -> None:
+        self.source, self.transform, self.seed, self.shared = source, transform, seed, shared
 
-    def __getitem__(self, order: tuple[Ints, Ints]) -> _Chunk | VitError:
-        indices, epochs = (array.tolist() for array in order)
+    def __getitem__(self, order: _Order) -> _Chunk | VitError:
+        indices, epochs = order.indices.tolist(), order.epochs.tolist()
         wanted = zip(epochs, indices, map(self._candidates, indices), strict=True)
-        return _chunk(self.transform, self.seed, wanted)
+        places = slice(order.start, order.start + len(indices))
+        return _chunk(self.transform, self.seed, wanted, _part(self.shared, order.batch, places))
 
     def _candidates(self, wanted: int) -> Iterator[_Image]:
         for index in self.source.same_class(wanted):
@@ -168,14 +206,17 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         batch_size: int,
         places: Ints,
         steps: range,
+        shared: Pixels,
     ) -> None:
         self.stream, self.transform, self.seed = stream, transform, seed
         self.batch_size, self.places, self.steps = batch_size, places, steps
+        self.shared = shared
 
     def __iter__(self) -> Iterator[_Chunk | VitError]:
         info: Any = get_worker_info()
         number, of = (info.id, info.num_workers) if info else (0, 1)
-        mine = np.array_split(self.places, of)[number].tolist()
+        split = np.array_split(self.places, of)
+        mine, start = split[number].tolist(), sum(map(len, split[:number]))
         stream, batch = self.stream, self.batch_size
         lane_of = {place: stream.lane_of(place, batch) for place in mine}
         lanes = {
@@ -191,7 +232,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
                 yield self._image(sample)
 
         try:
-            for _ in self.steps:
+            for done, _ in enumerate(self.steps):
                 taken = {
                     place: sample
                     for lane in lanes
@@ -202,7 +243,8 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
                     for place in mine
                     for epoch, sample in [taken[place]]
                 )
-                chunk = _chunk(self.transform, self.seed, wanted)
+                images = _part(self.shared, done, slice(start, start + len(mine)))
+                chunk = _chunk(self.transform, self.seed, wanted, images)
                 yield chunk
                 if isinstance(chunk, VitError):
                     return
@@ -213,8 +255,16 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         return _Image(sample.number, sample.key, partial(self.stream.content, sample))
 
 
+def _part(shared: Pixels, batch: int, places: slice) -> Pixels | None:
+    """Shared memory for some images of a batch."""
+    return shared[batch % len(shared), places] if len(shared) else None
+
+
 def _chunk(
-    transform: Transform, seed: int, wanted: Iterable[tuple[int, int, Iterator[_Image]]]
+    transform: Transform,
+    seed: int,
+    wanted: Iterable[tuple[int, int, Iterator[_Image]]],
+    shared: Pixels | None,
 ) -> _Chunk | VitError:
     """The first image that can be read of the candidates for each place.
 
@@ -223,6 +273,7 @@ def _chunk(
     Args:
         wanted: for each place its epoch, the index of the image that belongs there, which together
             decide every random choice, and the candidates.
+        shared: where the images are written to; None: they are returned.
     """
     images, labels, indices, unreadable = [], list[int](), list[int](), list[ImageError]()
     try:
@@ -242,7 +293,9 @@ def _chunk(
                 return unreadable[-1]
     except VitError as error:
         return error
-    return _Chunk(np.stack(images), np.array(labels), np.array(indices), unreadable)
+    stacked = np.stack(images, out=shared)
+    sent = stacked if shared is None else None
+    return _Chunk(sent, np.array(labels), np.array(indices), unreadable)
 
 
 def _load(
@@ -261,8 +314,8 @@ def _load(
                 prefetch_factor=prefetch if workers else None,
                 collate_fn=_unchanged,
                 worker_init_fn=_start_worker,
-                # Forked workers share the index arrays and start at once; macOS and Windows cannot.
-                multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+                # Forked workers share the index arrays and start at once.
+                multiprocessing_context="fork" if workers and _FORKS else None,
                 generator=torch.Generator(),  # else it draws from the generator that dropout uses
             )
         )
