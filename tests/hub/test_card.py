@@ -135,4 +135,6 @@ def test_a_model_that_timm_cannot_hold_says_so():
     info = CheckpointInfo(model_config("Ti/16", num_classes=2, pre_logits=192), Preprocess())
     text = model_card(info)
     assert "timm cannot express this model (pre_logits=192)." in text
+    data = ModelCard(text).data
+    assert data.library_name == "vitcli" and "timm" not in data.tags
     assert "create_model" not in text

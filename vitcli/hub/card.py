@@ -39,8 +39,8 @@ FIGURES = {
 }
 """What a run draws (`train/report.py`), with its caption in the card."""
 
-TAGS = ("vit", "vitcli", "timm")
-"""Beside the task; the second tells that a card is ours."""
+TAGS = ("vit", "vitcli")
+"""Beside the task and the library; the second tells that a card is ours."""
 MOST_CLASSES = 30
 """Of more classes, only the hardest are listed."""
 
@@ -115,10 +115,12 @@ def _front_matter(
         )
         for key, value in metrics.items()
     ]
+    # The Hub shows how to load a model with its library.
+    library = "vitcli" if not_in_timm(info.model) else "timm"
     data = ModelCardData(
-        library_name="timm",
+        library_name=library,
         pipeline_tag=_task(info),
-        tags=[_task(info), *TAGS],
+        tags=list(dict.fromkeys([_task(info), *TAGS, library])),
         license=license,
         base_model=base_model,
         metrics=list(dict.fromkeys(METRICS[key][0] for key in metrics)) or None,
