@@ -297,11 +297,13 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
         ConfigError: there is no such variant.
     """
     match = re.fullmatch(_VIT, variant, re.IGNORECASE)
-    name = {known.lower(): known for known in VARIANTS}.get(match[4].lower()) if match else None
-    if match is None or name is None or not int(match[5]):
+    name = (
+        {known.lower(): known for known in VARIANTS}.get(match["size"].lower()) if match else None
+    )
+    if match is None or name is None or not int(match["patch"]):
         raise _no_variant(variant)
-    patch, stem = int(match[5]), None
-    if match[1] is not None:
+    patch, stem = int(match["patch"]), None
+    if match["number"] is not None:
         stem = _stem(match, patch, variant)
         patch = ROOT_PATCH if (stem.depths, patch) == ((), 16) else patch
     sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
@@ -310,16 +312,16 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
     return config
 
 
-_RESNET = r"R(\d*)(?:\((\d+(?:-\d+)*)\))?(?:x(\d+(?:\.\d+)?))?"
+_RESNET = r"R(?P<number>\d*)(?:\((?P<blocks>\d+(-\d+)*)\))?(?:x(?P<factor>\d+(\.\d+)?))?"
 """A ResNet by its number or by the blocks of its stages, and its width factor."""
-_VIT = rf"(?:{_RESNET}\+)?([A-Za-z]+)/(\d+)"
+_VIT = rf"(?:{_RESNET}\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)"
 """A ViT's size and patch size; a hybrid's ResNet in front."""
 
 
 def has_form_of_variant(name: str) -> bool:
     """Whether a name is meant as a variant's, known or not."""
     resnet = re.fullmatch(_RESNET, name, re.IGNORECASE)
-    return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet[3]))
+    return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet["factor"]))
 
 
 ROOT_PATCH = 32
@@ -328,20 +330,21 @@ ROOT_PATCH = 32
 
 def _stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
     depths = _depths(match, variant)
-    if match[1] and stride not in (16, 32):
+    if match["number"] and stride not in (16, 32):
         raise _no_variant(variant)
-    if match[1] and stride == 16:
+    if match["number"] and stride == 16:
         depths = (*depths[:2], depths[2] + depths[3])
-    return ResNetConfig(depths, float(match[3] or 1))
+    return ResNetConfig(depths, float(match["factor"] or 1))
 
 
 def _depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
     """The blocks of the stages of a `_RESNET`; none for the root alone."""
-    if match[1] and (match[2] or int(match[1]) not in DEPTHS):
+    number, blocks = match["number"], match["blocks"]
+    if number and (blocks or int(number) not in DEPTHS):
         raise _no_variant(variant)
-    if match[2]:
-        return tuple(map(int, match[2].split("-")))
-    return DEPTHS[int(match[1])] if match[1] else ()
+    if blocks:
+        return tuple(map(int, blocks.split("-")))
+    return DEPTHS[int(number)] if number else ()
 
 
 def bit_config(variant: str, **overrides: Any) -> BiTConfig:
@@ -351,10 +354,10 @@ def bit_config(variant: str, **overrides: Any) -> BiTConfig:
         ConfigError: there is no such variant.
     """
     match = re.fullmatch(_RESNET, variant, re.IGNORECASE)
-    depths = _depths(match, variant) if match and match[3] else ()
+    depths = _depths(match, variant) if match and match["factor"] else ()
     if match is None or not depths:
         raise _no_variant(variant)
-    return BiTConfig(bit_resnet(depths, float(match[3])), **overrides)
+    return BiTConfig(bit_resnet(depths, float(match["factor"])), **overrides)
 
 
 def architecture(variant: str, **overrides: Any) -> Architecture:

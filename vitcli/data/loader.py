@@ -116,22 +116,20 @@ def train_batches(
             raise DataError("there are no images to train on", where=source.root)
         share = -(-len(places) // max(workers, 1))
         size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
-        starts = range(0, len(places), size)
+        parts = [slice(start, start + size) for start in range(0, len(places), size)]
+        drawn = batch_orders(source, batch_size, seed, start_step, steps, balanced)
         orders = (
-            _Order(batch, start, indices[chunk], epochs[chunk])
-            for batch, (indices, epochs) in enumerate(
-                batch_orders(source, batch_size, seed, start_step, steps, balanced)
-            )
-            for start, chunk in zip(starts, np.split(places, starts[1:]), strict=True)
+            _Order(step, part, indices[places[part]], epochs[places[part]])
+            for step, (indices, epochs) in enumerate(drawn, start_step)
+            for part in parts
         )
         prefetch = max(1, 2 * len(places) // (size * max(workers, 1)))  # two batches in all
-        shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(starts)))
+        shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(parts)))
         chunks = _load(_Images(source, transform, seed, shared), orders, workers, prefetch)
     # A program that ends with batches left over would wait forever for the workers, which ignore
     # SIGTERM; closing the generator ends them first.
     atexit.register(chunks.close)
-    gathered: list[_Chunk] = []
-    batch = 0
+    gathered, step = list[_Chunk](), start_step
     try:
         for chunk in chunks:
             if isinstance(chunk, VitError):
@@ -140,17 +138,16 @@ def train_batches(
                 on_unreadable(error)
             gathered.append(chunk)
             if sum(len(chunk.labels) for chunk in gathered) == len(places):
-                parts = [chunk.images for chunk in gathered if chunk.images is not None]
+                sent = [chunk.images for chunk in gathered if chunk.images is not None]
                 pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
                 # By numpy, in this thread: torch would wake threads that workers leave no core.
-                np.concatenate(parts or shared[batch % len(shared)][None], out=pixels.numpy())
+                np.concatenate(sent or [shared[step % len(shared)]], out=pixels.numpy())
                 labels, indices = (
                     torch.from_numpy(np.concatenate(arrays))
                     for arrays in zip(*(chunk[1:3] for chunk in gathered), strict=True)
                 )
                 yield pixels, labels, indices
-                gathered = []
-                batch += 1
+                gathered, step = [], step + 1
     finally:
         chunks.close()
         atexit.unregister(chunks.close)
@@ -168,9 +165,9 @@ def _shared_batches(shape: tuple[int, ...], workers: int, ahead: int) -> Pixels:
 class _Order(NamedTuple):
     """A chunk that a worker is to make."""
 
-    batch: int
-    start: int
-    """Its first place in the batch."""
+    step: int
+    part: slice
+    """Its places in the step's batch."""
     indices: Ints
     epochs: Ints
 
@@ -184,8 +181,8 @@ class _Images(Dataset[_Chunk | VitError]):
     def __getitem__(self, order: _Order) -> _Chunk | VitError:
         indices, epochs = order.indices.tolist(), order.epochs.tolist()
         wanted = zip(epochs, indices, map(self._candidates, indices), strict=True)
-        places = slice(order.start, order.start + len(indices))
-        return _chunk(self.transform, self.seed, wanted, _part(self.shared, order.batch, places))
+        place = _place(self.shared, order.step, order.part)
+        return _chunk(self.transform, self.seed, wanted, place)
 
     def _candidates(self, wanted: int) -> Iterator[_Image]:
         for index in self.source.same_class(wanted):
@@ -217,10 +214,10 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         number, of = (info.id, info.num_workers) if info else (0, 1)
         split = np.array_split(self.places, of)
         mine, start = split[number].tolist(), sum(map(len, split[:number]))
-        stream, batch = self.stream, self.batch_size
-        lane_of = {place: stream.lane_of(place, batch) for place in mine}
+        stream, batch_size = self.stream, self.batch_size
+        lane_of = {place: stream.lane_of(place, batch_size) for place in mine}
         lanes = {
-            lane: stream.lane(lane, batch, self.seed, self.steps.start)
+            lane: stream.lane(lane, batch_size, self.seed, self.steps.start)
             for lane in sorted(set(lane_of.values()))
         }
 
@@ -232,18 +229,20 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
                 yield self._image(sample)
 
         try:
-            for done, _ in enumerate(self.steps):
+            for step in self.steps:
                 taken = {
                     place: sample
                     for lane in lanes
-                    for place, sample in zip(stream.places(lane, batch), lanes[lane], strict=False)
+                    for place, sample in zip(
+                        stream.places(lane, batch_size), lanes[lane], strict=False
+                    )
                 }
                 wanted = (
                     (epoch, sample.number, candidates(lane_of[place], sample))
                     for place in mine
                     for epoch, sample in [taken[place]]
                 )
-                images = _part(self.shared, done, slice(start, start + len(mine)))
+                images = _place(self.shared, step, slice(start, start + len(mine)))
                 chunk = _chunk(self.transform, self.seed, wanted, images)
                 yield chunk
                 if isinstance(chunk, VitError):
@@ -255,16 +254,16 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         return _Image(sample.number, sample.key, partial(self.stream.content, sample))
 
 
-def _part(shared: Pixels, batch: int, places: slice) -> Pixels | None:
-    """Shared memory for some images of a batch."""
-    return shared[batch % len(shared), places] if len(shared) else None
+def _place(shared: Pixels, step: int, part: slice) -> Pixels | None:
+    """Where a part of the step's batch is written in shared memory, if there is any."""
+    return shared[step % len(shared), part] if len(shared) else None
 
 
 def _chunk(
     transform: Transform,
     seed: int,
     wanted: Iterable[tuple[int, int, Iterator[_Image]]],
-    shared: Pixels | None,
+    place: Pixels | None,
 ) -> _Chunk | VitError:
     """The first image that can be read of the candidates for each place.
 
@@ -273,7 +272,7 @@ def _chunk(
     Args:
         wanted: for each place its epoch, the index of the image that belongs there, which together
             decide every random choice, and the candidates.
-        shared: where the images are written to; None: they are returned.
+        place: shared memory that the images are written to; None: they are returned.
     """
     images, labels, indices, unreadable = [], list[int](), list[int](), list[ImageError]()
     try:
@@ -293,8 +292,8 @@ def _chunk(
                 return unreadable[-1]
     except VitError as error:
         return error
-    stacked = np.stack(images, out=shared)
-    sent = stacked if shared is None else None
+    pixels = np.stack(images, out=place)
+    sent = pixels if place is None else None
     return _Chunk(sent, np.array(labels), np.array(indices), unreadable)
 
 
