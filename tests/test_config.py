@@ -100,8 +100,8 @@ def test_a_resnet_may_be_named_by_the_blocks_of_its_stages():
     assert (stem.depths, stem.width, stem.channels, stem.stride) == ((3, 4), 32, 256, 8)
     with pytest.raises(ConfigError, match="not a multiple of the ResNet stem's stride 8"):
         model_config("R(3-4)+Ti/4")
-    for factor in ("0", "0.3"):
-        with pytest.raises(ConfigError, match="does not give groups of 32 channels"):
+    for factor in ("0", "0.3", "1025"):
+        with pytest.raises(ConfigError, match="is not a multiple of 0.5"):
             architecture(f"R50x{factor}")
 
 

@@ -127,13 +127,14 @@ class ResNetConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if len(self.depths) > 4 or any(not 1 <= depth <= MOST_BLOCKS for depth in self.depths):
+            blocks = "-".join(map(str, self.depths))
             raise ConfigError(
-                f"a ResNet has up to 4 stages of 1 to {MOST_BLOCKS} blocks, not {self.depths}"
+                f"a ResNet has up to 4 stages of 1 to {MOST_BLOCKS} blocks, not {blocks}"
             )
         if not 0 < self.width_factor <= 1024 or (64 * self.width_factor) % GROUPS:
+            step = GROUPS / 64
             raise ConfigError(
-                f"width_factor {self.width_factor:g} does not give groups of {GROUPS} channels",
-                hint="use a multiple of 0.5",
+                f"width_factor {self.width_factor:g} is not a multiple of {step:g} up to 1024"
             )
         if self.preact and not self.depths:
             raise ConfigError("a pre-activation ResNet needs a stage")
