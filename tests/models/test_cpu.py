@@ -55,7 +55,7 @@ def single_choices() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("fields", single_choices(), ids=str)
 @pytest.mark.parametrize("amx", [True, False])
 def test_a_choice_is_computed_or_left_to_the_plain_model(fields, amx, monkeypatch):
-    monkeypatch.setattr(cpu, "capabilities", lambda: {"amx_tile": amx})  # decides the attention
+    monkeypatch.setattr(cpu, "get_capabilities", lambda: {"amx_tile": amx})  # decides the attention
     model = make(**{"pool": "gap", "posemb_tokens": "patches", **fields})
     expected = run(model, IMAGES)
     cpu.accelerate(model, batch_size=3)

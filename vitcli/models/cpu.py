@@ -14,12 +14,12 @@ block holds anything that is not implemented here, `accelerate` leaves the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.cpu import get_capabilities
 
 from vitcli.models.linear import Linear
 from vitcli.models.resnet import DropPath
@@ -37,16 +37,9 @@ TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}
 """What a block may hold to be accelerated."""
 
 
-def capabilities() -> Mapping[str, Any]:
-    """The instruction sets of this CPU by torch's names (amx_tile, avx512_bf16, ...); empty if this
-    torch does not report them."""
-    query = getattr(torch.cpu, "get_capabilities", dict)
-    return cast(Mapping[str, Any], query())
-
-
 def multiplies_bf16() -> bool:
     """Whether this CPU multiplies matrices in bf16 faster than in float32."""
-    found = capabilities()
+    found = get_capabilities()
     return bool(found.get("amx_tile") or found.get("avx512_bf16"))
 
 
@@ -156,7 +149,7 @@ class _Block(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, H, N, d) -> (B, N, D)
         b, heads, n, size = q.shape
-        if k.shape[2] > LONG or capabilities().get("amx_tile"):
+        if k.shape[2] > LONG or get_capabilities().get("amx_tile"):
             x = F.scaled_dot_product_attention(q, k, v)
         else:
             q, k, v = (part.flatten(0, 1) for part in (q, k, v))
