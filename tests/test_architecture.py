@@ -50,7 +50,7 @@ TORCH_COMPONENTS = {
     "prediction",
     "evaluate",
 }
-TORCH_COMPONENTS |= {"fewshot", "inspection", "speed", "train"}
+TORCH_COMPONENTS |= {"fewshot", "inspection", "program", "speed", "train"}
 TORCH_MODULES = {"data.transforms", "data.loader", "checkpoints.load", "checkpoints.pickles"}
 TORCH_MODULES |= {"checkpoints.verify"}
 

@@ -166,6 +166,7 @@ def test_options_exist(page: str) -> None:
         "fewshot --data few --shots 1 --val-fraction 0.5",
         "inspect cat.jpg",
         "convert golden vit.npz --dry-run",
+        "export golden vit.pt2",
         "resize-posemb golden --grid 5 --dry-run",
         "info golden",
         "info B/16 --images 1000",

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from vitcli.inspection.inspector import inspect as inspect
     from vitcli.prediction import Predictor as Predictor
     from vitcli.prediction import predict as predict
+    from vitcli.program import export as export
 
 __version__ = "0.1.0"
 
-__all__ = ["Predictor", "__version__", "convert", "inspect", "load", "predict"]
+__all__ = ["Predictor", "__version__", "convert", "export", "inspect", "load", "predict"]
 
 _HOMES = {
     "Predictor": "vitcli.prediction",
     "convert": "vitcli.checkpoints.convert",
+    "export": "vitcli.program",
     "inspect": "vitcli.inspection.inspector",
     "load": "vitcli.checkpoints.load",
     "predict": "vitcli.prediction",

@@ -143,12 +143,15 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_torchscript_archive_is_called_so(tmp_path: Path) -> None:
-    """OpenAI released CLIP so."""
-    torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "ViT-B-32.pt"))
-    with pytest.raises(CheckpointError, match="a TorchScript archive") as error:
-        convert(tmp_path / "ViT-B-32.pt", tmp_path / "out")
-    assert "state_dict()" in str(error.value.hint) and not (tmp_path / "out").exists()
+def test_a_program_of_torch_is_called_so(tmp_path: Path) -> None:
+    """OpenAI released CLIP as TorchScript."""
+    model, image = torch.nn.Linear(2, 2), torch.zeros(1, 2)
+    torch.jit.trace(model, image).save(str(tmp_path / "ViT-B-32.pt"))
+    torch.export.save(torch.export.export(model, (image,)), tmp_path / "vit.pt2")
+    for name, kind in {"ViT-B-32.pt": "TorchScript", "vit.pt2": ".pt2"}.items():
+        with pytest.raises(CheckpointError, match=f"a {kind} archive") as error:
+            convert(tmp_path / name, tmp_path / "out")
+        assert "state_dict()" in str(error.value.hint) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])

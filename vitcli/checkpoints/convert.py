@@ -170,11 +170,14 @@ def check_output(output: str | Path, to: Format | None) -> None:
     wanted = " or ".join(
         f"a {suffix} file" if suffix else "a directory" for suffix in layout.suffixes
     )
+    hint = "end DST with / to write a directory"
+    if kind in (".onnx", ".pt2"):
+        hint = "use `vit export`"
     known = kind in ("", *WRITERS) or "" not in layout.suffixes
     raise OutputError(
         f"the layout {target} must be written to {wanted}",
         where=output,
-        hint=None if known else "end DST with / to write a directory",
+        hint=None if known else hint,
     )
 
 

@@ -84,10 +84,16 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
     """What a pickle is that torch refuses; not in torch's words, which advise to run its code."""
     hint = "use a safetensors file of the same weights, or save only the state_dict()"
     with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
-        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            # TorchScript, as OpenAI released CLIP.
-            what = "a TorchScript archive, which is a program; nothing in it was run"
-            return CheckpointError(what, where=path, hint=hint)
+        # TorchScript, as OpenAI released CLIP; torch.export.
+        programs = {
+            "/constants.pkl": "a TorchScript archive",
+            "/models/model.json": "a .pt2 archive",
+        }
+        names = archive.namelist()
+        for member, kind in programs.items():
+            if any(name.endswith(member) for name in names):
+                what = f"{kind}, which is a program; nothing in it was run"
+                return CheckpointError(what, where=path, hint=hint)
     if type(error).__name__ == "UnpicklingError":  # what torch raises for all but tensors
         named = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
         what = f"objects ({named[1] or named[2]})" if named else "objects, or is damaged"

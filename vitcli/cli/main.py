@@ -36,6 +36,7 @@ COMMANDS = {
     "fewshot": "Evaluate a model's features with a few images per class.",
     "evaluate": "Evaluate a model on labelled images.",
     "convert": "Convert a checkpoint to another layout.",
+    "export": "Export a model to ONNX or torch.export.",
     "resize-posemb": "Resize position embeddings for another input size.",
     "inspect": "Show what a model attends to.",
     "info": "Describe a model and compute the cost of training it.",
