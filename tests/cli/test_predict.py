@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 from safetensors import safe_open
@@ -21,6 +22,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.cli.predict import ImageRow
+from vitcli.cli.rows import Parquet
 from vitcli.prediction import Prediction, Result
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
@@ -67,6 +69,36 @@ def test_threshold(predict, image_folder, expected):
     assert predict(image, "--threshold", 1).stdout.endswith(": no class above the threshold\n")
     result = predict(image, "--csv", "--threshold", 1)
     assert result.stdout.splitlines()[1:] == [f"{image},,,,,,"]
+
+
+def test_parquet_has_the_rows_of_csv_with_their_types(predict, image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Parquet, "GROUP", 3)
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")  # no Unicode
+    shutil.copy(image_folder / "a.png", odd)
+    images, file = (image_folder / "a.png", tmp_path / "missing.jpg", odd), tmp_path / "o.parquet"
+    result = predict(*images, "-o", file, "--top-k", 2)
+    assert result.exit_code == 1 and result.stdout == ""
+    table = pyarrow.parquet.read_table(file)
+    types = dict(zip(table.column_names, map(str, table.schema.types), strict=True))
+    assert types.pop("rank") == types.pop("index") == "int32" and types.pop("score") == "double"
+    assert set(types.values()) == {"string"}
+    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist()]
+    predict(*images, "-o", tmp_path / "o.csv", "--top-k", 2)
+    printed = (tmp_path / "o.csv").read_text("utf-8", "surrogateescape")
+    assert [row["file"] for row in rows[3:]] == [str(tmp_path / "caf\\udce9.png")] * 2
+    for row, line in zip(rows, csv.DictReader(io.StringIO(printed)), strict=True):
+        assert row | {"file": ""} == line | {"file": ""}
+
+
+def test_parquet_is_written_whole_or_not_at_all(predict, image_folder, tmp_path, monkeypatch):
+    def fail(self, row):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "o.parquet").write_bytes(b"before")
+    monkeypatch.setattr(Parquet, "write", fail)
+    result = predict(image_folder / "a.png", "-o", tmp_path / "o.parquet")
+    assert result.exit_code == 1 and "No space left" in result.stderr
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 
 def test_csv_has_a_row_for_what_cannot_be_read(predict, image_folder, tmp_path):

@@ -93,7 +93,7 @@ class Evaluate(Adapting):
         None,
         "--predictions FILE",
         "Write the top 5 classes of each image to FILE, in the format given by its suffix: CSV for "
-        ".csv or none, JSON Lines for .json or .jsonl.",
+        ".csv or none, JSON Lines for .json or .jsonl, Parquet for .parquet.",
         "Options",
         parse=parse_output,
     )

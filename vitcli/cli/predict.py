@@ -63,7 +63,7 @@ class Predict(Adapting):
         None,
         "--output -o FILE",
         "Write the results to FILE (- for stdout), in the format given by its suffix: CSV for "
-        ".csv, JSON Lines for .json or .jsonl, plain text for .txt or none.",
+        ".csv, JSON Lines for .json or .jsonl, Parquet for .parquet, plain text for .txt or none.",
         parse=lambda path: None if path == "-" else path,
     )
 

@@ -1,4 +1,4 @@
-"""Results as rows: text, JSON or CSV, on stdout or in a file.
+"""Results as rows: text, JSON or CSV on stdout or in a file, or a parquet file.
 
 A new format is a class like those below, and its suffix in `FORMATS`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib
 import io
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import typer
 
 from vitcli import weight_files
 from vitcli.cli import output
+from vitcli.errors import MissingExtraError
 from vitcli.words import either
 
 
@@ -79,7 +81,54 @@ class Csv(RowWriter):
         self.file.flush()
 
 
-FORMATS: dict[str, type[RowWriter]] = {".csv": Csv, ".json": Json, ".jsonl": Json}
+class Parquet(RowWriter):
+    """A parquet file with the columns of CSV."""
+
+    GROUP = 100_000
+    """Records of a row group, which are in memory at once."""
+    TYPES = {"rank": "int32", "index": "int32", "row": "int64", "score": "float64"}
+    TYPES |= {"correct": "int8", "real": "int8"}
+    """By the name of a column, without a number behind it; others are strings."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        try:
+            self.arrow: Any = importlib.import_module("pyarrow")
+            self.parquet: Any = importlib.import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise MissingExtraError("pyarrow", "writing parquet files") from error
+        self.target, self.is_terminal = file, False
+        self.records = list[dict[str, Any]]()
+        self.writer: Any = None
+
+    def write(self, row: Row) -> None:
+        self.records += row.records()
+        if len(self.records) >= self.GROUP:
+            self._write_group()
+
+    def close(self) -> None:
+        self._write_group()
+        self.writer.close()
+
+    def _write_group(self) -> None:
+        arrays = {}
+        for name in self.records[0] if self.records else ():
+            kind = self.TYPES.get(name.rstrip("0123456789"), "string")
+            values = [record[name] for record in self.records]
+            if kind == "string":  # names of files may hold anything
+                values = [v and v.encode(errors="backslashreplace").decode() for v in values]
+            arrays[name] = self.arrow.array(values, kind)
+        table = self.arrow.table(arrays)
+        self.writer = self.writer or self.parquet.ParquetWriter(self.target, table.schema)
+        self.writer.write_table(table)
+        self.records.clear()
+
+
+FORMATS: dict[str, type[RowWriter]] = {
+    ".csv": Csv,
+    ".json": Json,
+    ".jsonl": Json,
+    ".parquet": Parquet,
+}
 """By the suffix of a file."""
 OUTPUT = "'--output' / '-o'"
 """How an error names the option."""
