@@ -30,7 +30,7 @@ from vitcli.resnets import (
 from vitcli.words import counted, either
 
 Pool = Literal["token", "gap", "map", "token+gap"]
-Posemb = Literal["learn", "learn2d", "sincos2d", "none"]
+Posemb = Literal["learn", "learn2d", "sincos2d", "rope", "none"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
@@ -64,7 +64,7 @@ class ModelConfig(Layered):
     """Registers: learned tokens between the class token and the patches, which no head reads."""
     posemb: Posemb = "learn"
     """learn: one vector per token; learn2d: D/2 for the row and D/2 for the column (paper D.4);
-    sincos2d: fixed, big_vision's; none."""
+    sincos2d: fixed, big_vision's; rope: queries and keys are rotated, DINOv3's; none."""
     posemb_tokens: Literal["all", "class", "patches"] = "all"
     """Which tokens the position embeddings are added to: prefix tokens and patches, class token
     and patches (registers without), or patches alone."""
@@ -116,10 +116,10 @@ class ModelConfig(Layered):
             raise ConfigError("pool 'token+gap' supports only a linear head")
         if self.distill_token and self.pre_logits and self.num_classes:
             raise ConfigError("a distillation token supports only linear heads, without pre_logits")
-        if self.posemb in ("learn2d", "sincos2d"):
+        if self.posemb in ("learn2d", "sincos2d", "rope"):
             if self.posemb_tokens != "patches" and self.num_prefix_tokens:
                 raise ConfigError(f"posemb '{self.posemb}' needs posemb_tokens='patches'")
-            divisor = 2 if self.posemb == "learn2d" else 4
+            divisor = {"learn2d": 2, "sincos2d": 4, "rope": 4 * self.num_heads}[self.posemb]
             if self.width % divisor:
                 raise ConfigError(
                     f"posemb '{self.posemb}' needs a width that is a multiple of {divisor}, not "

@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import tempfile
 import warnings
@@ -30,7 +31,7 @@ from torch.export import Dim, ExportedProgram
 from vitcli.atomic import whole_directory
 from vitcli.config import PosembMethod, Size
 from vitcli.data.transforms import to_float
-from vitcli.errors import ConfigError, MissingExtraError, OutputError
+from vitcli.errors import CheckpointError, ConfigError, MissingExtraError, OutputError
 from vitcli.fields import check_choice, check_positive
 from vitcli.inference import Inference
 from vitcli.prediction import Predictor, to_scores
@@ -144,6 +145,10 @@ def export(
     ports = _ports(predictor.info, inputs, outputs, batch_size)
     with torch.no_grad(), _quiet(), whole_directory(target.parent) as directory:
         expected = [plain(images) for images in examples]
+        largest = max(float(values.abs().max()) for values in expected)
+        if not math.isfinite(largest):
+            what = "some outputs are not finite numbers: the weights contain NaN, or are too large"
+            raise CheckpointError(what, where=predictor.name)
         dynamic = None if batch_size else {"images": {0: Dim("batch", min=1)}}
         traced = torch.export.export(model, (examples[0],), dynamic_shapes=dynamic)
         on_stage(1)
@@ -152,7 +157,6 @@ def export(
         found = [written.run(images) for images in examples]
         pairs = list(zip(found, expected, strict=True))
         difference = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
-        largest = max(float(values.abs().max()) for values in expected)
         if not difference <= TOLERANCES[dtype] * max(largest, SMALL):  # NaN does not agree
             raise OutputError(
                 f"{written.runtime} computes different {outputs}: the largest difference is "

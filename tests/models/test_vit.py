@@ -14,6 +14,8 @@ from vitcli.models.vit import ViT, attend
 
 VITS = {name: config for name, config in MODELS.items() if isinstance(config, ModelConfig)}
 VITS["sincos2d"] = small(posemb="sincos2d", posemb_tokens="patches")
+ROPE = {"posemb": "rope", "posemb_tokens": "patches", "num_registers": 2}
+VITS["rope"] = small(**ROPE)
 
 
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS)
@@ -26,6 +28,20 @@ def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(config):
     assert model.encode(images).shape == (3, config.num_tokens, config.width)
     moved = torch.roll(images, config.patch_size, dims=(2, 3))
     assert torch.allclose(logits, model(moved)) == (config.posemb == "none")
+
+
+def test_rotary_positions_follow_the_patches_of_each_image():
+    """Some patches of an image, in any order, attend to each other as they do among all."""
+    model = random_model(small(**ROPE)).double()
+    config, images = model.config, torch.randn(3, 3, 32, 32).double()
+    prefix, patches = config.num_prefix_tokens, config.grid[0] * config.grid[1]
+    tokens, order = model.embed(images), torch.stack([torch.randperm(patches) for _ in range(3)])
+    each = torch.arange(3)[:, None]
+    shuffled = torch.cat([tokens[:, :prefix], tokens[:, prefix:][each, order]], dim=1)
+    found, expected = model.encode_tokens(shuffled, patches=order), model.encode_tokens(tokens)
+    assert torch.allclose(found[:, prefix:], expected[:, prefix:][each, order])
+    assert torch.allclose(found[:, :prefix], expected[:, :prefix])
+    assert not torch.allclose(model.encode_tokens(shuffled)[:, 0], expected[:, 0])
 
 
 def test_the_head_reads_the_features():
@@ -52,7 +68,7 @@ def test_attention_written_out_equals_the_fused_one():
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"distill_token": True}, {"num_registers": 2, "layer_scale": True}, {"pool": "gap"}],
+    [{}, {"distill_token": True}, {"num_registers": 2, "layer_scale": True}, {"pool": "gap"}, ROPE],
     ids=str,
 )
 def test_training_computes_what_evaluation_does(fields):

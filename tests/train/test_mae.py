@@ -13,6 +13,7 @@ from vitcli.train.mae import MaskedAutoencoder, decoder_config
 from vitcli.train.plan import default_rate
 from vitcli.train_config import TrainConfig
 
+ROPE = {"posemb": "rope", "posemb_tokens": "patches"}
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
 
 
@@ -94,13 +95,15 @@ def test_masks_are_even_shuffles_of_each_image():
     assert (counts - 500).abs().max() < 5 * (2000 * 0.25 * 0.75) ** 0.5
 
 
-@pytest.mark.parametrize("fields", [{"num_registers": 2}, {"class_token": False, "pool": "gap"}])
+@pytest.mark.parametrize(
+    "fields", [{"num_registers": 2}, {"class_token": False, "pool": "gap"}, ROPE]
+)
 def test_prefix_tokens_stay_in_front(fields):
     """The encoder sees the visible patches and all prefix tokens; hidden pixels change nothing."""
     made, x = objective(fields=fields.items()), torch.randn(2, 3, 32, 48)
     y = made.for_validation(x, [0, 1])
     seen = []
-    made.model.blocks.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    made.model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
     before = made.predict(x, y)
     assert seen == [(2, made.architecture.num_prefix_tokens + 6, 24)]
     cells = made.cells(x)

@@ -179,11 +179,11 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings that the file holds. Raises CheckpointError if there are none."""
     names = [name for name in opened.info.model.posemb_tables if opened.sources[name]]
     if not names:
-        computed = opened.info.model.posemb == "sincos2d"
+        computed = {"sincos2d": "sine-cosine", "rope": "rotary"}.get(opened.info.model.posemb)
         raise CheckpointError(
             "no position embeddings to resize",
             where=opened.file,
-            hint="the model computes sine-cosine embeddings for any grid" if computed else None,
+            hint=f"the model computes {computed} embeddings for any grid" if computed else None,
         )
     return {name: opened.tensors[name].read() for name in names}
 

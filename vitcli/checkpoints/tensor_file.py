@@ -52,6 +52,11 @@ class LazyTensor(NamedTuple):
     read: Callable[[], np.ndarray]
 
 
+def zeros_like(tensor: LazyTensor) -> LazyTensor:
+    """Zeros of the same shape and type."""
+    return tensor._replace(read=lambda: tensor.read() * 0)
+
+
 Arrays = Mapping[str, "np.ndarray | LazyTensor"]
 
 

@@ -67,7 +67,11 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
     hint, why = "leave out --verify to convert without this check", ""
     if library is None:
         why = f"there is no library to compare the layout {checkpoint.layout} with"
-    elif library == "timm" and (unknown := timms.not_in_timm(timms.with_timms_epsilons(model))):
+    elif (
+        library == "timm"
+        and not _is_timms_directory(checkpoint)
+        and (unknown := timms.not_in_timm(timms.with_timms_epsilons(model)))
+    ):
         why = f"timm does not support {', '.join(unknown)}"
     elif library == "timm" and getattr(model, "posemb", "") == "sincos2d":
         why = "timm does not compute sincos2d"
@@ -81,6 +85,14 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
             why = f"{library} cannot be imported: {error}"
     if why:
         raise CheckpointError(f"cannot be verified: {why}", where=checkpoint.file, hint=hint)
+
+
+def _is_timms_directory(checkpoint: Checkpoint) -> bool:
+    """Whether timm itself would load the file by the configuration beside it."""
+    file = checkpoint.file
+    config = read_json(file.with_name("config.json"))
+    named = config is not None and "architecture" in config
+    return checkpoint.layout == "timm" and file.name == "model.safetensors" and named
 
 
 def verify(checkpoint: Checkpoint) -> Agreement:
@@ -134,6 +146,8 @@ def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
             else:
                 directory = str(file.parent)
             model = timm.create_model(f"local-dir:{directory}", pretrained=True)
+    elif _is_timms_directory(checkpoint):
+        model = timm.create_model(f"local-dir:{file.parent}", pretrained=True)
     else:
         name, arguments = timms.best_architecture(info.model)
         model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)

@@ -97,13 +97,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     note_assumptions(predictor)
     with output.Meter("features") as meter:
         report = measure(
-            predictor,
-            config,
-            args.batch_size,
-            meter.reach,
-            save is not None,
-            args.strict,
-            args.workers,
+            predictor, config, args.batch_size, meter.reach, bool(save), args.strict, args.workers
         )
     for warning in report.splits.warnings:
         output.warning(warning)

@@ -29,7 +29,7 @@ SPEED_OF = 10.0
 """Seconds that the speed of a download is averaged over."""
 STALLED = 2.0
 """Seconds without data after which a bar says so instead of a speed."""
-WHOLE, FOLDED = 12, 6
+WHOLE, FOLDED = 14, 6
 """Characters of a column of words up to which it is never folded, and to which others may be."""
 
 quiet = debug = False

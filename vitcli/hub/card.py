@@ -117,11 +117,14 @@ def _front_matter(
     ]
     # The Hub shows how to load a model with its library.
     library = "vitcli" if not_in_timm(info.model) else "timm"
+    link = registry.LICENSE_LINKS.get(license or "")
     data = ModelCardData(
         library_name=library,
         pipeline_tag=_task(info),
         tags=list(dict.fromkeys([_task(info), *TAGS, library])),
-        license=license,
+        license="other" if link else license,
+        license_name=license if link else None,
+        license_link=link,
         base_model=base_model,
         metrics=list(dict.fromkeys(METRICS[key][0] for key in metrics)) or None,
         eval_results=results or None,

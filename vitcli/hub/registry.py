@@ -24,9 +24,15 @@ from vitcli.weight_files import SUFFIXES
 NORMALIZE = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),  # DINOv3's of SAT-493M
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 """Mean and standard deviation by the registry's names."""
+
+LICENSE_LINKS = {
+    "dinov3-license": "https://ai.meta.com/resources/models-and-libraries/dinov3-license/"
+}
+"""Licenses that the Hub does not know by name: where their text is."""
 
 Labels = Literal["imagenet-1k", "imagenet-21k"]
 
@@ -50,7 +56,7 @@ class RegistryEntry:
     """Outputs of the head; 0: no head."""
     size: int
     """Height and width of its images."""
-    normalize: Literal["half", "imagenet", "none"]
+    normalize: Literal["half", "imagenet", "satellite", "none"]
     """Mean and std of its images, a key of NORMALIZE."""
     interpolation: Literal["bilinear", "bicubic"]
     crop_pct: float

@@ -7,6 +7,7 @@ depart from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -16,7 +17,7 @@ from functools import cache
 from typing import Any, Literal, cast
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import Store
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, zeros_like
 from vitcli.config import (
     Activation,
     Architecture,
@@ -83,6 +84,13 @@ RADIO = {"img_size": 512, "no_embed_class": True, "final_norm": False}
 TIPS = {"img_size": 448, "no_embed_class": True, "init_values": 1.0}
 INTERN = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
 DEIT3 = {"init_values": 1e-6, "no_embed_class": True}
+DINOV3: Args = {"img_size": 256, "reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5}
+DINOV3 |= {"global_pool": "avg", "fc_norm": False, "norm_eps": 1e-5, "rope": True}
+DINOV3_GATED = {**DINOV3, "swiglu": True, "mlp_ratio": 8}  # 4 for the gate, 4 for the value
+S_PLUS, H_PLUS = {**SIZES["small"], **DINOV3_GATED}, {**SIZES["huge"], **DINOV3_GATED}
+H_PLUS["num_heads"] = 20
+SEVEN_B: Args = {"embed_dim": 4096, "depth": 40, "num_heads": 32, "mlp_ratio": 4}
+NO_BIAS: Args = {"qkv_bias": False}
 TEST = {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}
 
 ARCHITECTURES: tuple[tuple[str, Args], ...] = (
@@ -150,6 +158,13 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("deit_base_distilled_patch16_{224,384}", {"distilled": True}),
     ("deit3_{small,base,large}_patch16_{224,384} deit3_medium_patch16_224", DEIT3),
     ("deit3_huge_patch14_224", DEIT3),
+    ("vit_{small,base,large}_patch16_dinov3", {**DINOV3, **NO_BIAS}),
+    ("vit_{tiny,small,base,large}_patch16_dinov3_qkvb", DINOV3),
+    ("vit_small_plus_patch16_dinov3", {**S_PLUS, **NO_BIAS}),
+    ("vit_small_plus_patch16_dinov3_qkvb", S_PLUS),
+    ("vit_huge_plus_patch16_dinov3", {**H_PLUS, **NO_BIAS}),
+    ("vit_huge_plus_patch16_dinov3_qkvb", H_PLUS),
+    ("vit_7b_patch16_dinov3", {**DINOV3_GATED, **SEVEN_B, **NO_BIAS}),
 )
 """Names, with alternatives in braces, and what they do not say by themselves: departures from
 `VisionTransformer`'s defaults. Size, patch, registers and resolution are read from the name."""
@@ -186,7 +201,7 @@ _TYPES: dict[str, Any] = {
 }
 """Types of those whose default does not show it."""
 
-FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
+FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None, "rope": False}
 """What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet; its
 patch size counts cells of the feature map."""
 
@@ -319,7 +334,7 @@ def _to_model(args: Args) -> ModelConfig:
         mlp_dim=int(min(max(args["embed_dim"] * args["mlp_ratio"], 0), 1 << 30)),
         patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
-        posemb=args["pos_embed"] or "none",
+        posemb="rope" if args["rope"] else args["pos_embed"] or "none",
         posemb_tokens="patches" if args["no_embed_class"] else "all",
         pool=pool,
         final_norm=args["final_norm"] and not fc_norm,
@@ -404,6 +419,8 @@ def not_in_timm(model: Architecture) -> list[str]:
         sizes = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
     if isinstance(model, BiTConfig):
         return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {sizes}"]
+    if model.posemb == "rope":  # in timm's EVA, whose tensors have other names
+        return [*reasons, "rotary position embeddings under vit's names of tensors"]
     model = _with_timms_norm(model)
     name, departures = best_architecture(model)
     args = architectures()[name] | departures
@@ -490,6 +507,7 @@ def _to_args(model: ModelConfig) -> Args:
         "init_values": 1e-5 if model.layer_scale else None,
         "no_embed_class": model.num_prefix_tokens > 0 and model.posemb_prefix == 0,
         "pos_embed": "none" if model.posemb == "none" else "learn",
+        "rope": model.posemb == "rope",
         "final_norm": model.final_norm or model.fc_norm,
         "fc_norm": model.fc_norm,
         "global_pool": pools.get(model.pool, "token"),
@@ -637,13 +655,17 @@ _STATISTICS |= dict.fromkeys(("clip", "eva", "radio"), layout.CLIP)
 _META = rows(
     """
 reg_token                register_tokens
+reg_token                storage_tokens
 blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w12.*
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w1.*,blocks.{i}.mlp.w2.*
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*
 blocks.{i}.mlp.fc2.*     blocks.{i}.mlp.w3.*
+blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias
 blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
 blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
 )
-"""What the authors of DINOv2 and of DeiT III name otherwise than timm."""
+"""What timm's EVA (DINOv3), or the authors of DINOv2, DINOv3 and DeiT III, name otherwise."""
 
 
 class Timm(Layout):
@@ -663,11 +685,15 @@ class Timm(Layout):
         # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
         tensors, names, outside = below(store, prefix, *chunked)
+        tensors = _without_key_bias(tensors)
         table = identity(tensors)
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
+        drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\."
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         info = _described_beside(store)
+        if info is None and PERIODS in tensors:
+            return Match(table, tensors, names, outside, drop, **_of_dinov3(tensors))
         if info is None:
             _check_unambiguous(store, tensors)
         # DeiT, DINO and MAE prepare images as ImageNet's models do.
@@ -716,6 +742,38 @@ class Timm(Layout):
         if "vit" in config:
             values["vit"] = {**config.object("vit").values, **info.to_dict()}
         return values
+
+
+PERIODS = "rope_embed.periods"
+"""In DINOv3's own files: the periods of its rotary position embeddings, a quarter of a head."""
+
+
+def _of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
+    """What DINOv3's own code takes for granted, as fields of `Match`. (dinov3/hub/backbones.py)"""
+    width = math.prod(tensors["patch_embed.proj.weight"].shape[:1])
+    quarter = math.prod(tensors[PERIODS].shape)
+    fields = {"posemb": "rope", "posemb_tokens": "patches", "pool": "token", "activation": "gelu"}
+    sizes = {"num_heads": width // max(4 * quarter, 1), "norm_eps": 1e-5, "image_size": (256, 256)}
+    default = Preprocess((256, 256), *IMAGENET, "bilinear", crop_mode="squash")
+    return {"fields": {**fields, **sizes}, "default": default}
+
+
+def _without_key_bias(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """With the zeros that biases of keys are in DINOv3: timm leaves them out, and DINOv3's own code
+    multiplies them by a mask."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith("attn.q_bias"):
+            found[name.replace("q_bias", "k_bias")] = zeros_like(tensor)
+        if f"{name}_mask" in tensors:
+            found[name] = tensor._replace(read=functools.partial(_masked, tensor))
+    return found
+
+
+def _masked(bias: LazyTensor) -> Any:
+    array = bias.read().copy()
+    array[len(array) // 3 : 2 * len(array) // 3] = 0
+    return array
 
 
 def _described_beside(store: Store) -> CheckpointInfo | None:

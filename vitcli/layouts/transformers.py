@@ -1,5 +1,5 @@
-"""The layout of transformers: ViT, DeiT, MAE, MSN, I-JEPA, DINOv2, and the image halves of SigLIP
-and of the CLIPs, with their `config.json` and `preprocessor_config.json`.
+"""The layout of transformers: ViT, DeiT, MAE, MSN, I-JEPA, DINOv2, DINOv3, and the image halves of
+SigLIP and of the CLIPs, with their `config.json` and `preprocessor_config.json`.
 
 Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image processor.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype, zeros_like
 from vitcli.config import (
     Activation,
     Architecture,
@@ -54,6 +54,7 @@ _CROPPED = Preprocess((224, 224), *IMAGENET, "bicubic", 0.875)
 _SQUASHED = Preprocess((224, 224), *IMAGENET, "bilinear", crop_mode="squash")
 _VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"))
 _DINO = Kind(1e-6, "gelu", _CROPPED, "Bit", square=True, any_size=True)
+_DINO3 = Kind(1e-5, "gelu", _SQUASHED, "DINOv3ViT", any_size=True)
 _CLIP = Kind(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), "CLIP", square=True)
 _SIGLIP = Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), "Siglip", square=True)
 
@@ -65,6 +66,7 @@ KINDS = {
     "ijepa": _VIT,
     "dinov2": _DINO,
     "dinov2_with_registers": _DINO,
+    "dinov3_vit": _DINO3,
     "siglip_vision_model": _SIGLIP,
     "clip_vision_model": _CLIP,
     "metaclip_2_vision_model": _CLIP,
@@ -90,6 +92,7 @@ _SHORTER = ImageProcessor(Preprocess((224, 224), *CLIP))
 IMAGE_PROCESSORS = {
     "ViT": ImageProcessor(Preprocess(interpolation="bilinear", crop_mode="squash"), squares=True),
     "DeiT": ImageProcessor(Preprocess(crop_pct=0.875, crop_mode="squash"), squares=True),
+    "DINOv3ViT": ImageProcessor(_SQUASHED),
     "Siglip": ImageProcessor(Preprocess(crop_mode="squash")),
     "Bit": _SHORTER,
     "CLIP": _SHORTER,
@@ -154,6 +157,20 @@ attn_pool.norm.*         head.layernorm.*
 attn_pool.mlp.fc1.*      head.mlp.fc1.*
 attn_pool.mlp.fc2.*      head.mlp.fc2.*
 """
+_DINO3_TABLE = """
+cls_token                embeddings.cls_token
+reg_token                embeddings.register_tokens
+patch_embed.proj.*       embeddings.patch_embeddings.*
+blocks.{i}.norm1.*       layer.{i}.norm1.*
+blocks.{i}.attn.qkv.*    {qkv}
+blocks.{i}.attn.proj.*   layer.{i}.attention.o_proj.*
+blocks.{i}.ls1.gamma     layer.{i}.layer_scale1.lambda1
+blocks.{i}.norm2.*       layer.{i}.norm2.*
+blocks.{i}.mlp.fc1.*     {fc1}
+blocks.{i}.mlp.fc2.*     layer.{i}.mlp.down_proj.*
+blocks.{i}.ls2.gamma     layer.{i}.layer_scale2.lambda1
+norm.*                   norm.*
+"""
 _HEAD = rows("head.*  classifier.*")
 _TEACHER_HEADS = rows("head.*  cls_classifier.*\nhead_dist.*  distillation_classifier.*")
 
@@ -189,7 +206,9 @@ def _clip_table() -> tuple[Row, ...]:
 # ---------------------------------------------------------------------------------------------
 # Reading
 
-_ANCHORS = ("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embedding.weight")
+_PATCHES = "embeddings.patch_embedding"
+_ANCHORS = (f"{_PATCHES}.weight", f"{_PATCHES}s.projection.weight", f"{_PATCHES}s.weight")
+"""Of a CLIP, of a ViT, of a DINOv3."""
 
 
 class Transformers(Layout):
@@ -202,8 +221,9 @@ class Transformers(Layout):
     suffixes = ("",)
 
     def find(self, store: Store) -> Match | None:
-        vit, clip = (find_prefix(store.tensors, anchor) for anchor in _ANCHORS)
-        prefix, find = (vit, _find_vit) if clip is None else (clip, _find_clip)
+        prefixes = (find_prefix(store.tensors, anchor) for anchor in _ANCHORS)
+        kinds = zip(prefixes, (_find_clip, _find_vit, _find_dino3), strict=True)
+        prefix, find = next((kind for kind in kinds if kind[0] is not None), (None, _find_vit))
         if prefix is None:
             return None
         config = read_config(store.path.parent)
@@ -220,10 +240,14 @@ class Transformers(Layout):
         fields["num_heads"] = config.whole("num_attention_heads", 12)
         fields["norm_eps"] = config.get("layer_norm_eps", float, kind.norm_eps, 0, 1)
         if "hidden_act" in config:
-            fields["activation"] = config.word("hidden_act", _ACTIVATIONS)
+            gated = config.get("use_gated_mlp", bool, False)  # by SiLU; ours then has no other
+            known = {"silu": fields["activation"]} if gated else _ACTIVATIONS
+            fields["activation"] = config.word("hidden_act", known)
         if "image_size" in config:
             fields["image_size"] = config.size("image_size")
         preprocess = _read_preprocess(store.path.parent, kind, fields.get("image_size"))
+        if kind is _DINO3 and preprocess:  # whose position embeddings are for any size
+            fields["image_size"] = preprocess.size
         size, own = preprocess.size if preprocess else None, fields.get("image_size")
         return dataclasses.replace(
             match,
@@ -422,6 +446,23 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Mat
         drop += r"|(^|\.)head\." if siglip else r"|(^|\.)post_layernorm\."
     kind = "siglip_vision_model" if siglip else "clip_vision_model"
     return kind, Match(table, names, droppable=drop, fields=fields)
+
+
+def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
+    """A DINOv3, likewise. Keys have no bias; the other two may have one."""
+    gated = f"{prefix}layer.0.mlp.gate_proj.weight" in store.tensors
+    fc1 = _each("layer.{i}.mlp", "gate_proj up_proj" if gated else "up_proj")
+    qkv = _each("layer.{i}.attention", "q_proj k_proj v_proj")
+    table = prefixed(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1), prefix)
+    tensors = dict(store.tensors)
+    for name, tensor in store.tensors.items():
+        if name.endswith("q_proj.bias"):
+            tensors.setdefault(name.replace("q_proj", "k_proj"), zeros_like(tensor))
+    if config.get("rope_theta", float, 100.0) != 100:
+        config.refuse("rope_theta", "100")
+    drop = r"mask_token$|rope_embeddings\.inv_freq$"
+    fields = {"posemb": "rope", "posemb_tokens": "patches", "pool": "token", "norm_eps": 1e-5}
+    return "dinov3_vit", Match(table, tensors, droppable=drop, fields=fields)
 
 
 def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:

@@ -23,7 +23,7 @@ from torch.cpu import get_capabilities
 
 from vitcli.models.linear import Linear
 from vitcli.models.resnet import DropPath
-from vitcli.models.vit import Attention, Block, LayerScale, Mlp, ViT, activate
+from vitcli.models.vit import Attention, Block, LayerScale, Mlp, Rope, ViT, activate, rotate
 
 LONG = 512
 """Tokens from which fused attention is as fast everywhere; it needs no memory for all pairs."""
@@ -125,14 +125,17 @@ class _Block(nn.Module):
         self.fc1 = _Linear(mlp.fc1.weight, mlp.fc1.bias, rows, activation)
         self.fc2 = _Linear(mlp.fc2.weight, mlp.fc2.bias, rows)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N or wanted, D)
+    def forward(self, x: Tensor, read: int | None = None, rope: Rope | None = None) -> Tensor:
+        """(B, N, D) -> (B, N or wanted, D)"""
         y = self.norm1(x)
         if self.q is None:
             q, k, v = self._heads(self.kv(y), 3)
+            q = q if rope is None else rotate(q, rope)
         else:
             k, v = self._heads(self.kv(y), 2)
             x = x[:, : self.wanted].contiguous()
-            (q,) = self._heads(self.q(y[:, : self.wanted]), 1)
+            (q,) = self._heads(self.q(y[:, : self.wanted]), 1)  # of tokens that are not rotated
+        k = k if rope is None else rotate(k, rope)
         x = _add(x, self.proj, self._attend(q, k, v), self.ls1)
         hidden = self.fc1(self.norm2(x))
         if self.swiglu:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitcli import posemb
-from vitcli.config import Activation, ModelConfig
+from vitcli.config import Activation, ModelConfig, Size
 from vitcli.errors import ConfigError
 from vitcli.models.linear import Linear
 from vitcli.models.resnet import DropPath, build_stem, init_layer
@@ -46,6 +46,33 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
+Rope = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles by which queries and keys of the last P tokens are rotated:
+float32 (P, d), or (B, 1, P, d) where they differ between images."""
+
+
+def rope_tables(grid: Size, size: int, device: torch.device) -> Rope:
+    """The angles of DINOv3 (arXiv 2508.10104, section 3.2; dinov3/layers/rope_position_encoding.py)
+    for heads of that size: size / 4 frequencies from 1 to 1/100 per half image, of the row and then
+    of the column of each patch's centre, which lie in [-1, 1]."""
+    frequencies = 100.0 ** -torch.arange(0, 1, 4 / size, device=device)
+    axes = [2 * (torch.arange(n, device=device) + 0.5) / n - 1 for n in grid]
+    centres = torch.cartesian_prod(*axes)  # (rows * columns, 2)
+    angles = (2 * math.pi * centres[:, :, None] * frequencies).flatten(1).tile(2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Queries or keys (B, heads, N, d), those of the last P tokens rotated: channel i with channel
+    i + d/2."""
+    cos, sin = rope
+    prefix = x.shape[2] - cos.shape[-2]
+    patches = x[:, :, prefix:]
+    low, high = patches.chunk(2, dim=-1)
+    turned = (patches * cos + torch.cat([-high, low], dim=-1) * sin).to(x.dtype)
+    return torch.cat([x[:, :, :prefix], turned], dim=2)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A), query, key and value in one matrix."""
 
@@ -56,11 +83,13 @@ class Attention(nn.Module):
         self.proj = Linear(config.width, config.width)
         self.proj_drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, read: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, read: int | None = None, rope: Rope | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or of the first `read` tokens alone."""
         b, n, d = x.shape
         qkv = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, D / heads)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
         x = attend(q[:, :, :read], k, v)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
@@ -114,9 +143,9 @@ class Block(nn.Module):
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, read: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, read: int | None = None, rope: Rope | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or the first `read` tokens of it."""
-        x = x[:, :read] + self.drop_path(self.ls1(self.attn(self.norm1(x), read)))
+        x = x[:, :read] + self.drop_path(self.ls1(self.attn(self.norm1(x), read, rope)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
@@ -240,12 +269,24 @@ class ViT(nn.Module):
             raise ConfigError(f"the model expects a batch ({batch}), not {(*images.shape,)}")
         return self.encode_tokens(self.embed(images), read)
 
-    def encode_tokens(self, tokens: Tensor, read: int | None = None) -> Tensor:
-        """What `encode` gives, of the tokens of `embed` or some of them."""
-        x = self.norm_pre(self.pos_drop(tokens))
-        if read is None:
-            return self.norm(self.blocks(x))
-        return self.norm(self.blocks[-1](self.blocks[:-1](x), read))
+    def encode_tokens(
+        self, tokens: Tensor, read: int | None = None, patches: Tensor | None = None
+    ) -> Tensor:
+        """What `encode` gives, of the tokens of `embed` or some of them.
+
+        Args:
+            patches: int64 (B, P'), which patches these are for each image; None: all.
+        """
+        x, rope = self.norm_pre(self.pos_drop(tokens)), None
+        if self.config.posemb == "rope":
+            size = self.config.width // self.config.num_heads
+            rope = rope_tables(self.config.grid, size, x.device)
+            if patches is not None:
+                rope = rope[0][patches][:, None], rope[1][patches][:, None]
+        *blocks, last = self.blocks
+        for block in blocks:
+            x = block(x, None, rope)
+        return self.norm(last(x, read, rope))
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: prefix tokens, patches and position embeddings, (B, N, D)."""

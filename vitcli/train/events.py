@@ -1,5 +1,4 @@
-"""What a training run reports while it works. `cli/training_display.py` shows it; with `--json`
-each event is one line."""
+"""What a training run reports while it works; `cli/training_display.py` shows it."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ class Measurement(Event):
 
 
 class Validation(Measurement):
-    """On the validation split: val_top1 (where the objective has classes), val_loss, ...;
-    ema_val_top1, ... of the averaged weights."""
+    """On the validation split: val_loss, val_top1, ...; ema_val_loss, ... of averaged weights."""
 
     kind = "evaluation"
 

@@ -83,7 +83,8 @@ class MaskedAutoencoder(Masking):
         prefix = self.architecture.num_prefix_tokens
         tokens = self.model.embed(x)
         seen = take(tokens[:, prefix:], y[:, : self.visible])
-        encoded = self.model.encode_tokens(torch.cat([tokens[:, :prefix], seen], dim=1))
+        seen = torch.cat([tokens[:, :prefix], seen], dim=1)
+        encoded = self.model.encode_tokens(seen, patches=y[:, : self.visible])
         predicted: Tensor = self.decoder(encoded, y, prefix)
         return predicted
 
