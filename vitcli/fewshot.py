@@ -16,11 +16,10 @@ import numpy as np
 
 from vitcli import __version__
 from vitcli.atomic import make_directory, whole_directory, write_text
-from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.adapt import adapt, resampled_tensors
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
-from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
 from vitcli.data.dataset import Splits, open_data
@@ -241,10 +240,10 @@ def save_head(
     file = model_file(path)
     if file == path:
         make_directory(file.parent)
-        tensor_file.write(file, tensors, info.to_metadata())
+        write_weights(file, tensors, info)
         return
     with whole_directory(path) as directory:
-        tensor_file.write(directory / file.name, tensors, info.to_metadata())
+        write_weights(directory / file.name, tensors, info)
         write_config(directory / "config.json", info)
         write_text(directory / "README.md", model_card(info))
         write_text(directory / "split.json", json.dumps(report.splits.record, indent=2) + "\n")

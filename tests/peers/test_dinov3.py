@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 import vitcli
-from peers.random_models import fill, random_images
+from peers.random_models import fill, random_images, saved
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.verify import verify
+from vitcli.config import model_config
+from vitcli.hub.push import pack
+from vitcli.layouts.timm import not_in_timm
 
 pytestmark = pytest.mark.peers
 
@@ -75,6 +78,59 @@ def test_its_authors(timm: ModuleType, tmp_path: Path, name: str) -> None:
     assert ours.config.num_heads == 2 and ours.preprocess.size == (256, 256)
     assert ours.info.provenance["assumed"].keys() == {"preprocess"}
     assert_close(ours, theirs, (256, 256))
+
+
+OURS: dict[str, Any] = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "norm_eps": 1e-5}
+OURS |= {"posemb": "rope", "posemb_tokens": "patches", "num_registers": 4, "layer_scale": True}
+OURS |= {"qkv_bias": False, "image_size": (48, 32)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"pool": "gap", "class_token": False, "num_registers": 0},
+        {"pool": "gap", "fc_norm": True, "final_norm": False},
+        {"swiglu": True, "mlp_dim": 256},
+        {"pre_norm": True, "patch_bias": False},
+    ],
+    ids=str,
+)
+def test_timm_and_transformers_read_what_we_write(
+    timm: ModuleType, transformers: ModuleType, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    config = model_config("Ti/16", num_classes=6, **(OURS | fields))
+    assert not not_in_timm(config)
+    ours = vitcli.load(saved(tmp_path / "m", config))
+    assert ours.config == config
+    pack(tmp_path / "m", make(tmp_path / "pushed"), "me/model")
+    for folder in ("m", "pushed"):
+        theirs = timm.create_model(f"local-dir:{tmp_path / folder}", pretrained=True).eval()
+        assert_close(ours, theirs, (48, 32))
+    wrapped = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "m").eval()
+    with torch.inference_mode():
+        images = random_images(1, (48, 32))
+        torch.testing.assert_close(wrapped(images).logits, ours(images), rtol=0, atol=2e-5)
+    timm.models.save_for_hf(theirs, tmp_path / "back", safe_serialization=True)
+    assert_close(vitcli.load(tmp_path / "back"), ours, (48, 32))
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"qkv_bias": True}, {"norm_eps": 1e-6}, {"layer_scale": False}, {"activation": "gelu_tanh"}],
+    ids=str,
+)
+def test_what_timm_cannot_express_is_ours_alone(tmp_path: Path, fields: dict[str, Any]) -> None:
+    config = model_config("Ti/16", num_classes=6, **(OURS | fields))
+    assert not_in_timm(config)
+    ours = vitcli.load(saved(tmp_path, config))
+    assert ours.config == config
+    assert "architecture" not in json.loads((tmp_path / "config.json").read_text())
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vitcli.atomic import make_directory, write_json
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import rewrite
-from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, read_header, write
+from vitcli.checkpoints.tensor_file import Arrays, LazyTensor, numpy_dtype, read_header, write
 from vitcli.layouts import timm
 
 SaveDtype = Literal["float32", "float16", "bfloat16"]
@@ -38,9 +38,18 @@ def save_checkpoint(
     directory = Path(directory)
     make_directory(directory)
     lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
-    write(directory / "model.safetensors", lazy, info.to_metadata())
+    write_weights(directory / "model.safetensors", lazy, info)
     write_config(directory / "config.json", info, train)
     return directory
+
+
+def write_weights(path: str | Path, tensors: Arrays, info: CheckpointInfo) -> None:
+    """Write the tensors of a model, given by our names, under those that timm has for them.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write(path, timm.stored(info.model, tensors), info.to_metadata())
 
 
 def rewrite_info(

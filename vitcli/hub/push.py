@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from warnings import catch_warnings
 
 from vitcli.atomic import write_text
-from vitcli.checkpoints import read, tensor_file
+from vitcli.checkpoints import read
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
-from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.errors import HubError
 from vitcli.hub import card
 from vitcli.hub.cache import check_space, digest_of
@@ -144,7 +144,7 @@ def pack(
     info = dataclasses.replace(source.info, provenance=publishable(source.info.provenance, places))
     needed = 4 * info.model.num_params()
     check_space(directory.parent, needed, "preparing the upload", repo, "TMPDIR")
-    tensor_file.write(directory / WEIGHTS, source.tensors, info.to_metadata())
+    write_weights(directory / WEIGHTS, source.tensors, info)
     write_config(directory / CONFIG, info)
 
     base_model, inherited = lineage(info, source.entry)

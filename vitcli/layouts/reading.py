@@ -58,7 +58,8 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     extra = [name for name in match.tensors if name not in expected]
     dropped = [name for name in extra if re.search(match.droppable, name)]
     found = {n: t.shape for n, t in match.tensors.items() if n not in dropped}
-    beside = store.path.with_name(layout.companions[0]) if match.info is not None else None
+    described = match.info is not None and "vit" not in store.metadata
+    beside = store.path.with_name(layout.companions[0]) if described else None
     check_keys(expected, found, store.path, beside)
     left = (*match.outside, *(match.names.get(name, name) for name in dropped))
     if projections := [name for name in left if re.search(layout.projections, name)]:

@@ -7,7 +7,6 @@ depart from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's n
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -17,7 +16,7 @@ from functools import cache
 from typing import Any, Literal, cast
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import LazyTensor, Store, zeros_like
+from vitcli.checkpoints.tensor_file import Arrays, Store
 from vitcli.config import (
     Activation,
     Architecture,
@@ -30,10 +29,10 @@ from vitcli.config import (
     nearest,
 )
 from vitcli.errors import CheckpointError, ConfigError, VitWarning
-from vitcli.layouts import layout
+from vitcli.layouts import eva, layout
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix, refusals
-from vitcli.layouts.table import Row, identity, rows
+from vitcli.layouts.table import Row, expand, identity, rows, save
 from vitcli.resnets import DEPTHS, bit_resnet
 from vitcli.typed_json import parse
 
@@ -302,6 +301,8 @@ def architecture_from_args(
             f"timm's architecture '{name}' is not supported",
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
+    if known[name]["rope"]:
+        given = eva.from_eva(given, known[name]["swiglu"])
     _check_args(given, DEFAULTS)
     kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
     merged = dict(known[name])
@@ -419,8 +420,6 @@ def not_in_timm(model: Architecture) -> list[str]:
         sizes = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
     if isinstance(model, BiTConfig):
         return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {sizes}"]
-    if model.posemb == "rope":  # in timm's EVA, whose tensors have other names
-        return [*reasons, "rotary position embeddings under vit's names of tensors"]
     model = _with_timms_norm(model)
     name, departures = best_architecture(model)
     args = architectures()[name] | departures
@@ -443,7 +442,27 @@ def not_in_timm(model: Architecture) -> list[str]:
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
+    if model.posemb == "rope" and not reasons:
+        reasons = eva.not_in_eva(model, departures)
     return reasons
+
+
+def _renamed(model: Architecture) -> tuple[Row, ...]:
+    """The rows of tensors that timm names otherwise, as it does in `Eva`."""
+    if model.posemb != "rope" or not_in_timm(model):
+        return ()
+    return eva.renamed(isinstance(model, ModelConfig) and model.swiglu)
+
+
+def stored(model: Architecture, tensors: Arrays) -> Arrays:
+    """A model's tensors, given by our names, under those that a file of ours has for them: timm's,
+    so that it can load the file."""
+    found: dict[str, Any] = dict(tensors)
+    for row in expand(_renamed(model), model.depth):
+        if row.ours[0] in found:
+            found |= save(row, found, 1)
+            del found[row.ours[0]]
+    return found
 
 
 def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
@@ -604,6 +623,8 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if not not_in_timm(model):
         name, args = best_architecture(model)
+        if isinstance(model, ModelConfig) and model.posemb == "rope":
+            args = eva.to_eva(args, model.swiglu)
         config = {"architecture": name, "model_args": args}
     config |= {
         "num_classes": model.num_classes,
@@ -685,15 +706,16 @@ class Timm(Layout):
         # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
         tensors, names, outside = below(store, prefix, *chunked)
-        tensors = _without_key_bias(tensors)
+        tensors = eva.without_key_bias(tensors)
         table = identity(tensors)
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
         drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\."
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
-        info = _described_beside(store)
-        if info is None and PERIODS in tensors:
-            return Match(table, tensors, names, outside, drop, **_of_dinov3(tensors))
+        info = CheckpointInfo.from_metadata(store.metadata, where=store.path)
+        info = info or _described_beside(store)
+        if info is None and eva.PERIODS in tensors:
+            return Match(table, tensors, names, outside, drop, **eva.of_dinov3(tensors))
         if info is None:
             _check_unambiguous(store, tensors)
         # DeiT, DINO and MAE prepare images as ImageNet's models do.
@@ -718,7 +740,7 @@ class Timm(Layout):
         return [f"timm cannot load it, as it does not support {', '.join(reasons)}{instead}"]
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
-        return identity(model.tensor_shapes())
+        return _renamed(model) + identity(model.tensor_shapes())
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
         return info.to_metadata()
@@ -742,38 +764,6 @@ class Timm(Layout):
         if "vit" in config:
             values["vit"] = {**config.object("vit").values, **info.to_dict()}
         return values
-
-
-PERIODS = "rope_embed.periods"
-"""In DINOv3's own files: the periods of its rotary position embeddings, a quarter of a head."""
-
-
-def _of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
-    """What DINOv3's own code takes for granted, as fields of `Match`. (dinov3/hub/backbones.py)"""
-    width = math.prod(tensors["patch_embed.proj.weight"].shape[:1])
-    quarter = math.prod(tensors[PERIODS].shape)
-    fields = {"posemb": "rope", "posemb_tokens": "patches", "pool": "token", "activation": "gelu"}
-    sizes = {"num_heads": width // max(4 * quarter, 1), "norm_eps": 1e-5, "image_size": (256, 256)}
-    default = Preprocess((256, 256), *IMAGENET, "bilinear", crop_mode="squash")
-    return {"fields": {**fields, **sizes}, "default": default}
-
-
-def _without_key_bias(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """With the zeros that biases of keys are in DINOv3: timm leaves them out, and DINOv3's own code
-    multiplies them by a mask."""
-    found = dict(tensors)
-    for name, tensor in tensors.items():
-        if name.endswith("attn.q_bias"):
-            found[name.replace("q_bias", "k_bias")] = zeros_like(tensor)
-        if f"{name}_mask" in tensors:
-            found[name] = tensor._replace(read=functools.partial(_masked, tensor))
-    return found
-
-
-def _masked(bias: LazyTensor) -> Any:
-    array = bias.read().copy()
-    array[len(array) // 3 : 2 * len(array) // 3] = 0
-    return array
 
 
 def _described_beside(store: Store) -> CheckpointInfo | None:
