@@ -53,9 +53,8 @@ def description(file: Path) -> dict[str, Any]:
     ("suffix", "name"),
     [
         (".pt2", MODELS[0]),
-        (".pt2", MODELS[1]),
         (".onnx", MODELS[0]),
-        *(pytest.param(".pt2", name, marks=pytest.mark.slow) for name in MODELS[2:]),
+        *(pytest.param(".pt2", name, marks=pytest.mark.slow) for name in MODELS[1:]),
         *(pytest.param(".onnx", name, marks=pytest.mark.slow) for name in MODELS[1:]),
     ],
 )
@@ -71,6 +70,7 @@ def test_a_program_computes_what_the_original_computed(
         np.testing.assert_allclose(values, logits[rows], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_pixels_and_scores_are_those_of_predict(tmp_path: Path) -> None:
     found = export("default", tmp_path / "m.pt2", inputs="uint8", outputs="scores", batch_size=1)
     assert found.input.shape == (1, 160, 160, 3) and found.result.shape == (1, 10)

@@ -89,7 +89,17 @@ def same_lines(expected: list[str], found: list[str]) -> bool:
     return bool(found) and same_line(expected[0], found[0]) and same_lines(expected[1:], found[1:])
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(steps(page))])
+SLOW = {"docs/export.md"}  # converting to ONNX takes longest
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+        for page in PAGES
+        if any(steps(page))
+    ],
+)
 def test_examples_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
     environment = Path(sys.executable).parents[1]
     images = tmp_path / "tests" / "images"

@@ -825,7 +825,8 @@ def _check_unambiguous(store: Store, tensors: Mapping[str, Any]) -> None:
     doubts = {
         "rotary position embeddings": not has("pos_embed", "pos_embed_row")
         or (pre_norm and (pooled or not has("norm.weight", "fc_norm.weight")))
-        or (store.kind != "pickle" and has("blocks.0.gamma_1")),
+        or (store.kind != "pickle" and has("blocks.0.gamma_1"))
+        or has("blocks.0.attn.q_bias", "blocks.0.mlp.fc1_g.weight"),
         "an attention pool that reads more than the patches": pooled
         and has("cls_token", "reg_token"),
         "norms behind its branches": not plain,
