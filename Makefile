@@ -10,11 +10,14 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 PEERS := timm==1.0.31 torchvision==0.28.0
 PEERS_WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
 
+# One process per core; a model in each of more than eight would take much memory.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
+
 .PHONY: help demo lint test test-slow test-gpu bench bench-gpu golden roundtrips screens clean
 
 help:
 	@echo "make demo        install into .venv and classify a photograph"
-	@echo "make test        run the quick tests, under 5 minutes on two cores"
+	@echo "make test        run the quick tests, about 3 minutes on two cores"
 	@echo "make lint        ruff, and mypy in strict mode"
 	@echo "make test-slow   kills, fuzzing, and comparisons with timm and transformers"
 	@echo "make bench       speed beside timm, transformers and scikit-learn"
@@ -36,10 +39,10 @@ lint: .venv/.lint
 	$(BIN)/mypy
 
 test: .venv/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: .venv/.peers
-	$(BIN)/python -m pytest -m "slow or peers"
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow or peers"
 
 # Whole processes, run in turns; prints medians and ratios.
 bench: .venv/.peers
