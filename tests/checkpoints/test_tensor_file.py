@@ -6,6 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pyarrow.parquet
 import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
@@ -136,15 +137,22 @@ def test_missing_files_and_directories_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+@pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet"])
 def test_rows_are_read_back(tmp_path, count, kind):
     values = np.random.default_rng(0).normal(size=(count, 7)).astype(np.float32)
+    values[-1:] = np.nan
     path = tmp_path / f"rows.{kind}"
     with row_file(path, 7, {"model": "ünï", "note": ""}) as add:
-        for row in values:
-            add(row)
+        for i, row in enumerate(values):
+            add(f"{i}.jpg", None if np.isnan(row[0]) else row)
     if kind == "npy":
         found = np.load(path)
+    elif kind == "parquet":
+        table = pyarrow.parquet.read_table(path)
+        assert table.schema.metadata == {b"model": "ünï".encode(), b"note": b""}
+        assert table["file"].to_pylist() == [f"{i}.jpg" for i in range(count)]
+        rows = table["features"].to_pylist()
+        found = np.array([row or [np.nan] * 7 for row in rows], np.float32).reshape(-1, 7)
     else:
         with safe_open(path, "np") as opened:
             found = opened.get_tensor("features")

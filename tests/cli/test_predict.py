@@ -1,6 +1,7 @@
 """`vit predict` as it is typed: every form of output, and every input that is no image."""
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from scipy.special import expit, softmax
 
 from checkpoints.golden_cases import GOLDEN
 from data.test_images import bomb
+from data.test_shards import tar_of
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
@@ -160,6 +162,59 @@ def test_features_safetensors_with_a_row_for_what_cannot_be_read(
         assert opened.metadata() == {"model": str(tiny_checkpoint)}
     np.testing.assert_allclose(saved[[0, 2]], timm_features, atol=2e-5)
     assert np.isnan(saved[1]).all()
+
+
+@pytest.fixture
+def shards(image_folder, tmp_path):
+    """Two tar files, of which the second is cut short, and what it is when it is whole."""
+    a, b = ((image_folder / name).read_bytes() for name in ("a.png", "b.png"))
+    whole = tar_of({"b.png": b, "bad.png": b"no image", "c.png": a})
+    (tmp_path / "one.tar").write_bytes(tar_of({"a.png": a}))
+    (tmp_path / "two.tar.gz").write_bytes(gzip.compress(whole)[:-900])
+    return tmp_path, gzip.compress(whole)
+
+
+def test_results_in_a_directory_are_completed(predict, shards, expected):
+    """A file for each input, but for one that was not read to its end; those that exist stay."""
+    directory, whole = shards
+    words = (f"{directory}/*.tar*", "-o", f"{directory}/out/", "--features", f"{directory}/f/")
+    result = predict(*words)
+    assert result.exit_code == 1 and "two.tar.gz: the tar file is damaged" in result.stderr
+    assert sorted(path.name for path in (directory / "out").iterdir()) == ["one.parquet"]
+    assert sorted(path.name for path in (directory / "f").iterdir()) == ["one.parquet"]
+    before = (directory / "out" / "one.parquet").stat().st_mtime_ns
+    (directory / "two.tar.gz").write_bytes(whole)
+    result = predict(*words)
+    assert result.exit_code == 1  # one image cannot be read
+    assert "1 of 3 images" in result.stderr and "3 images in 1 of 1 inputs" in result.stderr
+    assert (directory / "out" / "one.parquet").stat().st_mtime_ns == before
+    table = pyarrow.parquet.read_table(directory / "f" / "two.parquet")
+    assert [name.rpartition("/")[2] for name in table["file"].to_pylist()] == [
+        *("b.png", "bad.png", "c.png")
+    ]
+    assert [row is None for row in table["features"].to_pylist()] == [False, True, False]
+    result = predict(*words)
+    assert (result.exit_code, result.stderr) == (0, "all results exist: nothing to do\n")
+
+
+def test_the_format_of_results_in_a_directory(predict, shards, image_folder):
+    directory, _ = shards
+    (directory / "few.txt").write_text(f"{image_folder}/a.png\n")
+    words = (directory / "one.tar", f"@{directory}/few.txt", image_folder, "-k", 1)
+    for option, suffix in ((), ".parquet"), (("--csv",), ".csv"), (("--json",), ".jsonl"):
+        assert predict(*words, *option, "-o", directory).exit_code == 0
+        found = {path.stem for path in directory.glob(f"*{suffix}")}
+        assert found == {"one", "few", image_folder.name}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("x/one.tar", "y/one.tar", "-o", "out/"), ("one.tar", "-o", "out/", "--features", "f.npy")],
+)
+def test_directories_that_cannot_be_meant(predict, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert predict(*words).exit_code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_images_among_good_ones(predict, image_folder, tmp_path):

@@ -1,5 +1,6 @@
 """Which images a command line names, and how they are fetched."""
 
+import gzip
 import io
 import os
 import sys
@@ -7,6 +8,7 @@ import threading
 
 import pytest
 
+from data.test_shards import tar_of
 from loopback import Fault, FileServer
 from vitcli.data import files, inputs
 from vitcli.data.files import read_file
@@ -87,6 +89,12 @@ def test_lists_may_name_anything_but_lists(tree, monkeypatch):
     assert names("@-") == [*expected, "https://host/x.png"]
 
 
+def test_patterns_of_lists(tree):
+    (tree / "1.list").write_text("a.png")
+    (tree / "2.list").write_text("b.JPG")
+    assert names("@*.list") == ["a.png", "b.JPG"]
+
+
 @pytest.mark.parametrize(
     "argument",
     ["gone.jpg", "nothing/*.png", ".git", "@gone.txt", "@empty.txt", "nul\0.jpg", "nul\0*.jpg"]
@@ -105,6 +113,47 @@ def test_a_pipe_in_place_of_a_file_has_a_limit(monkeypatch):
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     with pytest.raises(ImageError):
         read_file("/dev/zero")
+
+
+IMAGES = {"a/1.png": b"one", "a/.2.png": b"hidden", "b.txt": b"text", "c.JPG": b"three" * 9000}
+
+
+def tars(place: str) -> list[tuple[str, bytes]]:
+    found = list(find_images([place]))  # all are named before the first is read
+    return [(image.name.removeprefix(place), image.read()) for image in found]
+
+
+def test_images_in_tar_files(tree, server):
+    expected = [("/a/1.png", IMAGES["a/1.png"]), ("/c.JPG", IMAGES["c.JPG"])]
+    plain = tar_of(IMAGES)
+    for name, data in {"x.tar": plain, "x.tgz": gzip.compress(plain)}.items():
+        (tree / name).write_bytes(data)
+        server.files[name] = data
+        assert tars(name) == tars(f"{server.url}/{name}") == expected
+    assert names("x.t*") == [*names("x.tar"), *names("x.tgz")]
+    assert names("a.p*", "x.tar") == ["a.png", "x.tar/a/1.png", "x.tar/c.JPG"]
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_a_tar_file_that_is_not_whole(tree, server, name):
+    """What comes before the damage is there, and then an error in the name of the file."""
+    data = tar_of(IMAGES)[:-20_000]
+    for place, words in ((name, "damaged"), ("none.tar", "No such file"), ("e.tar", "no images")):
+        (tree / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+        (tree / "e.tar").write_bytes(tar_of({"b.txt": b"text"}))
+        *before, last = find_images([place])
+        assert [image.name for image in before] == [f"{name}/a/1.png"] * (place == name)
+        with pytest.raises(ImageError, match=words) as caught:
+            last.read()
+        assert last.name == caught.value.where == place
+
+
+def test_an_image_of_a_tar_file_that_becomes_shorter(tree):
+    (tree / "x.tar").write_bytes(tar_of(IMAGES))
+    *_, last = find_images(["x.tar"])
+    (tree / "x.tar").write_bytes(tar_of(IMAGES)[:2000])
+    with pytest.raises(ImageError, match="shorter"):
+        last.read()
 
 
 @pytest.fixture(scope="module")

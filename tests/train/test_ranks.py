@@ -227,6 +227,20 @@ def test_answers_and_metrics_are_the_same_to_the_last_digit(
     assert results[0] == results[1] == results[2]
 
 
+def test_ranks_answer_the_inputs_whose_results_are_missing(colours, tmp_path, alone):
+    names = [path.name for path in sorted(colours.iterdir()) if path.is_dir()]
+    inputs = [str(colours / name) for name in names]
+    for devices in (1, 2):
+        done = (out := tmp_path / str(devices)) / f"{names[0]}.csv"
+        (out.mkdir(), done.write_text("done"))
+        model = ("--model", str(alone[0]), "--precision=fp32", f"--devices={devices}")
+        vit("predict", *inputs, "--csv", "-o", str(out), *model)
+    found = [{path.name: path.read_text() for path in (tmp_path / n).iterdir()} for n in "12"]
+    assert found[0] == found[1] and found[0].pop(f"{names[0]}.csv") == "done"
+    assert sorted(found[0]) == [f"{name}.csv" for name in names[1:]]
+    assert all(text.count("\n") > 10 for text in found[0].values())
+
+
 def test_a_state_of_two_ranks_goes_on_with_three_that_share_the_weights(colours, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     pretrain(colours, whole, "--steps=120", "--eval-every=40")

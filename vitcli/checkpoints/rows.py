@@ -1,23 +1,28 @@
-"""A table of float32 rows in a .npy or .safetensors file, whose number is known at the end only."""
+"""A table of float32 rows in a file; their number is known at the end only."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vitcli.atomic import whole_file
 from vitcli.checkpoints.tensor_file import read_header
-from vitcli.errors import CheckpointError, OutputError
+from vitcli.errors import CheckpointError, MissingExtraError, OutputError
+from vitcli.words import either
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-AddRow = Callable[["npt.NDArray[np.float32] | None"], None]
+AddRow = Callable[[str, "npt.NDArray[np.float32] | None"], None]
+SUFFIXES = (".npy", ".safetensors", ".parquet")
+GROUP = 1000
+"""Rows of a parquet file that are written together, and are in memory until then."""
 
 
 def holds_a_model(path: str | Path) -> bool:
@@ -29,16 +34,33 @@ def holds_a_model(path: str | Path) -> bool:
 
 @contextlib.contextmanager
 def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
-    """A table that is written whole or not at all: as .npy, or as .safetensors with the table under
-    "features" and `metadata` in the header. Yields a function that appends a row, (width,); None
-    becomes NaN.
+    """A table that is written whole or not at all. Yields a function that appends a row, given the
+    name of an image and its (width,) values, or None where there are none.
+
+    - .npy: the values alone; NaN where there are none.
+    - .safetensors: the same under "features", and `metadata` in the header.
+    - .parquet: columns "file" and "features" (null where there are none), and `metadata`.
 
     Raises:
         OutputError: the path has another suffix or cannot be written.
+        MissingExtraError: pyarrow, which writes parquet files, is not installed.
     """
-    kind, count = Path(path).suffix.lower(), 0
-    if kind not in (".npy", ".safetensors"):
-        raise OutputError("does not end in .npy or .safetensors", where=path)
+    kind = Path(path).suffix.lower()
+    if kind not in SUFFIXES:
+        raise OutputError(f"does not end in {either(SUFFIXES)}", where=path)
+    with whole_file(path) as file:
+        write = _write_parquet if kind == ".parquet" else _write_array
+        with write(file, width, metadata, kind) as add:
+            yield add
+
+
+@contextlib.contextmanager
+def _write_array(
+    file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str
+) -> Iterator[AddRow]:
+    import numpy as np
+
+    count = 0
 
     def header() -> bytes:
         """Of the same length for any number of rows."""
@@ -55,16 +77,42 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
-    def add(row: npt.NDArray[np.float32] | None) -> None:
-        import numpy as np
-
+    def add(name: str, row: npt.NDArray[np.float32] | None) -> None:
         nonlocal count
         values = np.full(width, np.nan) if row is None else row
         file.write(np.asarray(values, "<f4").tobytes())
         count += 1
 
-    with whole_file(path) as file:
-        file.write(header())
+    file.write(header())
+    yield add
+    file.seek(0)
+    file.write(header())
+
+
+@contextlib.contextmanager
+def _write_parquet(
+    file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str
+) -> Iterator[AddRow]:
+    try:
+        arrow: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "writing parquet files") from error
+    types = {"file": arrow.string(), "features": arrow.list_(arrow.float32(), width)}
+    schema = arrow.schema(types.items(), dict(metadata))
+    waiting: dict[str, list[Any]] = {name: [] for name in types}
+
+    def add(name: str, row: npt.NDArray[np.float32] | None) -> None:
+        waiting["file"].append(name.encode(errors="backslashreplace").decode())
+        waiting["features"].append(row)
+        if len(waiting["file"]) == GROUP:
+            flush()
+
+    def flush() -> None:
+        writer.write_table(arrow.table(waiting, schema))
+        for values in waiting.values():
+            values.clear()
+
+    with parquet.ParquetWriter(file, schema) as writer:
         yield add
-        file.seek(0)
-        file.write(header())
+        flush()

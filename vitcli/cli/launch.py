@@ -14,6 +14,7 @@ import typer
 
 from vitcli.cli.options import Running
 from vitcli.cli.parameters import UsageError
+from vitcli.cli.parts import is_directory
 from vitcli.machine import is_launched, rank
 
 
@@ -41,7 +42,10 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
                 if rank():
                     paths = {name: path for name in outputs if (path := getattr(args, name))}
                     for name, path in paths.items():
-                        paths[name] = os.path.join(unwanted, os.path.basename(path))
+                        file = os.path.join(unwanted, os.path.basename(path))
+                        paths[name] = (
+                            os.path.join(unwanted, name, "") if is_directory(path) else file
+                        )
                     args = dataclasses.replace(args, **paths)
                 command(args, *more)
 

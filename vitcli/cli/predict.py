@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import typer
 
+from vitcli.checkpoints.rows import SUFFIXES, row_file
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
@@ -24,10 +26,14 @@ from vitcli.cli.options import (
     spare,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import OUTPUT, Csv, Json, RowWriter, open_rows
+from vitcli.cli.parts import is_directory, parts_of
+from vitcli.cli.rows import OUTPUT, Csv, Json, RowWriter, format_of, open_rows
 from vitcli.config import Score
+from vitcli.data.inputs import find_images, is_countable
+from vitcli.errors import DataError
 from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
+from vitcli.words import counted
 
 BAR = 20
 """Characters of a bar for a score of 1."""
@@ -40,8 +46,8 @@ class Predict(Adapting):
     images: list[str] = option(
         ...,
         "IMAGES",
-        "Files, directories (searched recursively), glob patterns, URLs, @list.txt (one of these "
-        "per line; @- reads the list from stdin), or - for an image on stdin.",
+        "Images, directories (searched recursively), tar files, glob patterns, URLs, @list.txt "
+        "(one of these per line; @- reads the list from stdin), or - for an image on stdin.",
     )
     top_k: int = option(TOP_K, "--top-k -k K", "Number of classes to print per image.", min=1)
     threshold: float | None = option(
@@ -53,17 +59,20 @@ class Predict(Adapting):
     )
     features: str | None = option(
         None,
-        "--features FILE",
-        "Save features (the input of the head) to a .npy or .safetensors file instead of "
-        "classifying: one float32 row per image, NaN if the image cannot be read.",
-        parse=ending(".npy", ".safetensors"),
+        "--features FILE|DIR/",
+        "Save features (the input of the head) to a .npy, .safetensors or .parquet file instead of "
+        "classifying: one float32 row per image, NaN (null in .parquet) if the image cannot be "
+        "read. DIR/: as for --output.",
+        parse=lambda path: path if is_directory(path) else ending(*SUFFIXES)(path),
     )
     csv: bool = option(False, "--csv", "Print CSV, one row per class (with --features, per image).")
     output: str | None = option(
         None,
-        "--output -o FILE",
+        "--output -o FILE|DIR/",
         "Write the results to FILE (- for stdout), in the format given by its suffix: CSV for "
-        ".csv, JSON Lines for .json or .jsonl, Parquet for .parquet, plain text for .txt or none.",
+        ".csv, JSON Lines for .json or .jsonl, Parquet for .parquet, plain text for .txt or none. "
+        "DIR/: one file per argument, Parquet by default; existing files are skipped, so an "
+        "interrupted command can be repeated.",
         parse=lambda path: None if path == "-" else path,
     )
 
@@ -91,19 +100,37 @@ def predict(args: Predict) -> None:
     spare(model, features, "'--features'")
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise UsageError("--output and --features must be different files")
-    output.check_writable(features)
-    with open_rows(args.output, format=Json if args.json else Csv if args.csv else None) as rows:
-        predictor = open_predictor(args, args.resolution)
-        _introduce(predictor, args.model == "default")
-        # On a terminal, the results themselves show how far it is.
-        hidden = rows.is_terminal and (features is None or args.json)
-        counted = [] if hidden or output.quiet else args.images
-        with output.Meter("images", hidden=hidden) as meter:
-            failed = _write(_answers(predictor, args), rows, meter, counted)
-    if failed:
-        if meter.done > 1:
-            share = f"{failed:,} of {meter.done:,} images"
-            output.note(f"{share} could not be read and were skipped", always=True)
+    parts, format = parts_of(args), Json if args.json else Csv if args.csv else None
+    if not parts:
+        output.note("all results exist: nothing to do")
+        return
+    format_of(parts[0].output, format=format)
+    for path in (parts[0].output, parts[0].features):
+        output.check_writable(path)
+    predictor = open_predictor(args, args.resolution)
+    _introduce(predictor, args.model == "default")
+    # On a terminal, the results themselves show how far it is.
+    hidden = args.output is None and sys.stdout.isatty() and (features is None or args.json)
+    failed = lost = 0  # images, and inputs
+    with output.Meter("images", hidden=hidden) as meter:
+        if not (hidden or output.quiet):
+            names = [name for part in parts for name in part.images]
+            threading.Thread(target=_count, args=(meter, names), daemon=True).start()
+        for part in parts:
+            try:
+                with open_rows(part.output, format=format) as rows:
+                    failed += _write(_answers(predictor, part, part is not args), rows, meter)
+            except DataError as error:
+                lost += 1
+                output.error(f"{error}; its results were not written", error.hint)
+    if failed and meter.done > 1:
+        share = f"{failed:,} of {meter.done:,} images"
+        output.note(f"{share} could not be read and were skipped", always=True)
+    if parts != [args]:
+        output.note(
+            f"{counted(meter.done, 'image')} in {len(parts) - lost:,} of {len(parts):,} inputs"
+        )
+    if failed or lost:
         raise typer.Exit(1)
 
 
@@ -121,31 +148,35 @@ def _introduce(predictor: Predictor, default: bool) -> None:
     note_assumptions(predictor)
 
 
-def _answers(predictor: Predictor, args: Predict) -> Iterator[ImageRow]:
-    """The classes of each image; or the row of its features, which are written to a file."""
-    score = predictor.info.score
-    if args.features is None:
-        found = predictor.predict(
-            args.images, args.top_k, args.threshold, args.batch_size, args.workers
-        )
-        yield from (ImageRow(result, score) for result in found)
+def _answers(predictor: Predictor, part: Predict, is_part: bool) -> Iterator[ImageRow]:
+    """The classes of each image; or the row of its features, which are written to a file.
+
+    Raises:
+        DataError: the only argument of a part cannot be read, or not to its end.
+    """
+    images, score, how = part.images, predictor.info.score, (part.batch_size, part.workers)
+
+    def checked(results: Iterable[Result]) -> Iterator[Result]:
+        for result in results:
+            if is_part and result.error and result.file == images[0]:
+                raise DataError(result.error.what, where=result.file, hint=result.error.hint)
+            yield result
+
+    if part.features is None:
+        found = predictor.predict(images, part.top_k, part.threshold, *how)
+        yield from (ImageRow(result, score) for result in checked(found))
         return
-    from vitcli.checkpoints.rows import row_file
-
     width, count = predictor.info.model.feature_dim, 0
-    with row_file(args.features, width, {"model": predictor.name}) as add:
-        embedded = predictor.embed(args.images, args.batch_size, args.workers)
-        for count, result in enumerate(embedded, 1):
-            add(result.features)
+    with row_file(part.features, width, {"model": predictor.name}) as add:
+        for count, result in enumerate(checked(predictor.embed(images, *how)), 1):
+            add(result.file, result.features)
             yield ImageRow(result, score, count - 1)
-    output.note(f"features: {args.features}, {count:,} x {width:,}")
+    if not is_part:
+        output.note(f"features: {part.features}, {count:,} x {width:,}")
 
 
-def _write(
-    answers: Iterable[ImageRow], rows: RowWriter, meter: output.Meter, counted: list[str]
-) -> int:
+def _write(answers: Iterable[ImageRow], rows: RowWriter, meter: output.Meter) -> int:
     """Writes answers as they come; the number of images that could not be read."""
-    threading.Thread(target=_count, args=(meter, counted), daemon=True).start()
     failed = 0
     for answer in answers:
         if error := answer.result.error:
@@ -157,10 +188,8 @@ def _write(
 
 
 def _count(meter: output.Meter, images: list[str]) -> None:
-    """Counts the images during the work; not those of a list that comes through a pipe."""
-    from vitcli.data.inputs import find_images
-
-    if images and all(os.path.isfile(name[1:]) for name in images if name.startswith("@")):
+    """Counts the images during the work, if that does not take reading them."""
+    if all(map(is_countable, images)):
         with contextlib.suppress(OSError):
             meter.total = sum(1 for _ in find_images(images, offline=True))
 

@@ -134,6 +134,27 @@ OUTPUT = "'--output' / '-o'"
 """How an error names the option."""
 
 
+def format_of(
+    path: str | None,
+    default: type[RowWriter] = RowWriter,
+    option: str = OUTPUT,
+    format: type[RowWriter] | None = None,
+) -> type[RowWriter]:
+    """What writes rows to a file, or to stdout; `open_rows` describes the arguments.
+
+    Raises:
+        BadParameter: no format has the file's suffix.
+    """
+    if path is None:
+        return format or default
+    formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
+    suffix = Path(path).suffix.lower()
+    if (format is None and suffix not in formats) or suffix in weight_files.SUFFIXES:
+        kinds = either(filter(None, formats))
+        raise typer.BadParameter(f"'{path}' does not end in {kinds}", param_hint=option)
+    return format or formats[suffix]
+
+
 @contextlib.contextmanager
 def open_rows(
     path: str | None,
@@ -152,17 +173,13 @@ def open_rows(
         BadParameter: no format has the file's suffix.
         OutputError: the file cannot be written; raised at once.
     """
+    kind = format_of(path, default, option, format)
     if path is None:
-        yield (format or default)(None)
+        yield kind(None)
         return
     from vitcli.atomic import whole_file
 
-    formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
-    suffix = Path(path).suffix.lower()
-    if (format is None and suffix not in formats) or suffix in weight_files.SUFFIXES:
-        kinds = either(filter(None, formats))
-        raise typer.BadParameter(f"'{path}' does not end in {kinds}", param_hint=option)
     with whole_file(path) as file:
-        writer = (format or formats[suffix])(file)
+        writer = kind(file)
         yield writer
         writer.close()

@@ -30,6 +30,7 @@ from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
 from vitcli.data.source import Dataset, Ints, Source, join_sources
 from vitcli.data.stream import Stream, Streaming
+from vitcli.data.tar import is_tar
 from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
 from vitcli.words import counted, either
@@ -271,13 +272,13 @@ def open_dataset(
     if inside:
         # An archive may lie beside the class directories that came out of it.
         if not _holds(path, is_image, "*/*", "*/*/*"):
-            if _holds(path, shards.is_shard, "*", "*/*"):
+            if _holds(path, is_tar, "*", "*/*"):
                 return shards.open_shards(path, known, report)
             if _holds(path, parquet.is_parquet, "*", "*/*"):
                 return parquet.open_parquet(path, known)
         images = None if labelled else directory.open_images(path)
         return images or directory.open_directory(path, known)
-    if not exists or shards.is_shard(path.name):
+    if not exists or is_tar(path.name):
         return shards.open_shards(path, known, report)
     if parquet.is_parquet(path.name):
         return parquet.open_parquet(path, known)

@@ -40,6 +40,11 @@ PIPE_TIMEOUT = 10.0
 """Seconds in which something must be written to a named pipe."""
 
 
+def is_url(path: str) -> bool:
+    """Whether a path is an http(s) URL."""
+    return path.lower().startswith(("http://", "https://"))
+
+
 def is_image(name: str) -> bool:
     """Whether a file is named like an image that can be read; hidden files are not."""
     return not name.startswith(".") and _suffix(name) in IMAGE_SUFFIXES
@@ -140,6 +145,25 @@ def read_file(path: str | Path) -> bytes:
         missing = isinstance(error, FileNotFoundError)
         reason = "no such file" if missing else f"cannot be read: {_reason(error)}"
         raise ImageError(reason, where=path) from error
+
+
+def read_part(path: str | Path, offset: int, size: int) -> bytes:
+    """An image that lies within a file, such as a tar.
+
+    Raises:
+        ImageError: the file cannot be read, or has become shorter.
+    """
+    # Opened for each read (10 us): nothing to share between threads or to inherit by processes,
+    # and thousands of files do not use up the descriptors.
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(size)
+    except OSError as error:
+        raise ImageError(f"cannot be read: {_reason(error)}", where=path) from error
+    if len(data) != size:
+        raise ImageError("the file became shorter after it was opened", where=path)
+    return data
 
 
 def limited(stream: Any, where: object) -> Iterator[bytes]:

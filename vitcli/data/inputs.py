@@ -1,4 +1,4 @@
-"""The images that a command line names: files, directories, patterns, URLs, lists, standard input.
+"""The images that a command line names: files, directories, tars, patterns, URLs, lists, stdin.
 
 Found lazily and read one at a time, so that a million take no more memory than a hundred. Standard
 library only.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import glob
 import io
+import itertools
+import math
 import os
 import sys
 import time
@@ -18,8 +20,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
-from vitcli.data.files import is_image, limited, open_file, read_file, skipped_words, walk
+from vitcli.data.files import (
+    MAX_BYTES,
+    is_image,
+    is_url,
+    limited,
+    open_file,
+    read_file,
+    read_part,
+    skipped_words,
+    walk,
+)
+from vitcli.data.tar import damaged, is_tar, members, open_tar
 from vitcli.errors import DataError, ImageError, VitWarning
 
 URL_TIMEOUT = 10.0
@@ -42,13 +56,17 @@ class ImageInput:
 def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[ImageInput]:
     """The images that each argument names, in order.
 
-    A file, whatever its ending; a directory, with everything below it (see `files.walk`); a pattern
-    with `*`, `?`, `[...]` or `**`; an http(s) URL; `-`: one image on standard input; `@list.txt`
-    (`@-`): one of these a line. An argument that names no image yields one that cannot be read.
+    A file, whatever its ending; a directory, with everything below it (see `files.walk`); a tar
+    file, compressed or not, with all images in it; a pattern with `*`, `?`, `[...]` or `**`; an
+    http(s) URL of an image or a tar file; `-`: one image on standard input; `@list.txt` (`@-`): one
+    of these a line. An argument that names no image, or cannot be read to its end, yields one that
+    cannot be read, under the name of the argument.
     """
     for argument in arguments:
         if argument.startswith("@"):
-            yield from _or_error(_listed(argument[1:], offline), argument, "no images listed")
+            found = (_listed(name[1:], offline) for name in expand(argument))
+            listed = itertools.chain.from_iterable(found)
+            yield from _or_error(listed, argument, "no images listed")
         else:
             yield from _found(argument, offline)
 
@@ -56,18 +74,71 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
 def _found(argument: str, offline: bool) -> Iterator[ImageInput]:
     if argument == "-":
         yield ImageInput("-", lambda: b"".join(limited(sys.stdin.buffer, "-")))
-    elif argument.lower().startswith(("http://", "https://")):
+    elif is_url(argument):
         if offline:
             yield _unreadable(argument, "not downloaded, and --offline is set")
+        elif is_tar(urlsplit(argument).path):
+            yield from _tar(argument)
         else:
             yield ImageInput(argument, partial(fetch, argument))
     elif os.path.isdir(argument):
         yield from _or_error(_directory(argument), argument, "no images in this directory")
-    elif "\0" not in argument and not os.path.lexists(argument) and glob.has_magic(argument):
-        matches = filter(_is_candidate, sorted(glob.iglob(argument, recursive=True)))
-        yield from _or_error(map(_file, matches), argument, "no images match")
     else:
-        yield _file(argument)
+        found = itertools.chain.from_iterable(map(_named, expand(argument)))
+        yield from _or_error(found, argument, "no images match")
+
+
+def expand(argument: str) -> list[str]:
+    """What matches a pattern: images and tar files, or after an @ lists. Any other argument stands
+    for itself."""
+    pattern = argument.removeprefix("@")
+    exists = is_url(pattern) or "\0" in pattern or os.path.lexists(pattern)
+    if exists or not glob.has_magic(pattern):
+        return [argument]
+    found = sorted(glob.iglob(pattern, recursive=True))
+    if pattern != argument:
+        return [f"@{path}" for path in found if os.path.isfile(path)]
+    return list(filter(_is_candidate, found))
+
+
+def is_countable(argument: str) -> bool:
+    """Whether its images can be counted without reading all of it."""
+    if argument.startswith("@"):
+        return os.path.isfile(argument[1:])  # not a pipe
+    name = urlsplit(argument).path if is_url(argument) else argument
+    return not is_tar(name) or (name == argument and name.lower().endswith(".tar"))
+
+
+def _named(path: str) -> Iterator[ImageInput]:
+    if is_tar(os.path.basename(path)):
+        yield from _tar(path)
+    else:
+        yield _file(path)
+
+
+def _tar(place: str) -> Iterator[ImageInput]:
+    """The images in a tar file. Those of a plain file on disk are read later, in place."""
+    empty = True
+    try:
+        with open_tar(place) as (tar, in_place):
+            total = os.path.getsize(place) if in_place else math.inf
+            for name, offset, size in members(tar, place, total):
+                if not is_image(os.path.basename(name)):
+                    continue
+                empty, where = False, f"{place}/{name}"
+                if in_place:
+                    yield ImageInput(where, partial(read_part, place, offset, size))
+                elif size > MAX_BYTES:
+                    yield _unreadable(where, f"larger than {MAX_BYTES >> 20} MB")
+                elif len(data := tar.read(size)) == size:
+                    yield ImageInput(where, partial(bytes, data))
+                else:
+                    raise damaged(place)
+    except DataError as error:
+        yield _unreadable(place, error.what)
+    else:
+        if empty:
+            yield _unreadable(place, "no images in this tar file")
 
 
 def _file(path: str) -> ImageInput:
@@ -75,9 +146,10 @@ def _file(path: str) -> ImageInput:
 
 
 def _is_candidate(path: str) -> bool:
-    """Whether a pattern means this path: an image's, and not a directory, pipe or device."""
+    """Whether a pattern means this path: of an image or a tar, no directory, pipe or device."""
     there = os.path.isfile(path) or not os.path.exists(path)
-    return is_image(os.path.basename(path)) and there
+    name = os.path.basename(path)
+    return (is_image(name) or is_tar(name)) and there
 
 
 def _directory(path: str) -> Iterator[ImageInput]:

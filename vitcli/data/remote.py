@@ -160,11 +160,6 @@ class RemoteFile(io.RawIOBase):
         return Failure(DataError(what, where=where, hint="check the URL"), False)
 
 
-def is_url(path: str) -> bool:
-    """Whether a path is an http(s) URL."""
-    return path.lower().startswith(("http://", "https://"))
-
-
 def download(url: str) -> Path:
     """The file at a URL, downloaded unless the cache directory has it and it has not changed.
 

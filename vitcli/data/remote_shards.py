@@ -7,8 +7,6 @@ classes.txt.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -20,11 +18,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from vitcli.data.classes import NAME_THEM, Classes, listed, read_classes
-from vitcli.data.remote import AT_OPENING, Missing, RemoteFile, download, is_url
+from vitcli.data.files import is_url
+from vitcli.data.remote import AT_OPENING, Missing, download
 from vitcli.data.shards import index_shards
 from vitcli.data.source import Dataset, Ints, last_split
 from vitcli.data.stream import Sample, Stream, Streaming
-from vitcli.data.tar import DAMAGE, damaged, opener_of, read_samples, webdataset
+from vitcli.data.tar import open_tar, read_samples, webdataset
 from vitcli.errors import DataError
 from vitcli.words import counted
 
@@ -39,22 +38,10 @@ class TarShard:
     def samples(self, start: int) -> Iterator[Sample]:
         """The samples from number `start` on; files that belong to none are skipped."""
         short = _parts(self.name)[1]
-        with contextlib.ExitStack() as stack:
-            try:
-                raw = stack.enter_context(self._open())
-                file = stack.enter_context(io.BufferedReader(raw, 1 << 18))
-                opener = opener_of(file.peek(6))
-                tar = stack.enter_context(opener(file, "rb")) if opener else file
-                found = read_samples(tar, self.name, start=start)
-                for key, image, label in itertools.islice(found, start, None):
-                    yield Sample(f"{short}/{key}", image, label)
-            except DAMAGE as error:
-                raise damaged(self.name) from error
-
-    def _open(self) -> io.RawIOBase:
-        if is_url(self.name):
-            return RemoteFile(self.name, self.timeout)
-        return open(self.name, "rb", buffering=0)
+        with open_tar(self.name, self.timeout) as (tar, _):
+            found = read_samples(tar, self.name, start=start)
+            for key, image, label in itertools.islice(found, start, None):
+                yield Sample(f"{short}/{key}", image, label)
 
 
 def open_remote_shards(

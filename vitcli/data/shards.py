@@ -21,12 +21,19 @@ import numpy.typing as npt
 from vitcli.atomic import whole_file
 from vitcli.data.cache import cache_directory, keep_arrays, read_arrays
 from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
+from vitcli.data.files import read_part
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
-from vitcli.data.tar import DAMAGE, HINT, damaged, opener_of, read_samples, webdataset
-from vitcli.errors import DataError, ImageError, OutputError, failing_as
+from vitcli.data.tar import (
+    DAMAGE,
+    HINT,
+    damaged,
+    is_tar,
+    opener_of,
+    read_samples,
+    webdataset,
+)
+from vitcli.errors import DataError, OutputError, failing_as
 from vitcli.words import counted
-
-_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 @dataclass(frozen=True)
@@ -39,15 +46,8 @@ class ShardReader:
     size: Ints  # (N,) its bytes
 
     def read(self, row: int) -> bytes:
-        # Opened for each read (10 us): nothing to share between threads or to inherit by
-        # processes, and thousands of shards do not use up the file descriptors.
-        path = self.files[self.shard[row]]
-        with failing_as(ImageError, "cannot be read", path), path.open("rb", buffering=0) as file:
-            file.seek(int(self.offset[row]))
-            data: bytes = file.read(int(self.size[row]))
-        if len(data) != self.size[row]:
-            raise ImageError("the shard became shorter after it was opened", where=path)
-        return data
+        file, offset, size = self.files[self.shard[row]], self.offset[row], self.size[row]
+        return read_part(file, int(offset), int(size))
 
 
 class ShardIndex(NamedTuple):
@@ -57,11 +57,6 @@ class ShardIndex(NamedTuple):
     keys: Names
     labels: list[str]
     places: Ints  # (N, 2) offset and size of each image
-
-
-def is_shard(name: str) -> bool:
-    """Whether a file is named like a tar shard."""
-    return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def open_shards(
@@ -107,7 +102,7 @@ def index_shards(
 
 def _find_shards(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if is_shard(file.name))
+        return sorted(file for file in path.rglob("*") if is_tar(file.name))
     if path.is_file():
         return [path]
     shards = [Path(file) for file in webdataset().shardlists.expand_urls(str(path))]

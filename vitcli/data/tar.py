@@ -1,4 +1,4 @@
-"""WebDataset shards: the samples of a tar, in order.
+"""Tar archives, compressed or not, on disk or at a URL: WebDataset's samples, or any files.
 
 A sample is a run of members with one key: `0001.jpg` and `0001.cls`, or `0001.json`.
 
@@ -9,8 +9,10 @@ some damaged files (negative sizes, sparse maps that never end) and keeps every 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import importlib
+import io
 import json
 import lzma
 import math
@@ -20,8 +22,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES
+from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES, is_url
 from vitcli.errors import DataError, MissingExtraError
+
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
@@ -57,6 +61,11 @@ class TarSample(NamedTuple):
     label: str | None
 
 
+def is_tar(name: str) -> bool:
+    """Whether a file is named like a tar archive; hidden files are not."""
+    return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+
+
 def webdataset() -> Any:
     """The library that defines the format. Raises MissingExtraError."""
     try:
@@ -73,8 +82,34 @@ def opener_of(head: bytes) -> Callable[..., Any] | None:
 def damaged(shard: object, empty: bool = False) -> DataError:
     """The error for a shard that is not whole; `empty`: not even its first header is."""
     hint = "download or copy this file again"
-    what = "not a tar file, or an empty one" if empty else "the shard is damaged or cut short"
+    what = "not a tar file, or an empty one" if empty else "the tar file is damaged or cut short"
     return DataError(what, where=shard, hint=hint)
+
+
+@contextlib.contextmanager
+def open_tar(place: str, timeout: float | None = None) -> Iterator[tuple[IO[bytes], bool]]:
+    """A tar at a path or a URL, to be read and sought forwards, and whether it is a plain file on
+    disk: its members can then be read again, in place.
+
+    Args:
+        timeout: seconds for which a server that fails is asked again; None: the default.
+
+    Raises:
+        DataError: it cannot be read; also where the block finds that it is damaged.
+    """
+    from vitcli.data.remote import RemoteFile
+
+    try:
+        remote = is_url(place)
+        raw = RemoteFile(place, timeout) if remote else open(place, "rb", buffering=0)  # noqa: SIM115
+        with raw, io.BufferedReader(raw, 1 << 18) as file:
+            opener = opener_of(file.peek(6))
+            with opener(file, "rb") if opener else contextlib.nullcontext(file) as tar:
+                yield tar, opener is None and not remote
+    except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:  # not what gzip and bz2 raise
+            raise DataError(f"cannot be read: {error.strerror}", where=place) from error
+        raise damaged(place) from error
 
 
 def read_samples(
@@ -94,7 +129,7 @@ def read_samples(
     number = 0
 
     def files() -> Iterator[dict[str, Any]]:
-        for name, offset, size in _members(tar, shard, total):
+        for name, offset, size in members(tar, shard, total):
             suffix = name.rpartition(".")[2].lower()
             data: Any = offset, size
             if suffix in ("cls", "json"):
@@ -126,7 +161,9 @@ def _label_of(sample: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _members(tar: IO[bytes], shard: object, total: float) -> Iterator[tuple[str, int, int]]:
+def members(
+    tar: IO[bytes], shard: object, total: float = math.inf
+) -> Iterator[tuple[str, int, int]]:
     """(name, offset, size) of each file of a tar, which may then be read from there.
 
     Raises:

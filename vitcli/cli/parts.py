@@ -1,0 +1,70 @@
+"""Results in a directory: a file for each argument, so that what is done is not done again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from vitcli.atomic import make_directory
+from vitcli.cli.parameters import UsageError
+from vitcli.data.files import is_url
+from vitcli.data.inputs import expand
+from vitcli.data.tar import is_tar
+from vitcli.inference import current_ranks
+
+if TYPE_CHECKING:
+    from vitcli.cli.predict import Predict
+
+
+def is_directory(path: str | None) -> bool:
+    """Whether an output is a directory, or will be one."""
+    return path is not None and (path.endswith(("/", os.sep)) or os.path.isdir(path))
+
+
+def parts_of(args: Predict) -> list[Predict]:
+    """The command for each of its images' arguments whose results are still missing, if they go to
+    a directory; else the command itself.
+
+    Raises:
+        UsageError: one output is a directory and the other is not, or two arguments have one name.
+        OutputError: the directory cannot be made.
+    """
+    given = {name: path for name in ("output", "features") if (path := getattr(args, name))}
+    into = {name: path for name, path in given.items() if is_directory(path)}
+    if not into:
+        return [args]
+    if into != given:
+        raise UsageError("--output and --features must both be files or both be directories")
+    kinds = {"output": ".jsonl" if args.json else ".csv" if args.csv else ".parquet"}
+    kinds["features"] = ".parquet"
+    arguments: dict[str, str] = {}
+    for argument in args.images:
+        for found in expand(argument) or [argument]:
+            other = arguments.setdefault(_name(found), found)
+            if other != found:
+                raise UsageError(f"'{other}' and '{found}' would be written to the same file")
+    for path in into.values():
+        make_directory(path)
+    files: dict[str, dict[str, Any]] = {
+        argument: {key: os.path.join(path, name + kinds[key]) for key, path in into.items()}
+        for name, argument in arguments.items()
+    }
+    missing = [
+        argument for argument in files if not all(map(os.path.exists, files[argument].values()))
+    ]
+    if (ranks := current_ranks()) is not None:
+        missing = ranks.from_first(missing)  # the others write elsewhere
+    return [dataclasses.replace(args, images=[name], **files[name]) for name in missing]
+
+
+def _name(argument: str) -> str:
+    """The name of its results, without a suffix."""
+    path = unquote(urlsplit(argument).path) if is_url(argument) else argument.removeprefix("@")
+    name = os.path.basename(os.path.abspath(path))
+    if os.path.isdir(path):
+        return name
+    tar = is_tar(name) and re.sub(r"(?i)\.(tar|tgz)(\.\w+)?$", "", name)
+    return tar or ("stdin" if path == "-" else os.path.splitext(name)[0])
