@@ -1,4 +1,4 @@
-"""The architectures: Vision Transformers, hybrids, BiT ResNets, by size and by name.
+"""What a Vision Transformer or a hybrid is: its sizes and options, and a table of its layers.
 
 Standard library only.
 """
@@ -6,15 +6,13 @@ Standard library only.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, limited
 from vitcli.resnets import (
-    DEPTHS,
     LARGEST_IMAGE,
     MOST_BLOCKS,
     BiTConfig,
@@ -22,15 +20,13 @@ from vitcli.resnets import (
     Layered,
     ResNetConfig,
     Size,
-    bit_resnet,
     conv,
     linear,
     norm,
 )
-from vitcli.words import counted, either
 
 Pool = Literal["token", "gap", "map", "token+gap"]
-Posemb = Literal["learn", "learn2d", "sincos2d", "rope", "none"]
+Posemb = Literal["learn", "learn2d", "sincos2d", "none"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
@@ -64,10 +60,13 @@ class ModelConfig(Layered):
     """Registers: learned tokens between the class token and the patches, which no head reads."""
     posemb: Posemb = "learn"
     """learn: one vector per token; learn2d: D/2 for the row and D/2 for the column (paper D.4);
-    sincos2d: fixed, big_vision's; rope: queries and keys are rotated, DINOv3's; none."""
+    sincos2d: fixed, big_vision's; none."""
     posemb_tokens: Literal["all", "class", "patches"] = "all"
     """Which tokens the position embeddings are added to: prefix tokens and patches, class token
     and patches (registers without), or patches alone."""
+    rope: Literal["none", "dinov3", "eva02"] = "none"
+    """Rotary position embeddings: queries and keys are rotated by angles that grow with the row and
+    the column of the patch. dinov3: from -1 to 1 over the image; eva02: from 0 to 16."""
     pool: Pool = "token"
     """What the head reads: class token, mean of the patches, both, or one attention query."""
     pre_norm: bool = False
@@ -82,12 +81,16 @@ class ModelConfig(Layered):
     """A learned factor per channel on each branch of a block."""
     qkv_bias: bool = True
     """Biases of the query, key and value projections."""
+    key_bias: bool = True
+    """Whether that of the keys is among them (not in EVA-02 and DINOv3)."""
     patch_bias: bool = True
     """Bias of the patch embedding."""
     activation: Activation = "gelu"
     """gelu: exact (timm, transformers); gelu_tanh: the authors' flax code; quick_gelu: CLIP."""
     swiglu: bool = False
     """SiLU-gated MLP, gate first, in one matrix (DINOv2 giant)."""
+    sub_norm: Literal["none", "mlp", "both"] = "none"
+    """A LayerNorm before the last matrix of a block's MLP, or of both its branches (EVA-02)."""
     norm_eps: float = limited(1e-6, min=0, max=1)
     """Epsilon of every LayerNorm."""
     stem: ResNetConfig | None = None
@@ -116,10 +119,17 @@ class ModelConfig(Layered):
             raise ConfigError("pool 'token+gap' supports only a linear head")
         if self.distill_token and self.pre_logits and self.num_classes:
             raise ConfigError("a distillation token supports only linear heads, without pre_logits")
-        if self.posemb in ("learn2d", "sincos2d", "rope"):
+        if not self.key_bias and not self.qkv_bias:
+            raise ConfigError("key_bias=false has no effect with qkv_bias=false")
+        if self.rope != "none" and self.width % (4 * self.num_heads):
+            raise ConfigError(
+                f"rope '{self.rope}' needs a width that is a multiple of {4 * self.num_heads}, not "
+                f"{self.width}"
+            )
+        if self.posemb in ("learn2d", "sincos2d"):
             if self.posemb_tokens != "patches" and self.num_prefix_tokens:
                 raise ConfigError(f"posemb '{self.posemb}' needs posemb_tokens='patches'")
-            divisor = {"learn2d": 2, "sincos2d": 4, "rope": 4 * self.num_heads}[self.posemb]
+            divisor = {"learn2d": 2, "sincos2d": 4}[self.posemb]
             if self.width % divisor:
                 raise ConfigError(
                     f"posemb '{self.posemb}' needs a width that is a multiple of {divisor}, not "
@@ -169,6 +179,11 @@ class ModelConfig(Layered):
         return tuple(layer.name for layer in self._posemb_layers())
 
     @property
+    def hidden_dim(self) -> int:
+        """What the second matrix of a block's MLP reads."""
+        return self.mlp_dim // (2 if self.swiglu else 1)
+
+    @property
     def feature_dim(self) -> int:
         """Size of what `features` returns: the input of the head."""
         return self.pre_logits or self.width * (2 if self.pool == "token+gap" else 1)
@@ -179,12 +194,15 @@ class ModelConfig(Layered):
         Raises:
             ConfigError: the new size is not a multiple of the patch size. (A hybrid's ResNet pads.)
         """
-        _check_whole_patches(image_size, self)
+        check_whole_patches(image_size, self)
         return dataclasses.replace(self, image_size=image_size)
 
     def with_classes(self, num_classes: int) -> ModelConfig:
         """The same model with another number of classes."""
         return dataclasses.replace(self, num_classes=num_classes)
+
+    def num_params(self) -> int:
+        return super().num_params() - (0 if self.key_bias else self.depth * self.width)
 
     def layers(self) -> Iterator[Layer]:
         """The table that describes the architecture; `models/vit.py` is tested against it."""
@@ -226,8 +244,12 @@ class ModelConfig(Layered):
             yield norm(f"{block}.norm1", d)
             yield linear(f"{block}.attn.qkv", d, 3 * d, tokens, self.qkv_bias)
             yield Layer(f"{block}.attn", {}, 2 * tokens**2 * d)
+            if self.sub_norm == "both":
+                yield norm(f"{block}.attn.norm", d)
             yield linear(f"{block}.attn.proj", d, d, tokens)
             yield norm(f"{block}.norm2", d)
+            if self.sub_norm != "none":
+                yield norm(f"{block}.mlp.norm", self.hidden_dim)
             yield from self._mlp(f"{block}.mlp", tokens, self.swiglu)
             if self.layer_scale:
                 yield Layer(f"{block}.ls1", {f"{block}.ls1.gamma": (d,)})
@@ -252,7 +274,7 @@ STEM = "patch_embed.backbone."
 """The prefix of a hybrid's ResNet in tensor names."""
 
 
-def _check_whole_patches(image_size: Size, model: ModelConfig) -> None:
+def check_whole_patches(image_size: Size, model: ModelConfig) -> None:
     """For sizes that someone asks for: pixels beyond the last whole patch would be ignored."""
     if model.stem and model.patch_kernel == (1, 1):
         return  # the ResNet pads
@@ -267,146 +289,3 @@ def _check_whole_patches(image_size: Size, model: ModelConfig) -> None:
 
 Architecture = ModelConfig | BiTConfig
 """Any model."""
-
-
-class Variant(NamedTuple):
-    """A row of Table 1 of the paper; Ti and S come from DeiT and AugReg."""
-
-    depth: int
-    width: int
-    mlp_dim: int
-    num_heads: int
-
-
-VARIANTS = {
-    "Ti": Variant(12, 192, 768, 3),
-    "S": Variant(12, 384, 1536, 6),
-    "B": Variant(12, 768, 3072, 12),
-    "L": Variant(24, 1024, 4096, 16),
-    "H": Variant(32, 1280, 5120, 16),
-}
-
-
-def model_config(variant: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a ViT such as "B/16" or a hybrid such as "R50+B/16", with any field
-    overridden. A hybrid's number is its stride: at 16 the layers of stage 4 are in stage 3 (section
-    3.1), and a root alone, "R+Ti/16", has the patches of the released one: 8 x 8 cells of 4 pixels.
-    "R(3-4)x0.5+Ti/8" names the blocks of each stage, and has half the channels.
-
-    Raises:
-        ConfigError: there is no such variant.
-    """
-    match = re.fullmatch(_VIT, variant, re.IGNORECASE)
-    name = (
-        {known.lower(): known for known in VARIANTS}.get(match["size"].lower()) if match else None
-    )
-    if match is None or name is None or not int(match["patch"]):
-        raise _no_variant(variant)
-    patch, stem = int(match["patch"]), None
-    if match["number"] is not None:
-        stem = _stem(match, patch, variant)
-        patch = ROOT_PATCH if (stem.depths, patch) == ((), 16) else patch
-    sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
-    config = ModelConfig(**(sizes | overrides))
-    _check_whole_patches(config.image_size, config)
-    return config
-
-
-_RESNET = r"R(?P<number>\d*)(?:\((?P<blocks>\d+(-\d+)*)\))?(?:x(?P<factor>\d+(\.\d+)?))?"
-"""A ResNet by its number or by the blocks of its stages, and its width factor."""
-_VIT = rf"(?:{_RESNET}\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)"
-"""A ViT's size and patch size; a hybrid's ResNet in front."""
-
-
-def has_form_of_variant(name: str) -> bool:
-    """Whether a name is meant as a variant's, known or not."""
-    resnet = re.fullmatch(_RESNET, name, re.IGNORECASE)
-    return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet["factor"]))
-
-
-ROOT_PATCH = 32
-"""Pixels of a patch of R+Ti/16: its name says 16, its stride is 32."""
-
-
-def _stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
-    depths = _depths(match, variant)
-    if match["number"] and stride not in (16, 32):
-        raise _no_variant(variant)
-    if match["number"] and stride == 16:
-        depths = (*depths[:2], depths[2] + depths[3])
-    return ResNetConfig(depths, float(match["factor"] or 1))
-
-
-def _depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
-    """The blocks of the stages of a `_RESNET`; none for the root alone."""
-    number, blocks = match["number"], match["blocks"]
-    if number and (blocks or int(number) not in DEPTHS):
-        raise _no_variant(variant)
-    if blocks:
-        return tuple(map(int, blocks.split("-")))
-    return DEPTHS[int(number)] if number else ()
-
-
-def bit_config(variant: str, **overrides: Any) -> BiTConfig:
-    """The configuration of a BiT ResNet such as "R50x1", as timm computes it.
-
-    Raises:
-        ConfigError: there is no such variant.
-    """
-    match = re.fullmatch(_RESNET, variant, re.IGNORECASE)
-    depths = _depths(match, variant) if match and match["factor"] else ()
-    if match is None or not depths:
-        raise _no_variant(variant)
-    return BiTConfig(bit_resnet(depths, float(match["factor"])), **overrides)
-
-
-def architecture(variant: str, **overrides: Any) -> Architecture:
-    """What any variant's name means: "B/16", "R50+B/16", "R50x1".
-
-    Raises:
-        ConfigError: there is no such variant, or it has no such field.
-    """
-    make = model_config if "/" in variant else bit_config
-    try:
-        return make(variant, **overrides)
-    except TypeError as error:
-        field = str(error).rpartition(" ")[2]
-        raise ConfigError(f"{variant} has no field {field}") from error
-
-
-def _no_variant(variant: str) -> ConfigError:
-    resnets = either(["R", *(f"R{depth}" for depth in DEPTHS)])
-    return ConfigError(
-        f"unknown architecture '{variant}'",
-        hint=f"use a size ({', '.join(VARIANTS)}) and a patch size, such as B/16; a hybrid "
-        f"({resnets} before a +), such as R50+B/16 or R+Ti/16; or a BiT ResNet, such as R50x1",
-    )
-
-
-def variant_name(config: Architecture) -> str:
-    """The short name of an architecture, "B/16"; other sizes are spelled out."""
-    if isinstance(config, BiTConfig):
-        return f"{_resnet_name(config.resnet.depths)}x{config.resnet.width_factor:g}"
-    sizes = Variant(config.depth, config.width, config.mlp_dim, config.num_heads)
-    rows, columns = config.patch_size
-    patch = str(rows) if rows == columns else f"{rows}x{columns}"
-    stem = ""
-    if config.stem:
-        factor = config.stem.width_factor
-        stem = _resnet_name(config.stem.depths) + (f"x{factor:g}" if factor != 1 else "") + "+"
-        if not config.stem.depths and config.patch_size == (ROOT_PATCH, ROOT_PATCH):
-            patch = "16"
-    for name, variant in VARIANTS.items():
-        if sizes == variant:
-            return f"{stem}{name}/{patch}"
-        if sizes == variant._replace(depth=config.depth):
-            return f"{stem}{name}/{patch} with {counted(config.depth, 'block')}"
-    return f"{stem}width {config.width}, depth {config.depth}, patch {patch}"
-
-
-def _resnet_name(depths: tuple[int, ...]) -> str:
-    """ "R50" for its stages, also where those of stage 4 are in stage 3; "R" for a root alone."""
-    for name, stages in DEPTHS.items():
-        if depths in (stages, (*stages[:2], stages[2] + stages[3])):
-            return f"R{name}"
-    return f"R({'-'.join(map(str, depths))})" if depths else "R"

@@ -1,7 +1,8 @@
 """What a model, its preprocessing, a data set and a training run are: dataclasses and tables.
 
 Standard library only, so that every command can read a configuration before (or without) torch.
-Models are described in `architectures.py` and `resnets.py`, whose names this module exports too.
+Models are described in `architectures.py`, `resnets.py` and `variants.py`, whose names this module
+exports too.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from vitcli.architectures import Activation as Activation
 from vitcli.architectures import Architecture as Architecture
 from vitcli.architectures import ModelConfig as ModelConfig
 from vitcli.architectures import Pool as Pool
-from vitcli.architectures import architecture as architecture
-from vitcli.architectures import bit_config as bit_config
-from vitcli.architectures import has_form_of_variant as has_form_of_variant
-from vitcli.architectures import model_config as model_config
-from vitcli.architectures import variant_name as variant_name
 from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, from_text, limited, option
 from vitcli.objective_config import CLASSIFY
 from vitcli.resnets import BiTConfig as BiTConfig
 from vitcli.resnets import ResNetConfig as ResNetConfig
 from vitcli.resnets import Size as Size
+from vitcli.variants import architecture as architecture
+from vitcli.variants import bit_config as bit_config
+from vitcli.variants import has_form_of_variant as has_form_of_variant
+from vitcli.variants import model_config as model_config
+from vitcli.variants import variant_name as variant_name
 from vitcli.words import either
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]

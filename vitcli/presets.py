@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, NamedTuple
 
-from vitcli.architectures import ModelConfig, architecture, variant_name
+from vitcli.architectures import ModelConfig
 from vitcli.errors import ConfigError
+from vitcli.variants import architecture, variant_name
 
 PresetName = Literal["imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab"]
 

@@ -202,6 +202,8 @@ class BiTConfig(Layered):
     num_classes: int = limited(0, min=0, max=10**9)
     """Outputs of the head; 0 means no head, and `model(images)` gives features."""
     posemb: ClassVar[Literal["none"]] = "none"
+    rope: ClassVar[Literal["none"]] = "none"
+    key_bias: ClassVar[bool] = True
     posemb_tables: ClassVar[tuple[str, ...]] = ()
     posemb_prefix: ClassVar[int] = 0
 

@@ -10,7 +10,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitcli.architectures import architecture
 from vitcli.config import (
     AUGMENTATION,
     CHANGE_PREPROCESS,
@@ -40,6 +39,7 @@ from vitcli.fields import (
 )
 from vitcli.machine import is_launched
 from vitcli.objective_config import CLASSIFY, OBJECTIVE, MaskingConfig, Objective
+from vitcli.variants import architecture
 
 # Headings of `--help`.
 RECIPE = "Recipe"

@@ -21,10 +21,21 @@ PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(e
 
 def test_all_released_models_are_there():
     entries = registry.entries()
-    assert len(entries) >= 142 and len(PLAIN) >= 116
+    assert len(entries) >= 153 and len(PLAIN) >= 127
     assert len({entry.repo for entry in entries.values()}) == len(entries)
     assert Counter(name.partition("-")[0] for name in entries) >= Counter(
-        {"vit": 91, "deit": 8, "deit3": 16, "bit": 15, "r": 3, "r26": 3, "r50": 5, "test": 1}
+        {
+            "vit": 91,
+            "eva02": 8,
+            "eva": 3,
+            "deit": 8,
+            "deit3": 16,
+            "bit": 15,
+            "r": 3,
+            "r26": 3,
+            "r50": 5,
+            "test": 1,
+        }
     )
 
 
@@ -33,7 +44,7 @@ def test_every_entry_is_whole(entry):
     """`params` and `gmacs` were counted by timm, `num_params` and `macs` by us."""
     assert entry.repo.startswith("timm/")
     assert entry.preprocess.size == (entry.size, entry.size)
-    assert entry.license in ("apache-2.0", "cc-by-nc-4.0", "dinov3-license")
+    assert entry.license in ("apache-2.0", "cc-by-nc-4.0", "dinov3-license", "mit")
     if entry.labels is not None:
         assert len(registry.labels(entry.labels)) == entry.classes
     assert entry.labels or entry.classes in (0, 11221)

@@ -15,7 +15,6 @@ import safetensors.numpy
 
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import Arrays, bit, bit_paper
-from vitcli.architectures import model_config
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.info import CheckpointInfo
@@ -28,6 +27,7 @@ from vitcli.layouts.catalogue import layout_of
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import architecture_from_args, from_config, to_config
 from vitcli.resnets import bit_resnet
+from vitcli.variants import model_config
 
 HYBRID, RESNET = GOLDEN / "timm_hybrid_r50_s16", GOLDEN / "timm_bit_resnetv2"
 

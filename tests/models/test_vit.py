@@ -14,8 +14,9 @@ from vitcli.models.vit import ViT, attend
 
 VITS = {name: config for name, config in MODELS.items() if isinstance(config, ModelConfig)}
 VITS["sincos2d"] = small(posemb="sincos2d", posemb_tokens="patches")
-ROPE = {"posemb": "rope", "posemb_tokens": "patches", "num_registers": 2}
+ROPE = {"posemb": "none", "rope": "dinov3", "num_registers": 2}
 VITS["rope"] = small(**ROPE)
+VITS["eva02"] = small(rope="eva02", key_bias=False, sub_norm="both", swiglu=True)
 
 
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS)
@@ -27,7 +28,8 @@ def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(config):
     assert model.features(images).shape == (3, config.feature_dim)
     assert model.encode(images).shape == (3, config.num_tokens, config.width)
     moved = torch.roll(images, config.patch_size, dims=(2, 3))
-    assert torch.allclose(logits, model(moved)) == (config.posemb == "none")
+    unplaced = config.posemb == config.rope == "none"
+    assert torch.allclose(logits, model(moved)) == unplaced
 
 
 def test_rotary_positions_follow_the_patches_of_each_image():

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from vitcli.architectures import model_config
 from vitcli.config import DataConfig, Preprocess
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
@@ -12,8 +11,9 @@ from vitcli.objective_config import MaskingConfig
 from vitcli.train.mae import MaskedAutoencoder, decoder_config
 from vitcli.train.plan import default_rate
 from vitcli.train_config import TrainConfig
+from vitcli.variants import model_config
 
-ROPE = {"posemb": "rope", "posemb_tokens": "patches"}
+ROPE = {"posemb": "none", "rope": "dinov3"}
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
 
 

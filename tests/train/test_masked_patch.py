@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitcli.architectures import bit_config, model_config
 from vitcli.config import DataConfig, Preprocess
 from vitcli.data.transforms import to_float
 from vitcli.errors import ConfigError
@@ -15,6 +14,7 @@ from vitcli.objective_config import MaskingConfig
 from vitcli.train.masked_patch import COLOURS, MaskedPatches
 from vitcli.train.masking import take
 from vitcli.train_config import TrainConfig
+from vitcli.variants import bit_config, model_config
 
 PREPROCESS = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}

@@ -88,7 +88,8 @@ def open_file(
     """`open_checkpoint` of a file that is here; `entry` if it is a released model."""
     store = open_store(file)
     stated = CheckpointInfo.from_metadata(store.metadata, where=file)
-    if stated is not None and stated.model.posemb != "rope":  # whose names may be those of `Eva`
+    # The names of those with rotary position embeddings may be those of timm's `Eva`.
+    if stated is not None and stated.model.rope == "none" and stated.model.key_bias:
         if stated.model.depth > len(store.tensors):
             raise CheckpointError("describes more blocks than it has tensors", where=file)
         check_keys(stated.model.tensor_shapes(), store.shapes, where=file)

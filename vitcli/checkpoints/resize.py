@@ -179,11 +179,13 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings that the file holds. Raises CheckpointError if there are none."""
     names = [name for name in opened.info.model.posemb_tables if opened.sources[name]]
     if not names:
-        computed = {"sincos2d": "sine-cosine", "rope": "rotary"}.get(opened.info.model.posemb)
+        model = opened.info.model
+        computed = "sine-cosine" if model.posemb == "sincos2d" else "rotary"
+        is_computed = model.posemb == "sincos2d" or model.rope != "none"
         raise CheckpointError(
             "no position embeddings to resize",
             where=opened.file,
-            hint=f"the model computes {computed} embeddings for any grid" if computed else None,
+            hint=f"the model computes {computed} embeddings for any grid" if is_computed else None,
         )
     return {name: opened.tensors[name].read() for name in names}
 

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitcli.architectures import VARIANTS
 from vitcli.hub import registry
+from vitcli.variants import VARIANTS
 from vitcli.weight_files import SUFFIXES
 
 PATHS = ("data", "output", "classes")

@@ -18,12 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, did_you_mean
 from vitcli.errors import ModelNotFoundError
-from vitcli.layouts import timm
+from vitcli.layouts import layout, timm
 from vitcli.weight_files import SUFFIXES
 
 NORMALIZE = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": layout.CLIP,
     "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),  # DINOv3's of SAT-493M
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
@@ -56,7 +57,7 @@ class RegistryEntry:
     """Outputs of the head; 0: no head."""
     size: int
     """Height and width of its images."""
-    normalize: Literal["half", "imagenet", "satellite", "none"]
+    normalize: Literal["half", "imagenet", "clip", "satellite", "none"]
     """Mean and std of its images, a key of NORMALIZE."""
     interpolation: Literal["bilinear", "bicubic"]
     crop_pct: float

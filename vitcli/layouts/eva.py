@@ -1,5 +1,5 @@
-"""What is particular about DINOv3, which timm builds as `Eva` and not as `VisionTransformer`: names
-of arguments and of tensors, and biases of queries and values alone.
+"""What is particular about DINOv3, EVA and EVA-02, which timm builds as `Eva` and not as
+`VisionTransformer`: names of arguments and of tensors, and biases of queries and values alone.
 
 Sources: timm/models/eva.py, dinov3/hub/backbones.py, dinov3/layers/attention.py.
 """
@@ -9,45 +9,56 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from vitcli.checkpoints.tensor_file import LazyTensor, zeros_like
-from vitcli.config import ModelConfig, Preprocess
+from vitcli.config import Architecture, ModelConfig, Preprocess
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.layout import IMAGENET
 from vitcli.layouts.table import Row, rows
 
 Args = dict[str, Any]
+T = TypeVar("T")
 
 NAMES = {
     **{name: name for name in ("img_size", "patch_size", "embed_dim", "depth", "num_heads")},
     **{name: name for name in ("mlp_ratio", "qkv_bias", "class_token", "no_embed_class")},
-    "global_pool": "global_pool",
+    **{name: name for name in ("global_pool", "init_values")},
     "reg_tokens": "num_reg_tokens",
     "fc_norm": "use_fc_norm",
     "pre_norm": "use_pre_transformer_norm",
+    "pos_embed": "use_abs_pos_emb",
 }
-"""Arguments of `VisionTransformer`, and their names in timm's `Eva`, which has rotary position
-embeddings; it has no others."""
+"""Arguments of `VisionTransformer` that `Eva` has too, under these names."""
+
+
+def is_eva(model: Architecture) -> bool:
+    """Whether timm has such models in `Eva`."""
+    return model.rope != "none" or not model.key_bias
 
 
 def not_in_eva(model: ModelConfig, departures: Args) -> list[str]:
-    """What of a model with rotary position embeddings timm cannot express."""
+    """What of such a model timm cannot express."""
+    aligned = model.swiglu and model.rope == "dinov3"  # of 64 each
     checks = {
-        "biases of keys": model.qkv_bias,
         "an attention pool": model.pool == "map",
-        f"a gated MLP of {model.mlp_dim}": model.swiglu and model.mlp_dim % 128 > 0,
+        "no layer_scale": departures.get("init_values", 1) is None,  # timm passes on no None
+        f"a gated MLP of {model.mlp_dim}": aligned and model.mlp_dim % 128 > 0,
         **dict.fromkeys(sorted(departures.keys() - NAMES), True),
     }
-    wrong = (what for what, impossible in checks.items() if impossible)
-    return [f"{what} with rotary position embeddings" for what in wrong]
+    kind = f"rope={model.rope}" if model.rope != "none" else "key_bias=false"
+    return [f"{what} with {kind}" for what, impossible in checks.items() if impossible]
 
 
-def to_eva(departures: Args, swiglu: bool) -> Args:
+def to_eva(departures: Args, model: ModelConfig) -> Args:
     """Arguments under the names of `Eva`, of whose gated MLP the ratio is of the gate alone."""
     args = {NAMES[key]: value for key, value in departures.items()}
-    if swiglu and "mlp_ratio" in args:
+    if model.swiglu and "mlp_ratio" in args:
         args["mlp_ratio"] /= 2
+    if "use_abs_pos_emb" in args:
+        args["use_abs_pos_emb"] = model.posemb != "none"
+    if model.sub_norm != "none":  # architectures with three matrices in place of ours
+        args["qkv_fused"] = True
     return args
 
 
@@ -57,6 +68,9 @@ def from_eva(given: ForeignJson, swiglu: bool) -> ForeignJson:
     args = {names.get(key, key): value for key, value in given.values.items()}
     if swiglu and "mlp_ratio" in given:
         args["mlp_ratio"] = 2 * given.get("mlp_ratio", float)
+    if "use_abs_pos_emb" in given:
+        args["pos_embed"] = "learn" if given.get("use_abs_pos_emb", bool) else "none"
+    args.pop("qkv_fused", None)  # the names of the tensors show it
     return ForeignJson(args, given.where, given.path)
 
 
@@ -64,13 +78,25 @@ _SCALES = """
 blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
 blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
+_BIASES = (
+    "blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias"
+)
 _GATED = "blocks.{i}.mlp.fc1.*  blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*"
 
 
-def renamed(swiglu: bool) -> tuple[Row, ...]:
+def renamed(model: Architecture) -> tuple[Row, ...]:
     """The rows of tensors that have another name in `Eva` than in `VisionTransformer`, which is
-    ours."""
-    return rows(_SCALES) + (rows(_GATED) if swiglu else ())
+    ours; of these, `written` are those that it stores."""
+    if not isinstance(model, ModelConfig):
+        return ()
+    packed = model.rope != "dinov3" and model.sub_norm == "none"
+    table = _SCALES + (_GATED if model.swiglu and not packed else "")
+    return rows(table + "\n" + (_BIASES if not model.key_bias else ""))
+
+
+def written(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Without biases of keys, which are zeros."""
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith("attn.k_bias")}
 
 
 PERIODS = "rope_embed.periods"
@@ -81,19 +107,20 @@ def of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
     """What DINOv3's own code takes for granted, as fields of `Match`. (dinov3/hub/backbones.py)"""
     width = math.prod(tensors["patch_embed.proj.weight"].shape[:1])
     quarter = math.prod(tensors[PERIODS].shape)
-    fields = {"posemb": "rope", "posemb_tokens": "patches", "pool": "token", "activation": "gelu"}
+    fields: Args = {"rope": "dinov3", "pool": "token", "activation": "gelu"}
+    fields["key_bias"] = "blocks.0.attn.qkv.bias" not in tensors
     sizes = {"num_heads": width // max(4 * quarter, 1), "norm_eps": 1e-5, "image_size": (256, 256)}
     default = Preprocess((256, 256), *IMAGENET, "bilinear", crop_mode="squash")
     return {"fields": {**fields, **sizes}, "default": default}
 
 
 def without_key_bias(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """With the zeros that biases of keys are in DINOv3: timm leaves them out, and DINOv3's own code
+    """With the zeros that biases of keys are here: timm leaves them out, and DINOv3's own code
     multiplies them by a mask."""
     found = dict(tensors)
     for name, tensor in tensors.items():
-        if name.endswith("attn.q_bias"):
-            found[name.replace("q_bias", "k_bias")] = zeros_like(tensor)
+        if name.endswith(("attn.q_bias", "attn.q_proj.bias")):
+            found[name.replace("attn.q_", "attn.k_")] = zeros_like(tensor)
         if f"{name}_mask" in tensors:
             found[name] = tensor._replace(read=functools.partial(_masked, tensor))
     return found

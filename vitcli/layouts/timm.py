@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Literal, cast
 
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import Arrays, Store
+from vitcli.checkpoints.tensor_file import Arrays, LazyTensor, Store
 from vitcli.config import (
     Activation,
     Architecture,
@@ -84,12 +84,17 @@ TIPS = {"img_size": 448, "no_embed_class": True, "init_values": 1.0}
 INTERN = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
 DEIT3 = {"init_values": 1e-6, "no_embed_class": True}
 DINOV3: Args = {"img_size": 256, "reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5}
-DINOV3 |= {"global_pool": "avg", "fc_norm": False, "norm_eps": 1e-5, "rope": True}
+DINOV3 |= {"global_pool": "avg", "fc_norm": False, "norm_eps": 1e-5}
+DINOV3 |= {"pos_embed": "none", "rope": "dinov3", "key_bias": False}
 DINOV3_GATED = {**DINOV3, "swiglu": True, "mlp_ratio": 8}  # 4 for the gate, 4 for the value
 S_PLUS, H_PLUS = {**SIZES["small"], **DINOV3_GATED}, {**SIZES["huge"], **DINOV3_GATED}
 H_PLUS["num_heads"] = 20
 SEVEN_B: Args = {"embed_dim": 4096, "depth": 40, "num_heads": 32, "mlp_ratio": 4}
 NO_BIAS: Args = {"qkv_bias": False}
+EVA: Args = {"global_pool": "avg", "key_bias": False}
+EVA02 = {**EVA, "rope": "eva02", "swiglu": True, "mlp_ratio": 16 / 3}  # 8/3 for each
+EVA02_CLIP = {**EVA02, "sub_norm": "both", "global_pool": "token"}
+ROPE_GAP = {**REG_GAP, "pos_embed": "none", "rope": "eva02", "key_bias": False}
 TEST = {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}
 
 ARCHITECTURES: tuple[tuple[str, Args], ...] = (
@@ -137,6 +142,13 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_base_patch{16,32}_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
     ("vit_huge_patch14_clip_quickgelu_{224,378} vit_gigantic_patch14_clip_quickgelu_224", QUICK),
     ("eva_large_patch14_{196,336}", {"global_pool": "avg"}),
+    ("eva_giant_patch14_{224,336,560}", EVA),
+    ("eva_giant_patch14_clip_224", {**EVA, "global_pool": "token"}),
+    ("eva02_{tiny,small}_patch14_{224,336}", EVA02),
+    ("eva02_{base,large}_patch14_{224,448}", {**EVA02, "sub_norm": "mlp"}),
+    ("eva02_base_patch16_clip_224 eva02_large_patch14_clip_{224,336}", EVA02_CLIP),
+    ("vit_{medium,base}_patch16_rope_reg1_gap_256 vit_betwixt_patch16_rope_reg4_gap_256", ROPE_GAP),
+    ("vit_mediumd_patch16_rope_reg1_gap_256", {**ROPE_GAP, **NO_BIAS}),
     ("flexivit_{small,base,large}", {"img_size": 240, "no_embed_class": True}),
     ("vit_{base,large}_patch16_radio_v3", {**RADIO, **SCALED, "reg_tokens": 7}),
     ("vit_huge_patch16_radio_v3", {**RADIO, "reg_tokens": 7}),
@@ -159,6 +171,7 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("deit3_huge_patch14_224", DEIT3),
     ("vit_{small,base,large}_patch16_dinov3", {**DINOV3, **NO_BIAS}),
     ("vit_{tiny,small,base,large}_patch16_dinov3_qkvb", DINOV3),
+    ("vit_{small,base,large}_patch16_lingbot", {**DINOV3, "img_size": 224, "global_pool": "token"}),
     ("vit_small_plus_patch16_dinov3", {**S_PLUS, **NO_BIAS}),
     ("vit_small_plus_patch16_dinov3_qkvb", S_PLUS),
     ("vit_huge_plus_patch16_dinov3", {**H_PLUS, **NO_BIAS}),
@@ -200,7 +213,8 @@ _TYPES: dict[str, Any] = {
 }
 """Types of those whose default does not show it."""
 
-FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None, "rope": False}
+FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
+FIXED |= {"rope": "none", "key_bias": True, "sub_norm": "none"}
 """What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet; its
 patch size counts cells of the feature map."""
 
@@ -250,6 +264,9 @@ _SAME = {
     "swiglu": "swiglu",
     "norm_eps": "norm_eps",
     "stem": "stem",
+    "rope": "rope",
+    "key_bias": "key_bias",
+    "sub_norm": "sub_norm",
 }
 """Arguments that are fields of ours under another name."""
 _POOLS = {"token": "token", "avg": "gap", "map": "map"}
@@ -301,7 +318,7 @@ def architecture_from_args(
             f"timm's architecture '{name}' is not supported",
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
-    if known[name]["rope"]:
+    if eva.is_eva(_to_model(known[name])):
         given = eva.from_eva(given, known[name]["swiglu"])
     _check_args(given, DEFAULTS)
     kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
@@ -330,12 +347,15 @@ def _to_model(args: Args) -> ModelConfig:
     pool: Any = _POOLS[args["global_pool"]]
     fc_norm = pool == "gap" if args["fc_norm"] is None else args["fc_norm"]
     same: Any = {ours: args[theirs] for theirs, ours in _SAME.items()}
+    same["key_bias"] |= not args["qkv_bias"]
+    parts = 2 if args["swiglu"] else 1  # gate and value, of a whole number each
+    mlp_dim = args["embed_dim"] * args["mlp_ratio"] / parts
     return ModelConfig(
         **same,
-        mlp_dim=int(min(max(args["embed_dim"] * args["mlp_ratio"], 0), 1 << 30)),
+        mlp_dim=parts * int(min(max(mlp_dim, 0), 1 << 30)),
         patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
-        posemb="rope" if args["rope"] else args["pos_embed"] or "none",
+        posemb=args["pos_embed"] or "none",
         posemb_tokens="patches" if args["no_embed_class"] else "all",
         pool=pool,
         final_norm=args["final_norm"] and not fc_norm,
@@ -442,16 +462,14 @@ def not_in_timm(model: Architecture) -> list[str]:
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
-    if model.posemb == "rope" and not reasons:
+    if eva.is_eva(model) and not reasons:
         reasons = eva.not_in_eva(model, departures)
     return reasons
 
 
 def _renamed(model: Architecture) -> tuple[Row, ...]:
     """The rows of tensors that timm names otherwise, as it does in `Eva`."""
-    if model.posemb != "rope" or not_in_timm(model):
-        return ()
-    return eva.renamed(isinstance(model, ModelConfig) and model.swiglu)
+    return eva.renamed(model) if eva.is_eva(model) and not not_in_timm(model) else ()
 
 
 def stored(model: Architecture, tensors: Arrays) -> Arrays:
@@ -462,7 +480,7 @@ def stored(model: Architecture, tensors: Arrays) -> Arrays:
         if row.ours[0] in found:
             found |= save(row, found, 1)
             del found[row.ours[0]]
-    return found
+    return eva.written(found)
 
 
 def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
@@ -526,7 +544,6 @@ def _to_args(model: ModelConfig) -> Args:
         "init_values": 1e-5 if model.layer_scale else None,
         "no_embed_class": model.num_prefix_tokens > 0 and model.posemb_prefix == 0,
         "pos_embed": "none" if model.posemb == "none" else "learn",
-        "rope": model.posemb == "rope",
         "final_norm": model.final_norm or model.fc_norm,
         "fc_norm": model.fc_norm,
         "global_pool": pools.get(model.pool, "token"),
@@ -623,8 +640,8 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if not not_in_timm(model):
         name, args = best_architecture(model)
-        if isinstance(model, ModelConfig) and model.posemb == "rope":
-            args = eva.to_eva(args, model.swiglu)
+        if isinstance(model, ModelConfig) and eva.is_eva(model):
+            args = eva.to_eva(args, model)
         config = {"architecture": name, "model_args": args}
     config |= {
         "num_classes": model.num_classes,
@@ -682,11 +699,12 @@ blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w1.*,blocks.{i}.mlp.w2.*
 blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*
 blocks.{i}.mlp.fc2.*     blocks.{i}.mlp.w3.*
 blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias
+blocks.{i}.attn.qkv.*    blocks.{i}.attn.q_proj.*,blocks.{i}.attn.k_proj.*,blocks.{i}.attn.v_proj.*
 blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
 blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
 )
-"""What timm's EVA (DINOv3), or the authors of DINOv2, DINOv3 and DeiT III, name otherwise."""
+"""What timm's `Eva`, or the authors of DINOv2, DINOv3 and DeiT III, name otherwise."""
 
 
 class Timm(Layout):
@@ -741,6 +759,14 @@ class Timm(Layout):
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         return _renamed(model) + identity(model.tensor_shapes())
+
+    def save(
+        self, model: Architecture, tensors: Mapping[str, LazyTensor]
+    ) -> tuple[dict[str, LazyTensor], dict[str, tuple[str, ...]]]:
+        saved, names = super().save(model, tensors)
+        return eva.written(saved), {
+            ours: (*eva.written(dict.fromkeys(n)),) for ours, n in names.items()
+        }
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
         return info.to_metadata()
@@ -826,7 +852,7 @@ def _check_unambiguous(store: Store, tensors: Mapping[str, Any]) -> None:
         "rotary position embeddings": not has("pos_embed", "pos_embed_row")
         or (pre_norm and (pooled or not has("norm.weight", "fc_norm.weight")))
         or (store.kind != "pickle" and has("blocks.0.gamma_1"))
-        or has("blocks.0.attn.q_bias", "blocks.0.mlp.fc1_g.weight"),
+        or has("blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight", "blocks.0.mlp.fc1_g.weight"),
         "an attention pool that reads more than the patches": pooled
         and has("cls_token", "reg_token"),
         "norms behind its branches": not plain,

@@ -461,7 +461,8 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
     if config.get("rope_theta", float, 100.0) != 100:
         config.refuse("rope_theta", "100")
     drop = r"mask_token$|rope_embeddings\.inv_freq$"
-    fields = {"posemb": "rope", "posemb_tokens": "patches", "pool": "token", "norm_eps": 1e-5}
+    fields = {"rope": "dinov3", "pool": "token", "norm_eps": 1e-5}
+    fields["key_bias"] = not any(name.endswith("q_proj.bias") for name in store.tensors)
     return "dinov3_vit", Match(table, tensors, droppable=drop, fields=fields)
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.cpu import get_capabilities
 
-from vitcli.models.linear import Linear
+from vitcli.models.linear import Linear, QueryKeyValue
 from vitcli.models.resnet import DropPath
 from vitcli.models.vit import Attention, Block, LayerScale, Mlp, Rope, ViT, activate, rotate
 
@@ -30,7 +30,7 @@ LONG = 512
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
 """Activations that oneDNN computes while it multiplies, by its names."""
 MODULES = {Block, Attention, Mlp, LayerScale, DropPath}
-MODULES |= {nn.LayerNorm, Linear, nn.Dropout, nn.Identity}
+MODULES |= {nn.LayerNorm, Linear, QueryKeyValue, nn.Dropout, nn.Identity}
 TENSORS = {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "ls1.gamma", "ls2.gamma"}
 TENSORS |= {"attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias"}
 TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}
@@ -116,7 +116,7 @@ class _Block(nn.Module):
         self.fuses = not mlp.swiglu and mlp.activation in FUSED
         # Queries come first in qkv; if few of them are wanted, they get a matrix of their own.
         split = 0 if wanted is None else attn.proj.out_features
-        weight, bias = attn.qkv.weight, attn.qkv.bias
+        weight, bias = attn.qkv.weight, attn.qkv.added()
         parts = (None, None) if bias is None else (bias[:split], bias[split:])
         self.q = _Linear(weight[:split], parts[0], rows) if split else None
         self.kv = _Linear(weight[split:], parts[1], rows)

@@ -11,16 +11,37 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Linear(nn.Linear):
     """A dense layer, (..., in) -> (..., out)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bias is not None and torch.is_grad_enabled() and _is_bf16_on_cpu(x):
-            product: Tensor = _Multiply.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        bias = self.added()
+        if bias is not None and torch.is_grad_enabled() and _is_bf16_on_cpu(x):
+            product: Tensor = _Multiply.apply(x, self.weight, bias)  # type: ignore[no-untyped-call]
             return product
-        return super().forward(x)
+        return F.linear(x, self.weight, bias)
+
+    def added(self) -> Tensor | None:
+        """The bias."""
+        return self.bias
+
+
+class QueryKeyValue(Linear):
+    """The matrix of queries, keys and values, (..., D) -> (..., 3 D), and its bias."""
+
+    def __init__(self, width: int, bias: bool, key_bias: bool) -> None:
+        super().__init__(width, 3 * width, bias=bias)
+        self.key_bias = key_bias
+
+    def added(self) -> Tensor | None:
+        """The bias; where keys have none, their part is 0 and is not trained."""
+        if self.bias is None or self.key_bias:
+            return self.bias
+        query, key, value = self.bias.chunk(3)
+        return torch.cat([query, torch.zeros_like(key), value])
 
 
 def _is_bf16_on_cpu(x: Tensor) -> bool:

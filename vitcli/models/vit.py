@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitcli import posemb
-from vitcli.config import Activation, ModelConfig, Size
+from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
-from vitcli.models.linear import Linear
+from vitcli.models.linear import Linear, QueryKeyValue
 from vitcli.models.resnet import DropPath, build_stem, init_layer
 
 
@@ -46,31 +47,55 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-Rope = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles by which queries and keys of the last P tokens are rotated:
-float32 (P, d), or (B, 1, P, d) where they differ between images."""
+class Rope(NamedTuple):
+    """The angles by which queries and keys of the last P tokens are rotated."""
+
+    cos: Tensor
+    """float32 (P, d), or (B, 1, P, d) where they differ between images."""
+    sin: Tensor
+    """Likewise."""
+    neighbours: bool
+    """Whether the pairs of channels that are rotated are neighbours; else i and i + d/2."""
 
 
-def rope_tables(grid: Size, size: int, device: torch.device) -> Rope:
-    """The angles of DINOv3 (arXiv 2508.10104, section 3.2; dinov3/layers/rope_position_encoding.py)
-    for heads of that size: size / 4 frequencies from 1 to 1/100 per half image, of the row and then
-    of the column of each patch's centre, which lie in [-1, 1]."""
-    frequencies = 100.0 ** -torch.arange(0, 1, 4 / size, device=device)
-    axes = [2 * (torch.arange(n, device=device) + 0.5) / n - 1 for n in grid]
-    centres = torch.cartesian_prod(*axes)  # (rows * columns, 2)
-    angles = (2 * math.pi * centres[:, :, None] * frequencies).flatten(1).tile(2)
-    return angles.cos(), angles.sin()
+def rope_angles(config: ModelConfig, device: torch.device) -> Rope:
+    """The angles of a model with rotary position embeddings, whose heads have d channels: d/4
+    frequencies times the row of each patch, then times its column.
+
+    - dinov3: of its centre, from -1 to 1; 1 to 1/100 turns (arXiv 2508.10104, section 3.2;
+      dinov3/layers/rope_position_encoding.py).
+    - eva02: from 0 to 16 whatever the grid; 1 to 1/10,000 radians (EVA-02/asuka/rope.py).
+    """
+    exponents = torch.arange(0, 1, 4 * config.num_heads / config.width, device=device)
+    numbers = [torch.arange(n, device=device) for n in config.grid]
+    eva = config.rope == "eva02"
+    if eva:
+        axes = [16 * i / len(i) for i in numbers]
+    else:
+        axes = [2 * math.pi * (2 * (i + 0.5) / len(i) - 1) for i in numbers]
+    places = torch.cartesian_prod(*axes)[:, :, None]  # (rows * columns, 2, 1)
+    angles = (places * (10_000.0 if eva else 100.0) ** -exponents).flatten(1)
+    angles = angles.repeat_interleave(2, dim=1) if eva else angles.tile(2)
+    return Rope(angles.cos(), angles.sin(), eva)
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
-    """Queries or keys (B, heads, N, d), those of the last P tokens rotated: channel i with channel
-    i + d/2."""
-    cos, sin = rope
-    prefix = x.shape[2] - cos.shape[-2]
+    """Queries or keys (B, heads, N, d), those of the last P tokens rotated."""
+    prefix = x.shape[2] - rope.cos.shape[-2]
     patches = x[:, :, prefix:]
-    low, high = patches.chunk(2, dim=-1)
-    turned = (patches * cos + torch.cat([-high, low], dim=-1) * sin).to(x.dtype)
+    if rope.neighbours:
+        first, second = patches.unflatten(-1, (-1, 2)).unbind(-1)
+        quarter = torch.stack([-second, first], dim=-1).flatten(-2)
+    else:
+        first, second = patches.chunk(2, dim=-1)
+        quarter = torch.cat([-second, first], dim=-1)
+    turned = (patches * rope.cos + quarter * rope.sin).to(x.dtype)
     return torch.cat([x[:, :, :prefix], turned], dim=2)
+
+
+def branch_norm(config: ModelConfig, width: int, wanted: bool) -> nn.Module:
+    """A norm inside a branch of a block (`sub_norm`)."""
+    return nn.LayerNorm(width, eps=config.norm_eps) if wanted else nn.Identity()
 
 
 class Attention(nn.Module):
@@ -79,7 +104,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.qkv = Linear(config.width, 3 * config.width, bias=config.qkv_bias)
+        self.qkv = QueryKeyValue(config.width, config.qkv_bias, config.key_bias)
+        self.norm = branch_norm(config, config.width, config.sub_norm == "both")
         self.proj = Linear(config.width, config.width)
         self.proj_drop = nn.Dropout(dropout)
 
@@ -91,18 +117,22 @@ class Attention(nn.Module):
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         x = attend(q[:, :, :read], k, v)
-        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
 
 
 class Mlp(nn.Module):
     """Two dense layers with a GELU between, or a SiLU-gated one (SwiGLU, gate first)."""
 
-    def __init__(self, config: ModelConfig, dropout: float, swiglu: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, dropout: float, swiglu: bool, sub_norm: bool = False
+    ) -> None:
         super().__init__()
         self.activation, self.swiglu = config.activation, swiglu
         self.fc1 = Linear(config.width, config.mlp_dim)
         self.drop1 = nn.Dropout(dropout)
-        self.fc2 = Linear(config.mlp_dim // 2 if swiglu else config.mlp_dim, config.width)
+        hidden = config.mlp_dim // 2 if swiglu else config.mlp_dim
+        self.norm = branch_norm(config, hidden, sub_norm)
+        self.fc2 = Linear(hidden, config.width)
         self.drop2 = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
@@ -112,7 +142,7 @@ class Mlp(nn.Module):
             x = F.silu(gate) * value
         else:
             x = activate(x, self.activation)
-        return self.drop2(self.fc2(self.drop1(x)))
+        return self.drop2(self.fc2(self.norm(self.drop1(x))))
 
 
 class LayerScale(nn.Module):
@@ -139,7 +169,7 @@ class Block(nn.Module):
         self.attn = Attention(config, dropout)
         self.ls1 = scale()
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = Mlp(config, dropout, config.swiglu)
+        self.mlp = Mlp(config, dropout, config.swiglu, config.sub_norm != "none")
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
 
@@ -278,11 +308,11 @@ class ViT(nn.Module):
             patches: int64 (B, P'), which patches these are for each image; None: all.
         """
         x, rope = self.norm_pre(self.pos_drop(tokens)), None
-        if self.config.posemb == "rope":
-            size = self.config.width // self.config.num_heads
-            rope = rope_tables(self.config.grid, size, x.device)
+        if self.config.rope != "none":
+            rope = rope_angles(self.config, x.device)
             if patches is not None:
-                rope = rope[0][patches][:, None], rope[1][patches][:, None]
+                cos, sin = (table[patches][:, None] for table in rope[:2])
+                rope = Rope(cos, sin, rope.neighbours)
         *blocks, last = self.blocks
         for block in blocks:
             x = block(x, None, rope)

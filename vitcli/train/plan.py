@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from vitcli.architectures import variant_name
 from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
 from vitcli.devices import free_memory, ran_out_of_memory
 from vitcli.errors import ConfigError
@@ -18,6 +17,7 @@ from vitcli.train.inputs import has_fixed_features
 from vitcli.train.optim import OPTIMIZERS, set_training
 from vitcli.train.run import Run, out_of_memory
 from vitcli.train_config import TrainConfig
+from vitcli.variants import variant_name
 from vitcli.words import counted
 
 

@@ -1,5 +1,5 @@
-"""DINOv3 as timm and transformers compute it, and under its authors' names: rotary position
-embeddings, biases of queries and values alone, gated MLPs."""
+"""DINOv3, EVA and EVA-02 as timm and transformers compute them, and DINOv3 under its own names:
+rotary position embeddings, biases of queries and values alone, gated MLPs, norms in branches."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import nn
 import vitcli
 from peers.random_models import fill, random_images, saved
 from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.verify import verify
 from vitcli.config import model_config
 from vitcli.hub.push import pack
@@ -21,11 +22,21 @@ from vitcli.layouts.timm import not_in_timm
 pytestmark = pytest.mark.peers
 
 SIZES: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": (48, 32)}
-NAMES = [
+SIZES["patch_size"] = 16
+DINOV3 = [
     "vit_small_patch16_dinov3",
     "vit_small_patch16_dinov3_qkvb",
     "vit_small_plus_patch16_dinov3",
     "vit_small_plus_patch16_dinov3_qkvb",
+]
+EVA = [
+    "vit_small_patch16_lingbot",
+    "eva_giant_patch14_224",
+    "eva02_tiny_patch14_224",
+    "eva02_base_patch14_224",
+    "eva02_base_patch16_clip_224",
+    "vit_medium_patch16_rope_reg1_gap_256",
+    "vit_mediumd_patch16_rope_reg1_gap_256",
 ]
 
 
@@ -46,16 +57,55 @@ def assert_close(ours: nn.Module, theirs: nn.Module, size: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DINOV3 + EVA)
 def test_timms(timm: ModuleType, tmp_path: Path, name: str, pool: str) -> None:
+    if pool == "token" and "gap" in name:
+        pytest.skip("it has no class token")
     theirs = made_by(timm, name, global_pool=pool, num_classes=5)
-    timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
-    assert_close(vitcli.load(tmp_path), theirs, (48, 32))
-    assert_close(vitcli.load(tmp_path, resolution=(64, 96)), theirs, (64, 96))
-    assert verify(open_checkpoint(tmp_path)).library.startswith("timm")
+    timm.models.save_for_hf(theirs, tmp_path / "m", safe_serialization=True)
+    ours = vitcli.load(tmp_path / "m")
+    assert_close(ours, theirs, (48, 32))
+    assert verify(open_checkpoint(tmp_path / "m")).library.startswith("timm")
+    save_checkpoint(tmp_path / "back", ours.state_dict(), ours.info)
+    again = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).eval()
+    assert_close(again, theirs, (48, 32))
+    if name in EVA:
+        theirs.set_input_size((64, 96))
+    larger = vitcli.load(tmp_path / "m", resolution=(64, 96), posemb_method="bicubic")
+    assert_close(larger, theirs, (64, 96))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rope": "eva02", "layer_scale": True},
+        {"rope": "dinov3", "posemb": "none", "norm_eps": 1e-5, "layer_scale": True},
+    ],
+    ids=["eva", "eva02", "dinov3"],
+)
+def test_keys_without_a_bias_get_none_in_training(
+    timm: ModuleType, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    config = model_config("Ti/16", num_classes=6, **(OURS | PLAIN | fields))
+    ours = vitcli.load(saved(tmp_path / "m", config)).train()
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=0.1)
+    before = {name: p.clone() for name, p in ours.named_parameters()}
+    for step in range(2):
+        optimizer.zero_grad()
+        ours(random_images(step, (48, 32))).square().sum().backward()
+        optimizer.step()
+    key = slice(32, 64)
+    for name, parameter in ours.named_parameters():
+        if name.endswith("qkv.bias"):
+            assert not parameter[key].any() and not before[name][key].any()
+            assert not torch.equal(parameter[:32], before[name][:32])
+    save_checkpoint(tmp_path / "trained", ours.state_dict(), ours.info)
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'trained'}", pretrained=True).eval()
+    assert_close(ours.eval(), theirs, (48, 32))
+
+
+@pytest.mark.parametrize("name", DINOV3)
 def test_its_authors(timm: ModuleType, tmp_path: Path, name: str) -> None:
     """Their files have a bias of keys, whatever it is, and a mask that leaves it out."""
     theirs = made_by(timm, name, global_pool="token")
@@ -81,8 +131,10 @@ def test_its_authors(timm: ModuleType, tmp_path: Path, name: str) -> None:
 
 
 OURS: dict[str, Any] = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "norm_eps": 1e-5}
-OURS |= {"posemb": "rope", "posemb_tokens": "patches", "num_registers": 4, "layer_scale": True}
+OURS |= {"posemb": "none", "rope": "dinov3", "num_registers": 4, "layer_scale": True}
 OURS |= {"qkv_bias": False, "image_size": (48, 32)}
+PLAIN: dict[str, Any] = {"qkv_bias": True, "key_bias": False, "rope": "none", "posemb": "learn"}
+PLAIN |= {"num_registers": 0, "layer_scale": False, "norm_eps": 1e-6, "posemb_tokens": "all"}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +145,12 @@ OURS |= {"qkv_bias": False, "image_size": (48, 32)}
         {"pool": "gap", "fc_norm": True, "final_norm": False},
         {"swiglu": True, "mlp_dim": 256},
         {"pre_norm": True, "patch_bias": False},
+        {"qkv_bias": True, "key_bias": False},
+        PLAIN,
+        PLAIN | {"rope": "eva02", "pool": "gap", "num_registers": 2, "layer_scale": True},
+        PLAIN | {"rope": "eva02", "swiglu": True, "mlp_dim": 170, "sub_norm": "mlp"},
+        PLAIN | {"rope": "eva02", "swiglu": True, "mlp_dim": 170, "sub_norm": "both"},
+        PLAIN | {"rope": "eva02", "swiglu": True, "mlp_dim": 170},
     ],
     ids=str,
 )
@@ -122,7 +180,8 @@ def make(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"qkv_bias": True}, {"norm_eps": 1e-6}, {"layer_scale": False}, {"activation": "gelu_tanh"}],
+    [{"qkv_bias": True}, {"norm_eps": 1e-6}, {"layer_scale": False}, {"activation": "gelu_tanh"}]
+    + [{"pool": "map"}],
     ids=str,
 )
 def test_what_timm_cannot_express_is_ours_alone(tmp_path: Path, fields: dict[str, Any]) -> None:

@@ -1,0 +1,157 @@
+"""Architectures by name: "B/16", "R50+B/16", "R50x1".
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from vitcli.architectures import Architecture, ModelConfig, check_whole_patches
+from vitcli.errors import ConfigError
+from vitcli.resnets import DEPTHS, BiTConfig, ResNetConfig, bit_resnet
+from vitcli.words import counted, either
+
+
+class Variant(NamedTuple):
+    """A row of Table 1 of the paper; Ti and S come from DeiT and AugReg."""
+
+    depth: int
+    width: int
+    mlp_dim: int
+    num_heads: int
+
+
+VARIANTS = {
+    "Ti": Variant(12, 192, 768, 3),
+    "S": Variant(12, 384, 1536, 6),
+    "B": Variant(12, 768, 3072, 12),
+    "L": Variant(24, 1024, 4096, 16),
+    "H": Variant(32, 1280, 5120, 16),
+}
+
+
+def model_config(variant: str, **overrides: Any) -> ModelConfig:
+    """The configuration of a ViT such as "B/16" or a hybrid such as "R50+B/16", with any field
+    overridden. A hybrid's number is its stride: at 16 the layers of stage 4 are in stage 3 (section
+    3.1), and a root alone, "R+Ti/16", has the patches of the released one: 8 x 8 cells of 4 pixels.
+    "R(3-4)x0.5+Ti/8" names the blocks of each stage, and has half the channels.
+
+    Raises:
+        ConfigError: there is no such variant.
+    """
+    match = re.fullmatch(_VIT, variant, re.IGNORECASE)
+    name = (
+        {known.lower(): known for known in VARIANTS}.get(match["size"].lower()) if match else None
+    )
+    if match is None or name is None or not int(match["patch"]):
+        raise _no_variant(variant)
+    patch, stem = int(match["patch"]), None
+    if match["number"] is not None:
+        stem = _stem(match, patch, variant)
+        patch = ROOT_PATCH if (stem.depths, patch) == ((), 16) else patch
+    sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
+    config = ModelConfig(**(sizes | overrides))
+    check_whole_patches(config.image_size, config)
+    return config
+
+
+_RESNET = r"R(?P<number>\d*)(?:\((?P<blocks>\d+(-\d+)*)\))?(?:x(?P<factor>\d+(\.\d+)?))?"
+"""A ResNet by its number or by the blocks of its stages, and its width factor."""
+_VIT = rf"(?:{_RESNET}\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)"
+"""A ViT's size and patch size; a hybrid's ResNet in front."""
+
+
+def has_form_of_variant(name: str) -> bool:
+    """Whether a name is meant as a variant's, known or not."""
+    resnet = re.fullmatch(_RESNET, name, re.IGNORECASE)
+    return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet["factor"]))
+
+
+ROOT_PATCH = 32
+"""Pixels of a patch of R+Ti/16: its name says 16, its stride is 32."""
+
+
+def _stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
+    depths = _depths(match, variant)
+    if match["number"] and stride not in (16, 32):
+        raise _no_variant(variant)
+    if match["number"] and stride == 16:
+        depths = (*depths[:2], depths[2] + depths[3])
+    return ResNetConfig(depths, float(match["factor"] or 1))
+
+
+def _depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
+    """The blocks of the stages of a `_RESNET`; none for the root alone."""
+    number, blocks = match["number"], match["blocks"]
+    if number and (blocks or int(number) not in DEPTHS):
+        raise _no_variant(variant)
+    if blocks:
+        return tuple(map(int, blocks.split("-")))
+    return DEPTHS[int(number)] if number else ()
+
+
+def bit_config(variant: str, **overrides: Any) -> BiTConfig:
+    """The configuration of a BiT ResNet such as "R50x1", as timm computes it.
+
+    Raises:
+        ConfigError: there is no such variant.
+    """
+    match = re.fullmatch(_RESNET, variant, re.IGNORECASE)
+    depths = _depths(match, variant) if match and match["factor"] else ()
+    if match is None or not depths:
+        raise _no_variant(variant)
+    return BiTConfig(bit_resnet(depths, float(match["factor"])), **overrides)
+
+
+def architecture(variant: str, **overrides: Any) -> Architecture:
+    """What any variant's name means: "B/16", "R50+B/16", "R50x1".
+
+    Raises:
+        ConfigError: there is no such variant, or it has no such field.
+    """
+    make = model_config if "/" in variant else bit_config
+    try:
+        return make(variant, **overrides)
+    except TypeError as error:
+        field = str(error).rpartition(" ")[2]
+        raise ConfigError(f"{variant} has no field {field}") from error
+
+
+def _no_variant(variant: str) -> ConfigError:
+    resnets = either(["R", *(f"R{depth}" for depth in DEPTHS)])
+    return ConfigError(
+        f"unknown architecture '{variant}'",
+        hint=f"use a size ({', '.join(VARIANTS)}) and a patch size, such as B/16; a hybrid "
+        f"({resnets} before a +), such as R50+B/16 or R+Ti/16; or a BiT ResNet, such as R50x1",
+    )
+
+
+def variant_name(config: Architecture) -> str:
+    """The short name of an architecture, "B/16"; other sizes are spelled out."""
+    if isinstance(config, BiTConfig):
+        return f"{_resnet_name(config.resnet.depths)}x{config.resnet.width_factor:g}"
+    sizes = Variant(config.depth, config.width, config.mlp_dim, config.num_heads)
+    rows, columns = config.patch_size
+    patch = str(rows) if rows == columns else f"{rows}x{columns}"
+    stem = ""
+    if config.stem:
+        factor = config.stem.width_factor
+        stem = _resnet_name(config.stem.depths) + (f"x{factor:g}" if factor != 1 else "") + "+"
+        if not config.stem.depths and config.patch_size == (ROOT_PATCH, ROOT_PATCH):
+            patch = "16"
+    for name, variant in VARIANTS.items():
+        if sizes == variant:
+            return f"{stem}{name}/{patch}"
+        if sizes == variant._replace(depth=config.depth):
+            return f"{stem}{name}/{patch} with {counted(config.depth, 'block')}"
+    return f"{stem}width {config.width}, depth {config.depth}, patch {patch}"
+
+
+def _resnet_name(depths: tuple[int, ...]) -> str:
+    """ "R50" for its stages, also where those of stage 4 are in stage 3; "R" for a root alone."""
+    for name, stages in DEPTHS.items():
+        if depths in (stages, (*stages[:2], stages[2] + stages[3])):
+            return f"R{name}"
+    return f"R({'-'.join(map(str, depths))})" if depths else "R"
