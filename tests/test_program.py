@@ -140,6 +140,9 @@ def test_weights_too_large_for_onnx_are_in_a_file_beside_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
     tolerance = 2e-5 if dtype == "float32" else 0.1
     np.testing.assert_allclose(run(tmp_path / "m.onnx", images), logits, rtol=0, atol=tolerance)
+    monkeypatch.undo()
+    export(model, tmp_path / "m.onnx", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def test_a_program_that_computes_something_else_is_not_written(

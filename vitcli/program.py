@@ -164,6 +164,10 @@ def export(
                 where=path,
                 hint="use --dtype float32" if dtype != "float32" else None,
             )
+        data = target.with_name(f"{target.name}.data")
+        stale = data.exists() and not (directory / data.name).exists()
+    if stale:  # of the program that was replaced
+        data.unlink()
     info, opset = predictor.info, written.opset
     return Exported(path, *ports, info, dtype, opset, written.runtime, difference, largest)
 

@@ -180,12 +180,12 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     names = [name for name in opened.info.model.posemb_tables if opened.sources[name]]
     if not names:
         model = opened.info.model
-        computed = "sine-cosine" if model.posemb == "sincos2d" else "rotary"
-        is_computed = model.posemb == "sincos2d" or model.rope != "none"
+        computed = "rotary" if model.rope != "none" else None
+        computed = "sine-cosine" if model.posemb == "sincos2d" else computed
         raise CheckpointError(
             "no position embeddings to resize",
             where=opened.file,
-            hint=f"the model computes {computed} embeddings for any grid" if is_computed else None,
+            hint=f"the model computes {computed} embeddings for any grid" if computed else None,
         )
     return {name: opened.tensors[name].read() for name in names}
 

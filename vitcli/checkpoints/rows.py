@@ -32,6 +32,14 @@ def holds_a_model(path: str | Path) -> bool:
     return False
 
 
+def arrow_library() -> tuple[Any, Any]:
+    """pyarrow and pyarrow.parquet. Raises MissingExtraError."""
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "writing parquet files") from error
+
+
 @contextlib.contextmanager
 def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
     """A table that is written whole or not at all. Yields a function that appends a row, given the
@@ -49,15 +57,16 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
     if kind not in SUFFIXES:
         raise OutputError(f"does not end in {either(SUFFIXES)}", where=path)
     with whole_file(path) as file:
-        write = _write_parquet if kind == ".parquet" else _write_array
-        with write(file, width, metadata, kind) as add:
+        if kind == ".parquet":
+            writer = _parquet(file, width, metadata)
+        else:
+            writer = _array(file, width, metadata, kind)
+        with writer as add:
             yield add
 
 
 @contextlib.contextmanager
-def _write_array(
-    file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str
-) -> Iterator[AddRow]:
+def _array(file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str) -> Iterator[AddRow]:
     import numpy as np
 
     count = 0
@@ -90,14 +99,8 @@ def _write_array(
 
 
 @contextlib.contextmanager
-def _write_parquet(
-    file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str
-) -> Iterator[AddRow]:
-    try:
-        arrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "writing parquet files") from error
+def _parquet(file: BinaryIO, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
+    arrow, parquet = arrow_library()
     types = {"file": arrow.string(), "features": arrow.list_(arrow.float32(), width)}
     schema = arrow.schema(types.items(), dict(metadata))
     waiting: dict[str, list[Any]] = {name: [] for name in types}

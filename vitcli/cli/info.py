@@ -47,6 +47,19 @@ NAMES = {
 """Of some keys of provenance; the others are shown with spaces for underscores."""
 
 
+SIZES = {
+    "width",
+    "depth",
+    "num_heads",
+    "mlp_dim",
+    "patch_size",
+    "image_size",
+    "num_classes",
+    "stem",
+}
+"""Fields of a ViT that other lines show."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Info(Fetching):
     """Options of `vit info`."""
@@ -180,6 +193,8 @@ def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
     """An architecture and its cost, as (name, text)."""
     name, sizes = variant_name(config), _sizes(config)
     yield "architecture", sizes if "width" in name else f"{name}: {sizes}"
+    if options := _options(config):
+        yield "options", options
     yield "parameters", f"{config.num_params():,}"
     images, grid = f"{_size(config.image_size)} px", _size(config.grid)
     if isinstance(config, BiTConfig):
@@ -188,6 +203,18 @@ def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
         patches = f"patches of {_size(config.patch_size)}: a grid of {grid}"
         yield "images", f"{images}, {patches}, {counted(config.num_tokens, 'token')}"
     yield "forward pass", f"{flops_text(2 * config.macs())} per image, without the head"
+
+
+def _options(config: Architecture) -> str:
+    """How a model differs from the plain ViT, but for its sizes, as in `--set KEY=VALUE`."""
+    if isinstance(config, BiTConfig):
+        return ""
+    values = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in SIZES and getattr(config, field.name) != field.default
+    }
+    return ", ".join(f"{name}={str(value).lower()}" for name, value in values.items())
 
 
 def _sizes(config: Architecture) -> str:

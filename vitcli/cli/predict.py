@@ -121,6 +121,8 @@ def predict(args: Predict) -> None:
                 with open_rows(part.output, format=format) as rows:
                     failed += _write(_answers(predictor, part, part is not args), rows, meter)
             except DataError as error:
+                if part is args:
+                    raise
                 lost += 1
                 output.error(f"{error}; its results were not written", error.hint)
     if failed and meter.done > 1:

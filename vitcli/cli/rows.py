@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib
 import io
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import typer
 
 from vitcli import weight_files
 from vitcli.cli import output
-from vitcli.errors import MissingExtraError
 from vitcli.words import either
 
 
@@ -91,11 +89,9 @@ class Parquet(RowWriter):
     """By the name of a column, without a number behind it; others are strings."""
 
     def __init__(self, file: BinaryIO | None) -> None:
-        try:
-            self.arrow: Any = importlib.import_module("pyarrow")
-            self.parquet: Any = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "writing parquet files") from error
+        from vitcli.checkpoints.rows import arrow_library
+
+        self.arrow, self.parquet = arrow_library()
         self.target, self.is_terminal = file, False
         self.records = list[dict[str, Any]]()
         self.writer: Any = None
