@@ -91,8 +91,11 @@ class ModelConfig(Layered):
     """SiLU-gated MLP, gate first, in one matrix (DINOv2 giant)."""
     sub_norm: Literal["none", "mlp", "both"] = "none"
     """A LayerNorm before the last matrix of a block's MLP, or of both its branches (EVA-02)."""
+    norm: Literal["layer", "rms"] = "layer"
+    """layer: LayerNorm; rms: RMSNorm, also over the embedded patches, and no biases in the blocks
+    other than those of `qkv_bias` (AIMv2)."""
     norm_eps: float = limited(1e-6, min=0, max=1)
-    """Epsilon of every LayerNorm."""
+    """Epsilon of every norm."""
     stem: ResNetConfig | None = None
     """A hybrid's ResNet, between the image and the patch embedding."""
 
@@ -121,6 +124,8 @@ class ModelConfig(Layered):
             raise ConfigError("a distillation token supports only linear heads, without pre_logits")
         if not self.key_bias and not self.qkv_bias:
             raise ConfigError("key_bias=false has no effect with qkv_bias=false")
+        if self.norm == "rms" and self.pool == "map":
+            raise ConfigError("norm 'rms' supports no pool 'map'")
         if self.rope != "none" and self.width % (4 * self.num_heads):
             raise ConfigError(
                 f"rope '{self.rope}' needs a width that is a multiple of {4 * self.num_heads}, not "
@@ -216,11 +221,13 @@ class ModelConfig(Layered):
             yield from self.stem.layers(self.image_size, STEM)
         channels, kernel = self.patch_channels, self.patch_kernel
         yield conv("patch_embed.proj", channels, d, kernel, patches, bias=self.patch_bias)
+        if self.norm == "rms":
+            yield self._norm("patch_embed.norm")
         if self.pre_norm:
-            yield norm("norm_pre", d)
+            yield self._norm("norm_pre")
         yield from self.blocks(self.num_tokens)
         if self.final_norm:
-            yield norm("norm", d)
+            yield self._norm("norm")
         if self.pool == "map":
             yield Layer("attn_pool", {"attn_pool.latent": (1, 1, d)}, 2 * patches * d)
             yield linear("attn_pool.q", d, d, 1)
@@ -229,7 +236,7 @@ class ModelConfig(Layered):
             yield norm("attn_pool.norm", d)
             yield from self._mlp("attn_pool.mlp", 1, swiglu=False)
         if self.fc_norm:
-            yield norm("fc_norm", d)
+            yield self._norm("fc_norm")
         if self.pre_logits:
             yield linear("pre_logits.fc", d, self.pre_logits, 1)
         if self.num_classes:
@@ -241,23 +248,29 @@ class ModelConfig(Layered):
         d = self.width
         for i in range(self.depth):
             block = f"blocks.{i}"
-            yield norm(f"{block}.norm1", d)
+            yield self._norm(f"{block}.norm1")
             yield linear(f"{block}.attn.qkv", d, 3 * d, tokens, self.qkv_bias)
             yield Layer(f"{block}.attn", {}, 2 * tokens**2 * d)
             if self.sub_norm == "both":
-                yield norm(f"{block}.attn.norm", d)
-            yield linear(f"{block}.attn.proj", d, d, tokens)
-            yield norm(f"{block}.norm2", d)
+                yield self._norm(f"{block}.attn.norm")
+            yield linear(f"{block}.attn.proj", d, d, tokens, self.norm != "rms")
+            yield self._norm(f"{block}.norm2")
             if self.sub_norm != "none":
-                yield norm(f"{block}.mlp.norm", self.hidden_dim)
+                yield self._norm(f"{block}.mlp.norm", self.hidden_dim)
             yield from self._mlp(f"{block}.mlp", tokens, self.swiglu)
             if self.layer_scale:
                 yield Layer(f"{block}.ls1", {f"{block}.ls1.gamma": (d,)})
                 yield Layer(f"{block}.ls2", {f"{block}.ls2.gamma": (d,)})
 
     def _mlp(self, name: str, tokens: int, swiglu: bool) -> Iterator[Layer]:
-        yield linear(f"{name}.fc1", self.width, self.mlp_dim, tokens)
-        yield linear(f"{name}.fc2", self.mlp_dim // (2 if swiglu else 1), self.width, tokens)
+        inside, bias = self.mlp_dim // (2 if swiglu else 1), self.norm != "rms"
+        yield linear(f"{name}.fc1", self.width, self.mlp_dim, tokens, bias)
+        yield linear(f"{name}.fc2", inside, self.width, tokens, bias)
+
+    def _norm(self, name: str, channels: int | None = None) -> Layer:
+        layer = norm(name, channels or self.width)
+        weight = f"{name}.weight"
+        return layer if self.norm == "layer" else Layer(name, {weight: layer.tensors[weight]})
 
     def _posemb_layers(self) -> Iterator[Layer]:
         rows, columns = self.grid

@@ -204,6 +204,7 @@ class BiTConfig(Layered):
     posemb: ClassVar[Literal["none"]] = "none"
     rope: ClassVar[Literal["none"]] = "none"
     key_bias: ClassVar[bool] = True
+    norm: ClassVar[Literal["layer"]] = "layer"
     posemb_tables: ClassVar[tuple[str, ...]] = ()
     posemb_prefix: ClassVar[int] = 0
 

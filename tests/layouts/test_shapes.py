@@ -149,8 +149,10 @@ def test_released_models_are_inferred_whole() -> None:
         heads += [name] if found.num_heads != model.num_heads else []
         wrong += [name] if found != model else []
     # 16 heads at 768, where all others have 12; at 1536 without attention pooling, where DINOv2's
-    # g has 24; DINOv3's largest, whose files say how large a head is; and a toy.
+    # g has 24; DINOv3's largest, whose files say how large a head is; AIMv2, of which no file is
+    # read without its configuration; and a toy.
     odd = ("vit_base_patch16_gap_224", "vit_giantopt_", "vit_huge_plus_", "vit_7b_", "test_vit")
+    odd += ("aimv2_",)
     assert all(name.startswith(odd) for name in heads)
     assert all("_gap_" in name for name in heads if name.startswith("vit_giantopt_"))
     known = {"vit_base_patch16_224", "vit_large_patch14_dinov2", "deit3_huge_patch14_224"}

@@ -16,6 +16,7 @@ from vitcli.errors import CheckpointError
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
+from vitcli.layouts import timm
 from vitcli.layouts.shapes import check_keys
 from vitcli.weight_files import weights_among
 
@@ -88,8 +89,7 @@ def open_file(
     """`open_checkpoint` of a file that is here; `entry` if it is a released model."""
     store = open_store(file)
     stated = CheckpointInfo.from_metadata(store.metadata, where=file)
-    # The names of those with rotary position embeddings may be those of timm's `Eva`.
-    if stated is not None and stated.model.rope == "none" and stated.model.key_bias:
+    if stated is not None and not timm.has_other_names(stated.model):
         if stated.model.depth > len(store.tensors):
             raise CheckpointError("describes more blocks than it has tensors", where=file)
         check_keys(stated.model.tensor_shapes(), store.shapes, where=file)

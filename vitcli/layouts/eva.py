@@ -51,10 +51,8 @@ def not_in_eva(model: ModelConfig, departures: Args) -> list[str]:
 
 
 def to_eva(departures: Args, model: ModelConfig) -> Args:
-    """Arguments under the names of `Eva`, of whose gated MLP the ratio is of the gate alone."""
+    """Arguments under the names of `Eva`."""
     args = {NAMES[key]: value for key, value in departures.items()}
-    if model.swiglu and "mlp_ratio" in args:
-        args["mlp_ratio"] /= 2
     if "use_abs_pos_emb" in args:
         args["use_abs_pos_emb"] = model.posemb != "none"
     if model.sub_norm != "none":  # architectures with three matrices in place of ours
@@ -62,12 +60,10 @@ def to_eva(departures: Args, model: ModelConfig) -> Args:
     return args
 
 
-def from_eva(given: ForeignJson, swiglu: bool) -> ForeignJson:
+def from_eva(given: ForeignJson) -> ForeignJson:
     """The way back."""
     names = {theirs: ours for ours, theirs in NAMES.items()}
     args = {names.get(key, key): value for key, value in given.values.items()}
-    if swiglu and "mlp_ratio" in given:
-        args["mlp_ratio"] = 2 * given.get("mlp_ratio", float)
     if "use_abs_pos_emb" in given:
         args["pos_embed"] = "learn" if given.get("use_abs_pos_emb", bool) else "none"
     args.pop("qkv_fused", None)  # the names of the tensors show it
@@ -89,7 +85,7 @@ def renamed(model: Architecture) -> tuple[Row, ...]:
     ours; of these, `written` are those that it stores."""
     if not isinstance(model, ModelConfig):
         return ()
-    packed = model.rope != "dinov3" and model.sub_norm == "none"
+    packed = model.rope != "dinov3" and model.sub_norm == "none" and model.norm == "layer"
     table = _SCALES + (_GATED if model.swiglu and not packed else "")
     return rows(table + "\n" + (_BIASES if not model.key_bias else ""))
 

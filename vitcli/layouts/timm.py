@@ -91,6 +91,10 @@ S_PLUS, H_PLUS = {**SIZES["small"], **DINOV3_GATED}, {**SIZES["huge"], **DINOV3_
 H_PLUS["num_heads"] = 20
 SEVEN_B: Args = {"embed_dim": 4096, "depth": 40, "num_heads": 32, "mlp_ratio": 4}
 NO_BIAS: Args = {"qkv_bias": False}
+AIMV2_1B: Args = {"embed_dim": 2048, "depth": 24, "num_heads": 16, "mlp_ratio": 5.5}
+AIMV2_3B: Args = {"embed_dim": 3072, "depth": 24, "num_heads": 24, "mlp_ratio": 5.3334}
+AIMV2: Args = {**GAP, **NO_BIAS, "norm": "rms", "norm_eps": 1e-5, "swiglu": True, "num_heads": 8}
+AIMV2_HUGE: Args = {"embed_dim": 1536, "depth": 24, "num_heads": 12, "mlp_ratio": 5.3334}
 EVA: Args = {"global_pool": "avg", "key_bias": False}
 EVA02 = {**EVA, "rope": "eva02", "swiglu": True, "mlp_ratio": 16 / 3}  # 8/3 for each
 EVA02_CLIP = {**EVA02, "sub_norm": "both", "global_pool": "token"}
@@ -149,6 +153,10 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("eva02_base_patch16_clip_224 eva02_large_patch14_clip_{224,336}", EVA02_CLIP),
     ("vit_{medium,base}_patch16_rope_reg1_gap_256 vit_betwixt_patch16_rope_reg4_gap_256", ROPE_GAP),
     ("vit_mediumd_patch16_rope_reg1_gap_256", {**ROPE_GAP, **NO_BIAS}),
+    ("aimv2_large_patch14_{224,336,448}", {**AIMV2, "mlp_ratio": 5.5}),  # 2.75 for each
+    ("aimv2_huge_patch14_{224,336,448}", {**AIMV2, **AIMV2_HUGE}),
+    ("aimv2_1b_patch14_{224,336,448}", {**AIMV2, **AIMV2_1B}),
+    ("aimv2_3b_patch14_{224,336,448}", {**AIMV2, **AIMV2_3B}),
     ("flexivit_{small,base,large}", {"img_size": 240, "no_embed_class": True}),
     ("vit_{base,large}_patch16_radio_v3", {**RADIO, **SCALED, "reg_tokens": 7}),
     ("vit_huge_patch16_radio_v3", {**RADIO, "reg_tokens": 7}),
@@ -214,7 +222,7 @@ _TYPES: dict[str, Any] = {
 """Types of those whose default does not show it."""
 
 FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
-FIXED |= {"rope": "none", "key_bias": True, "sub_norm": "none"}
+FIXED |= {"rope": "none", "key_bias": True, "sub_norm": "none", "norm": "layer"}
 """What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet; its
 patch size counts cells of the feature map."""
 
@@ -267,6 +275,7 @@ _SAME = {
     "rope": "rope",
     "key_bias": "key_bias",
     "sub_norm": "sub_norm",
+    "norm": "norm",
 }
 """Arguments that are fields of ours under another name."""
 _POOLS = {"token": "token", "avg": "gap", "map": "map"}
@@ -318,8 +327,11 @@ def architecture_from_args(
             f"timm's architecture '{name}' is not supported",
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
-    if eva.is_eva(_to_model(known[name])):
-        given = eva.from_eva(given, known[name]["swiglu"])
+    plain = _to_model(known[name])
+    if eva.is_eva(plain):
+        given = eva.from_eva(given)
+    if has_other_names(plain) and plain.swiglu and "mlp_ratio" in given:  # of the gate alone
+        given = given.merged({"mlp_ratio": 2 * given.get("mlp_ratio", float)})
     _check_args(given, DEFAULTS)
     kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
     merged = dict(known[name])
@@ -467,9 +479,14 @@ def not_in_timm(model: Architecture) -> list[str]:
     return reasons
 
 
+def has_other_names(model: Architecture) -> bool:
+    """Whether timm may name tensors otherwise than we do: in `Eva`, and in AIMv2."""
+    return eva.is_eva(model) or model.norm == "rms"
+
+
 def _renamed(model: Architecture) -> tuple[Row, ...]:
-    """The rows of tensors that timm names otherwise, as it does in `Eva`."""
-    return eva.renamed(model) if eva.is_eva(model) and not not_in_timm(model) else ()
+    """The rows of these tensors, if timm can load the model."""
+    return eva.renamed(model) if has_other_names(model) and not not_in_timm(model) else ()
 
 
 def stored(model: Architecture, tensors: Arrays) -> Arrays:
@@ -642,6 +659,8 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
         name, args = best_architecture(model)
         if isinstance(model, ModelConfig) and eva.is_eva(model):
             args = eva.to_eva(args, model)
+        if isinstance(model, ModelConfig) and has_other_names(model) and model.swiglu:
+            args |= {"mlp_ratio": args["mlp_ratio"] / 2} if "mlp_ratio" in args else {}
         config = {"architecture": name, "model_args": args}
     config |= {
         "num_classes": model.num_classes,

@@ -30,7 +30,7 @@ LONG = 512
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
 """Activations that oneDNN computes while it multiplies, by its names."""
 MODULES = {Block, Attention, Mlp, LayerScale, DropPath}
-MODULES |= {nn.LayerNorm, Linear, QueryKeyValue, nn.Dropout, nn.Identity}
+MODULES |= {nn.LayerNorm, nn.RMSNorm, Linear, QueryKeyValue, nn.Dropout, nn.Identity}
 TENSORS = {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "ls1.gamma", "ls2.gamma"}
 TENSORS |= {"attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias"}
 TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}

@@ -93,9 +93,10 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     return torch.cat([x[:, :, :prefix], turned], dim=2)
 
 
-def branch_norm(config: ModelConfig, width: int, wanted: bool) -> nn.Module:
-    """A norm inside a branch of a block (`sub_norm`)."""
-    return nn.LayerNorm(width, eps=config.norm_eps) if wanted else nn.Identity()
+def norm_of(config: ModelConfig, width: int, wanted: bool = True) -> nn.Module:
+    """A norm over tokens of that width, or nothing."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(width, eps=config.norm_eps) if wanted else nn.Identity()
 
 
 class Attention(nn.Module):
@@ -105,8 +106,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.qkv = QueryKeyValue(config.width, config.qkv_bias, config.key_bias)
-        self.norm = branch_norm(config, config.width, config.sub_norm == "both")
-        self.proj = Linear(config.width, config.width)
+        self.norm = norm_of(config, config.width, config.sub_norm == "both")
+        self.proj = Linear(config.width, config.width, bias=config.norm != "rms")
         self.proj_drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, read: int | None = None, rope: Rope | None = None) -> Tensor:
@@ -128,11 +129,12 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.swiglu = config.activation, swiglu
-        self.fc1 = Linear(config.width, config.mlp_dim)
+        bias = config.norm != "rms"
+        self.fc1 = Linear(config.width, config.mlp_dim, bias=bias)
         self.drop1 = nn.Dropout(dropout)
         hidden = config.mlp_dim // 2 if swiglu else config.mlp_dim
-        self.norm = branch_norm(config, hidden, sub_norm)
-        self.fc2 = Linear(hidden, config.width)
+        self.norm = norm_of(config, hidden, sub_norm)
+        self.fc2 = Linear(hidden, config.width, bias=bias)
         self.drop2 = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
@@ -165,10 +167,10 @@ class Block(nn.Module):
         def scale() -> nn.Module:
             return LayerScale(config.width) if config.layer_scale else nn.Identity()
 
-        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm1 = norm_of(config, config.width)
         self.attn = Attention(config, dropout)
         self.ls1 = scale()
-        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm2 = norm_of(config, config.width)
         self.mlp = Mlp(config, dropout, config.swiglu, config.sub_norm != "none")
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
@@ -214,9 +216,10 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(
             config.patch_channels, config.width, kernel, kernel, bias=config.patch_bias
         )
+        self.norm = norm_of(config, config.width, config.norm == "rms")
 
     def forward(self, images: Tensor) -> Tensor:  # (B, 3, H, W) -> (B, rows * columns, D)
-        return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)
+        return self.norm(self.proj(self.backbone(images)).flatten(2).transpose(1, 2))
 
 
 class ViT(nn.Module):
@@ -239,9 +242,6 @@ class ViT(nn.Module):
         def token(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(1, count, d)) if count else None
 
-        def norm(wanted: bool) -> nn.Module:
-            return nn.LayerNorm(d, eps=config.norm_eps) if wanted else nn.Identity()
-
         self.patch_embed = PatchEmbed(config)
         self.cls_token = token(int(config.class_token))
         self.dist_token = token(int(config.distill_token))
@@ -255,12 +255,12 @@ class ViT(nn.Module):
             self.pos_embed_row = nn.Parameter(torch.empty(1, rows, d // 2))
             self.pos_embed_column = nn.Parameter(torch.empty(1, columns, d // 2))
         self.pos_drop = nn.Dropout(dropout)
-        self.norm_pre = norm(config.pre_norm)
+        self.norm_pre = norm_of(config, d, config.pre_norm)
         rates = [drop_path * i / max(config.depth - 1, 1) for i in range(config.depth)]
         self.blocks = nn.Sequential(*(Block(config, dropout, rate) for rate in rates))
-        self.norm = norm(config.final_norm)
+        self.norm = norm_of(config, d, config.final_norm)
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
-        self.fc_norm = norm(config.fc_norm)
+        self.fc_norm = norm_of(config, d, config.fc_norm)
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # the hidden layer of the paper's pre-training head (section 3.1)
             layers = OrderedDict(fc=nn.Linear(d, config.pre_logits), act=nn.Tanh())
