@@ -43,3 +43,15 @@ def test_the_dtype_is_kept(dtype):
 def test_a_wrong_grid_is_refused():
     with pytest.raises(ConfigError, match="5 position embeddings do not fit a grid of 3 x 2"):
         posemb.resize(np.zeros((1, 5, 8)), 1, (3, 2), (4, 4), "bilinear")
+
+
+@pytest.mark.parametrize("method", ["bicubic", "bicubic-hf"])
+def test_biases_for_offsets_are_resampled_as_an_image_is(method):
+    table = np.random.default_rng(0).normal(size=(7 * 5 + 3, 2))
+    found = posemb.resize_relative(table, (4, 3), (3, 5), method)
+    image = torch.from_numpy(table[:-3]).view(7, 5, 2).permute(2, 0, 1)[None]
+    how = {"mode": "bicubic", "align_corners": False, "antialias": method == "bicubic"}
+    wanted = torch.nn.functional.interpolate(image, (5, 9), **how)[0].permute(1, 2, 0)
+    assert np.allclose(found[:-3], wanted.reshape(45, 2))
+    assert np.array_equal(found[-3:], table[-3:])
+    assert posemb.resize_relative(table, (4, 3), (4, 3), method) is table

@@ -26,7 +26,7 @@ from vitcli.resnets import (
 )
 
 Pool = Literal["token", "gap", "map", "token+gap"]
-Posemb = Literal["learn", "learn2d", "sincos2d", "none"]
+Posemb = Literal["learn", "learn2d", "sincos2d", "relative", "none"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
@@ -60,7 +60,8 @@ class ModelConfig(Layered):
     """Registers: learned tokens between the class token and the patches, which no head reads."""
     posemb: Posemb = "learn"
     """learn: one vector per token; learn2d: D/2 for the row and D/2 for the column (paper D.4);
-    sincos2d: fixed, big_vision's; none."""
+    sincos2d: fixed, big_vision's; relative: added to no token, but biases of each block's attention
+    for each offset between two patches (BEiT); none."""
     posemb_tokens: Literal["all", "class", "patches"] = "all"
     """Which tokens the position embeddings are added to: prefix tokens and patches, class token
     and patches (registers without), or patches alone."""
@@ -122,6 +123,10 @@ class ModelConfig(Layered):
             raise ConfigError("pool 'token+gap' supports only a linear head")
         if self.distill_token and self.pre_logits and self.num_classes:
             raise ConfigError("a distillation token supports only linear heads, without pre_logits")
+        if self.posemb == "relative" and (not self.class_token or self.num_prefix_tokens > 1):
+            raise ConfigError("posemb 'relative' needs the class token as the only prefix token")
+        if self.posemb == "relative" and self.rope != "none":
+            raise ConfigError("posemb 'relative' cannot be combined with rope")
         if not self.key_bias and not self.qkv_bias:
             raise ConfigError("key_bias=false has no effect with qkv_bias=false")
         if self.norm == "rms" and self.pool == "map":
@@ -277,12 +282,20 @@ class ModelConfig(Layered):
         table = (1, self.posemb_prefix + rows * columns, self.width)
         if self.posemb in ("learn", "sincos2d"):
             yield Layer("pos_embed", {"pos_embed": table}, learned=self.posemb == "learn")
+        elif self.posemb == "relative":
+            offsets = (2 * rows - 1) * (2 * columns - 1) + 3
+            for i in range(self.depth):
+                name = f"blocks.{i}.attn.{RELATIVE}"
+                yield Layer(name, {name: (offsets, self.num_heads)})
         elif self.posemb == "learn2d":
             half = self.width // 2
             yield Layer("pos_embed_row", {"pos_embed_row": (1, rows, half)})
             yield Layer("pos_embed_column", {"pos_embed_column": (1, columns, half)})
 
 
+RELATIVE = "relative_position_bias_table"
+"""The name of a block's biases for offsets: a row for each offset of patches, then from the class
+token, to it, and to itself."""
 STEM = "patch_embed.backbone."
 """The prefix of a hybrid's ResNet in tensor names."""
 

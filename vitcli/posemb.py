@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitcli.architectures import RELATIVE
 from vitcli.config import PosembMethod, Size
 from vitcli.errors import ConfigError
 from vitcli.words import counted
@@ -64,6 +65,26 @@ def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMet
         return np.concatenate([table[:, :num_prefix], grid.reshape(1, -1, dim)], axis=1)
 
     return in_float64(posemb, resampled)
+
+
+def resize_relative(table: Any, old: Size, new: Size, method: PosembMethod) -> Any:
+    """Resamples a block's biases for offsets between patches; those of the class token, the last
+    three, stay. (Offsets that are new are as far apart as the patches are in pixels.)
+
+    Args:
+        table: ((2 rows - 1) (2 columns - 1) + 3, heads), a numpy array or a torch tensor.
+        old: rows and columns of patches.
+        new: those wanted; equal to `old` returns `table` itself, bit for bit.
+    """
+    if old == new:
+        return table
+    before, after = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))
+
+    def resampled(biases: Matrix) -> Matrix:
+        grid = resize(biases[None, :-3], 0, before, after, method)[0]
+        return np.concatenate([grid, biases[-3:]])
+
+    return in_float64(table, resampled)
 
 
 def in_float64(array: Any, function: Callable[[Matrix], Matrix]) -> Any:
@@ -131,8 +152,13 @@ def similarity(tables: Mapping[str, npt.NDArray[Any]], grid: Size, prefix: int) 
     Args:
         tables: by our names: "pos_embed", or "pos_embed_row" and "pos_embed_column".
         prefix: tokens before the patches in "pos_embed".
+
+    Raises:
+        ConfigError: there are none; biases for offsets are none.
     """
     rows, columns = grid
+    if not tables or next(iter(tables)).endswith(RELATIVE):
+        raise ConfigError("the model has no position embeddings to show: it adds none to patches")
     if "pos_embed" in tables:
         x = np.asarray(tables["pos_embed"], np.float64)[0, prefix:]
     else:  # D/2 of the column, then D/2 of the row

@@ -146,8 +146,9 @@ def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
     """Chefer et al. with explicit attention, whose gradient autograd computes: (B, N, N)."""
     weights: list[Tensor] = []
 
-    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attention = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)
+    def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        attention = (scores if bias is None else scores + bias).softmax(dim=-1)
         attention.retain_grad()
         weights.append(attention)
         return attention @ v
@@ -162,8 +163,9 @@ def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
     return relevance.double().numpy()
 
 
-def test_gradient_is_the_reference() -> None:
-    model = random_vit()
+@pytest.mark.parametrize("posemb", ["learn", "relative"])
+def test_gradient_is_the_reference(posemb: str) -> None:
+    model = random_vit(posemb=posemb)
     images, target = pixels(model), torch.tensor([3, 1])
     relevance = reference_gradient(model, images, target)
     wanted = relevance[:, 0, 1:].reshape(2, *model.config.grid)

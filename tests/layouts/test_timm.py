@@ -27,7 +27,7 @@ def golden(name: str) -> dict[str, Any]:
 
 
 def test_architectures_by_name() -> None:
-    assert len(architectures()) == 206
+    assert len(architectures()) == 213
     giant = architecture_from_args("vit_giant_patch14_reg4_dinov2", {})
     assert (giant.width, giant.mlp_dim, giant.swiglu, giant.num_registers) == (1536, 8192, True, 4)
     so400m = architecture_from_args("vit_so400m_patch14_siglip_384", {})

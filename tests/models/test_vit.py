@@ -16,6 +16,7 @@ VITS = {name: config for name, config in MODELS.items() if isinstance(config, Mo
 VITS["sincos2d"] = small(posemb="sincos2d", posemb_tokens="patches")
 ROPE = {"posemb": "none", "rope": "dinov3", "num_registers": 2}
 VITS["rope"] = small(**ROPE)
+VITS["relative"] = small(posemb="relative")
 VITS["aimv2"] = small(norm="rms", qkv_bias=False, swiglu=True)
 VITS["eva02"] = small(rope="eva02", key_bias=False, sub_norm="both", swiglu=True)
 

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from vitcli.architectures import RELATIVE
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, ModelConfig, PosembMethod, Size
 from vitcli.patches import resize_patches
-from vitcli.posemb import resize, sincos2d
+from vitcli.posemb import resize, resize_relative, sincos2d
 
 T = TypeVar("T")
 
@@ -87,6 +88,8 @@ def adapt_tensor(
         return tensor.new_tensor(table) if hasattr(tensor, "new_tensor") else table
     if name == "pos_embed":
         return resize(tensor, old.posemb_prefix, old.grid, new.grid, actual_method(old, method))
+    if name.endswith(RELATIVE):
+        return resize_relative(tensor, old.grid, new.grid, method)
     if name == "pos_embed_row":
         return resize(tensor, 0, (rows, 1), (new_rows, 1), method)
     return resize(tensor, 0, (columns, 1), (new_columns, 1), method)  # pos_embed_column

@@ -184,7 +184,7 @@ def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     found: Tensor
     if classifies:
         found = answer.logits
-    elif model.pool == "map" or model.pre_logits or "clip" in kind:
+    elif model.pool == "map" or model.pre_logits or model.fc_norm or "clip" in kind:
         found = answer.pooler_output
     elif model.pool == "token":
         found = answer.last_hidden_state[:, 0]

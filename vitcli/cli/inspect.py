@@ -152,7 +152,8 @@ def inspect(args: Inspect) -> None:
             note_missing_names(predictor)
         show = _Show(inspector, args)
         if weights_only:
-            drawn = ["filters", "posemb"] if inspector.model.config.posemb_tables else ["filters"]
+            added = inspector.model.config.posemb not in ("none", "relative")
+            drawn = ["filters", "posemb"] if added else ["filters"]
             show.weights([view] if view else drawn)
         elif view == "distance":
             show.distance()

@@ -28,10 +28,13 @@ class Layer(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
+    bias: Tensor | None = None
+    """(heads, queries, keys), added to the scores."""
 
     def weights(self) -> Tensor:
         """(B, heads, queries, keys), a softmax over keys: rows sum to 1."""
         scores: Tensor = self.q @ self.k.mT * self.q.shape[-1] ** -0.5
+        scores = scores if self.bias is None else scores + self.bias
         return scores.softmax(dim=-1)
 
 
@@ -49,8 +52,10 @@ class watch(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is nn.functional.scaled_dot_product_attention:
-            q, k, v = args
-            self.visit(next(self.indices), Layer(q.detach(), k.detach(), v.detach()), result)
+            q, k, v = (part.detach() for part in args)
+            bias = (kwargs or {}).get("attn_mask")
+            bias = None if bias is None else bias.detach()
+            self.visit(next(self.indices), Layer(q, k, v, bias), result)
         return result
 
 

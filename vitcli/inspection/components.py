@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vitcli.errors import ConfigError
 from vitcli.inspection.attention import Floats
 from vitcli.models.vit import ViT
 from vitcli.posemb import similarity
@@ -72,6 +71,4 @@ def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
     """
     state = model.state_dict()
     tables = {name: state[name].cpu().numpy() for name in model.config.posemb_tables}
-    if not tables:
-        raise ConfigError("the model has no position embeddings to show")
     return similarity(tables, model.config.grid, model.config.posemb_prefix)

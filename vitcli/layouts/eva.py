@@ -1,7 +1,8 @@
-"""What is particular about DINOv3, EVA and EVA-02, which timm builds as `Eva` and not as
-`VisionTransformer`: names of arguments and of tensors, and biases of queries and values alone.
+"""What is particular about DINOv3, EVA and EVA-02, which timm builds as `Eva`, and BEiT, which it
+builds as `Beit`: names of arguments and of tensors, and biases of queries and values alone.
 
-Sources: timm/models/eva.py, dinov3/hub/backbones.py, dinov3/layers/attention.py.
+Sources: timm/models/eva.py, timm/models/beit.py, dinov3/hub/backbones.py,
+dinov3/layers/attention.py, beit/modeling_finetune.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from vitcli.architectures import RELATIVE
 from vitcli.checkpoints.tensor_file import LazyTensor, zeros_like
 from vitcli.config import Architecture, ModelConfig, Preprocess
 from vitcli.layouts.foreign_json import ForeignJson
@@ -20,39 +22,50 @@ from vitcli.layouts.table import Row, rows
 Args = dict[str, Any]
 T = TypeVar("T")
 
-NAMES = {
+BEIT_NAMES = {
     **{name: name for name in ("img_size", "patch_size", "embed_dim", "depth", "num_heads")},
-    **{name: name for name in ("mlp_ratio", "qkv_bias", "class_token", "no_embed_class")},
-    **{name: name for name in ("global_pool", "init_values")},
-    "reg_tokens": "num_reg_tokens",
+    **{name: name for name in ("mlp_ratio", "qkv_bias", "global_pool", "init_values")},
     "fc_norm": "use_fc_norm",
+}
+"""Arguments of `VisionTransformer` that `Beit` has too, under these names."""
+NAMES = {
+    **BEIT_NAMES,
+    "class_token": "class_token",
+    "no_embed_class": "no_embed_class",
+    "reg_tokens": "num_reg_tokens",
     "pre_norm": "use_pre_transformer_norm",
     "pos_embed": "use_abs_pos_emb",
 }
-"""Arguments of `VisionTransformer` that `Eva` has too, under these names."""
+"""Those that `Eva` has."""
 
 
-def is_eva(model: Architecture) -> bool:
-    """Whether timm has such models in `Eva`."""
-    return model.rope != "none" or not model.key_bias
+def _names(model: ModelConfig) -> dict[str, str]:
+    return BEIT_NAMES if model.posemb == "relative" else NAMES
 
 
-def not_in_eva(model: ModelConfig, departures: Args) -> list[str]:
+def is_other(model: Architecture) -> bool:
+    """Whether timm has such models in `Eva` or in `Beit`."""
+    return model.rope != "none" or not model.key_bias or model.posemb == "relative"
+
+
+def not_in_other(model: ModelConfig, departures: Args) -> list[str]:
     """What of such a model timm cannot express."""
     aligned = model.swiglu and model.rope == "dinov3"  # of 64 each
     checks = {
         "an attention pool": model.pool == "map",
         "no layer_scale": departures.get("init_values", 1) is None,  # timm passes on no None
         f"a gated MLP of {model.mlp_dim}": aligned and model.mlp_dim % 128 > 0,
-        **dict.fromkeys(sorted(departures.keys() - NAMES), True),
+        **dict.fromkeys(sorted(departures.keys() - _names(model)), True),
     }
     kind = f"rope={model.rope}" if model.rope != "none" else "key_bias=false"
+    kind = "posemb=relative" if model.posemb == "relative" else kind
     return [f"{what} with {kind}" for what, impossible in checks.items() if impossible]
 
 
-def to_eva(departures: Args, model: ModelConfig) -> Args:
-    """Arguments under the names of `Eva`."""
-    args = {NAMES[key]: value for key, value in departures.items()}
+def to_other(departures: Args, model: ModelConfig) -> Args:
+    """Arguments under the names of `Eva` or `Beit`."""
+    names = _names(model)
+    args = {names[key]: value for key, value in departures.items()}
     if "use_abs_pos_emb" in args:
         args["use_abs_pos_emb"] = model.posemb != "none"
     if model.sub_norm != "none":  # architectures with three matrices in place of ours
@@ -60,11 +73,11 @@ def to_eva(departures: Args, model: ModelConfig) -> Args:
     return args
 
 
-def from_eva(given: ForeignJson) -> ForeignJson:
-    """The way back."""
-    names = {theirs: ours for ours, theirs in NAMES.items()}
+def from_other(given: ForeignJson, model: ModelConfig) -> ForeignJson:
+    """The way back; `model` is that of the architecture's name."""
+    names = {theirs: ours for ours, theirs in _names(model).items()}
     args = {names.get(key, key): value for key, value in given.values.items()}
-    if "use_abs_pos_emb" in given:
+    if "use_abs_pos_emb" in given and "pos_embed" in args:
         args["pos_embed"] = "learn" if given.get("use_abs_pos_emb", bool) else "none"
     args.pop("qkv_fused", None)  # the names of the tensors show it
     return ForeignJson(args, given.where, given.path)
@@ -93,6 +106,18 @@ def renamed(model: Architecture) -> tuple[Row, ...]:
 def written(tensors: Mapping[str, T]) -> dict[str, T]:
     """Without biases of keys, which are zeros."""
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("attn.k_bias")}
+
+
+BEIT_TABLE = f"blocks.0.attn.{RELATIVE}"
+"""A tensor that only BEiT has."""
+
+
+def of_beit(tensors: Mapping[str, LazyTensor]) -> Args:
+    """What a BEiT's files without a configuration do not say, as fields of `Match`."""
+    heads = math.prod(tensors[BEIT_TABLE].shape[1:])
+    fields = {"key_bias": False, "num_heads": heads, "activation": "gelu", "norm_eps": 1e-6}
+    half = (0.5, 0.5, 0.5)
+    return {"fields": fields, "default": Preprocess(mean=half, std=half, crop_pct=0.9)}
 
 
 PERIODS = "rope_embed.periods"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitcli.architectures import STEM
+from vitcli.architectures import RELATIVE, STEM
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.resnets import Shape, bit_resnet
@@ -135,6 +135,16 @@ def _infer_posemb(
         size = tuple(shapes[f"pos_embed_{axis}"][1:2] for axis in ("row", "column"))
         if all(size):
             return {"posemb": "learn2d", "posemb_tokens": "patches"}, (size[0][0], size[1][0])
+    if len(table := shapes.get(f"blocks.0.attn.{RELATIVE}", ())) == 2:
+        side = (math.isqrt(max(table[0] - 3, 0)) + 1) // 2
+        rows, columns = grid or (side, side)
+        if (2 * rows - 1) * (2 * columns - 1) + 3 == table[0]:
+            return {"posemb": "relative"}, (rows, columns)
+        raise CheckpointError(
+            f"{table[0]} relative position biases do not fit a grid of {rows} x {columns}",
+            where=where,
+            hint="give the grid with --old-grid ROWSxCOLUMNS",
+        )
     if len(shapes.get("pos_embed", ())) != 3:
         rows, columns = (max(224 // side, 1) for side in fields["patch_size"])
         return {"posemb": "none"}, (rows, columns)

@@ -95,6 +95,8 @@ AIMV2_1B: Args = {"embed_dim": 2048, "depth": 24, "num_heads": 16, "mlp_ratio": 
 AIMV2_3B: Args = {"embed_dim": 3072, "depth": 24, "num_heads": 24, "mlp_ratio": 5.3334}
 AIMV2: Args = {**GAP, **NO_BIAS, "norm": "rms", "norm_eps": 1e-5, "swiglu": True, "num_heads": 8}
 AIMV2_HUGE: Args = {"embed_dim": 1536, "depth": 24, "num_heads": 12, "mlp_ratio": 5.3334}
+BEIT: Args = {"global_pool": "avg", "pos_embed": "none", "relative": True, "key_bias": False}
+BEIT["init_values"] = 1e-5
 EVA: Args = {"global_pool": "avg", "key_bias": False}
 EVA02 = {**EVA, "rope": "eva02", "swiglu": True, "mlp_ratio": 16 / 3}  # 8/3 for each
 EVA02_CLIP = {**EVA02, "sub_norm": "both", "global_pool": "token"}
@@ -146,6 +148,8 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_base_patch{16,32}_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
     ("vit_huge_patch14_clip_quickgelu_{224,378} vit_gigantic_patch14_clip_quickgelu_224", QUICK),
     ("eva_large_patch14_{196,336}", {"global_pool": "avg"}),
+    ("beit_{base,large}_patch16_{224,384} beit_large_patch16_512", BEIT),
+    ("beitv2_{base,large}_patch16_224", BEIT),
     ("eva_giant_patch14_{224,336,560}", EVA),
     ("eva_giant_patch14_clip_224", {**EVA, "global_pool": "token"}),
     ("eva02_{tiny,small}_patch14_{224,336}", EVA02),
@@ -222,7 +226,7 @@ _TYPES: dict[str, Any] = {
 """Types of those whose default does not show it."""
 
 FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
-FIXED |= {"rope": "none", "key_bias": True, "sub_norm": "none", "norm": "layer"}
+FIXED |= {"relative": False, "rope": "none", "key_bias": True, "sub_norm": "none", "norm": "layer"}
 """What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet; its
 patch size counts cells of the feature map."""
 
@@ -328,8 +332,8 @@ def architecture_from_args(
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
     plain = _to_model(known[name])
-    if eva.is_eva(plain):
-        given = eva.from_eva(given)
+    if eva.is_other(plain):
+        given = eva.from_other(given, plain)
     if has_other_names(plain) and plain.swiglu and "mlp_ratio" in given:  # of the gate alone
         given = given.merged({"mlp_ratio": 2 * given.get("mlp_ratio", float)})
     _check_args(given, DEFAULTS)
@@ -367,7 +371,7 @@ def _to_model(args: Args) -> ModelConfig:
         mlp_dim=parts * int(min(max(mlp_dim, 0), 1 << 30)),
         patch_size=(rows * stride, columns * stride),
         image_size=_pair(args["img_size"]),
-        posemb=args["pos_embed"] or "none",
+        posemb="relative" if args["relative"] else args["pos_embed"] or "none",
         posemb_tokens="patches" if args["no_embed_class"] else "all",
         pool=pool,
         final_norm=args["final_norm"] and not fc_norm,
@@ -474,14 +478,14 @@ def not_in_timm(model: Architecture) -> list[str]:
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
-    if eva.is_eva(model) and not reasons:
-        reasons = eva.not_in_eva(model, departures)
+    if eva.is_other(model) and not reasons:
+        reasons = eva.not_in_other(model, departures)
     return reasons
 
 
 def has_other_names(model: Architecture) -> bool:
-    """Whether timm may name tensors otherwise than we do: in `Eva`, and in AIMv2."""
-    return eva.is_eva(model) or model.norm == "rms"
+    """Whether timm may name tensors otherwise than we do: in `Eva` and `Beit`, and in AIMv2."""
+    return eva.is_other(model) or model.norm == "rms"
 
 
 def _renamed(model: Architecture) -> tuple[Row, ...]:
@@ -560,7 +564,8 @@ def _to_args(model: ModelConfig) -> Args:
         "mlp_ratio": ratio,
         "init_values": 1e-5 if model.layer_scale else None,
         "no_embed_class": model.num_prefix_tokens > 0 and model.posemb_prefix == 0,
-        "pos_embed": "none" if model.posemb == "none" else "learn",
+        "pos_embed": "none" if model.posemb in ("none", "relative") else "learn",
+        "relative": model.posemb == "relative",
         "final_norm": model.final_norm or model.fc_norm,
         "fc_norm": model.fc_norm,
         "global_pool": pools.get(model.pool, "token"),
@@ -657,8 +662,8 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if not not_in_timm(model):
         name, args = best_architecture(model)
-        if isinstance(model, ModelConfig) and eva.is_eva(model):
-            args = eva.to_eva(args, model)
+        if isinstance(model, ModelConfig) and eva.is_other(model):
+            args = eva.to_other(args, model)
         if isinstance(model, ModelConfig) and has_other_names(model) and model.swiglu:
             args |= {"mlp_ratio": args["mlp_ratio"] / 2} if "mlp_ratio" in args else {}
         config = {"architecture": name, "model_args": args}
@@ -747,12 +752,14 @@ class Timm(Layout):
         table = identity(tensors)
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
-        drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\."
+        drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\.|relative_position_index$"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         info = CheckpointInfo.from_metadata(store.metadata, where=store.path)
         info = info or _described_beside(store)
         if info is None and eva.PERIODS in tensors:
             return Match(table, tensors, names, outside, drop, **eva.of_dinov3(tensors))
+        if info is None and eva.BEIT_TABLE in tensors:
+            return Match(table, tensors, names, outside, drop, **eva.of_beit(tensors))
         if info is None:
             _check_unambiguous(store, tensors)
         # DeiT, DINO and MAE prepare images as ImageNet's models do.

@@ -11,9 +11,11 @@ import functools
 import math
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitcli.architectures import RELATIVE
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype, zeros_like
 from vitcli.config import (
@@ -56,6 +58,7 @@ _VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squas
 _DINO = Kind(1e-6, "gelu", _CROPPED, "Bit", square=True, any_size=True)
 _DINO3 = Kind(1e-5, "gelu", _SQUASHED, "DINOv3ViT", any_size=True)
 _CLIP = Kind(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), "CLIP", square=True)
+_BEIT = Kind(1e-12, "gelu", Preprocess(crop_mode="squash"), "Beit")
 _SIGLIP = Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), "Siglip", square=True)
 
 KINDS = {
@@ -67,6 +70,8 @@ KINDS = {
     "dinov2": _DINO,
     "dinov2_with_registers": _DINO,
     "dinov3_vit": _DINO3,
+    "beit": _BEIT,
+    "data2vec-vision": _BEIT,
     "siglip_vision_model": _SIGLIP,
     "clip_vision_model": _CLIP,
     "metaclip_2_vision_model": _CLIP,
@@ -93,6 +98,7 @@ IMAGE_PROCESSORS = {
     "ViT": ImageProcessor(Preprocess(interpolation="bilinear", crop_mode="squash"), squares=True),
     "DeiT": ImageProcessor(Preprocess(crop_pct=0.875, crop_mode="squash"), squares=True),
     "DINOv3ViT": ImageProcessor(_SQUASHED),
+    "Beit": ImageProcessor(Preprocess(crop_mode="squash"), squares=True),
     "Siglip": ImageProcessor(Preprocess(crop_mode="squash")),
     "Bit": _SHORTER,
     "CLIP": _SHORTER,
@@ -129,12 +135,14 @@ patch_embed.proj.*       embeddings.patch_embeddings.projection.*
 blocks.{i}.norm1.*       {layer}.{norm1}.*
 blocks.{i}.attn.qkv.*    {qkv}
 blocks.{i}.attn.proj.*   {layer}.attention.{out}.*
-blocks.{i}.ls1.gamma     {layer}.layer_scale1.lambda1
+blocks.{i}.attn.relative_position_bias_table {bias}.relative_position_bias_table
+blocks.{i}.ls1.gamma     {layer}.{ls1}
 blocks.{i}.norm2.*       {layer}.{norm2}.*
 blocks.{i}.mlp.fc1.*     {fc1}
 blocks.{i}.mlp.fc2.*     {layer}.{fc2}.*
-blocks.{i}.ls2.gamma     {layer}.layer_scale2.lambda1
+blocks.{i}.ls2.gamma     {layer}.{ls2}
 norm.*                   layernorm.*
+fc_norm.*                pooler.layernorm.*
 pre_logits.fc.*          pooler.dense.*
 """
 _CLIP_TABLE = """
@@ -179,12 +187,16 @@ def _each(stem: str, names: str) -> str:
     return ",".join(f"{stem}.{name}.*" for name in names.split())
 
 
-def _vit_table(dino: bool, new: bool = False, swiglu: bool = False) -> tuple[Row, ...]:
-    """The table of ViT, or of DINOv2; `new`: of 5.x."""
+def _vit_table(
+    dino: bool, new: bool = False, swiglu: bool = False, beit: bool = False
+) -> tuple[Row, ...]:
+    """The table of ViT, of DINOv2 or of BEiT; `new`: of 5.x."""
     layer = "layers.{i}" if new and not dino else "encoder.layer.{i}"
     words = {"norm1": "layernorm_before", "norm2": "layernorm_after", "out": "output.dense"}
     words |= {"fc1": f"{layer}.intermediate.dense.*", "fc2": "output.dense"}
     words |= {"qkv": _each(f"{layer}.attention.attention", "query key value")}
+    words |= {f"ls{k}": f"lambda_{k}" if beit else f"layer_scale{k}.lambda1" for k in (1, 2)}
+    words["bias"] = f"{layer}{'' if new else '.attention.attention'}.relative_position_bias"
     if new:
         words |= {"qkv": _each(f"{layer}.attention", "q_proj k_proj v_proj"), "out": "o_proj"}
     if dino:
@@ -385,9 +397,10 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Matc
     """A ViT or a DINOv2: its likely model_type, and the rest."""
     names = store.tensors
     dino = any(name.endswith("layer_scale1.lambda1") for name in names)
+    beit = any(name.endswith((".lambda_1", RELATIVE)) for name in names)
     new = any(name.endswith("attention.q_proj.weight") for name in names)
     swiglu = any(".mlp.weights_in." in name or ".mlp.gate_proj." in name for name in names)
-    plain = _vit_table(dino, new, swiglu)
+    plain = _vit_table(dino, new, swiglu, beit)
     table = prefixed(plain, prefix)
     if prefix and any(name.startswith("encoder.layer.") for name in names):
         # As 5.x saves ViTMSNForImageClassification: the blocks without the prefix of the rest.
@@ -396,7 +409,7 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Matc
     teacher = "cls_classifier.weight" in names
     classifying = teacher or "classifier.weight" in names
     table += _TEACHER_HEADS if teacher else _HEAD
-    drop = r"mask_token$|^decoder\.|position_ids$"
+    drop = r"mask_token$|^decoder\.|position_ids$|relative_position_index$"
     if f"{prefix}embeddings.distillation_token" in names and not teacher:
         # The class token alone is read; the other one is like a register.
         table = tuple(
@@ -410,7 +423,24 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Matc
     fields: dict[str, Any] = {}
     if f"{prefix}embeddings.cls_token" in names and dino and not classifying:
         fields["pool"] = "token"
-    return "dinov2" if dino else "vit", Match(table, names, droppable=drop, fields=fields)
+    if beit:
+        fields["key_bias"] = not any(name.endswith(_QUERY_BIAS) for name in names)
+        names = with_key_bias(names)
+    kind = "dinov2" if dino else "beit" if beit else "vit"
+    return kind, Match(table, names, droppable=drop, fields=fields)
+
+
+_QUERY_BIAS = ("q_proj.bias", "query.bias")
+
+
+def with_key_bias(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """With the zeros that biases of keys are where queries have one alone."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(_QUERY_BIAS):
+            key = name.replace("q_proj.bias", "k_proj.bias").replace("query.bias", "key.bias")
+            found.setdefault(key, zeros_like(tensor))
+    return found
 
 
 def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
@@ -454,15 +484,12 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
     fc1 = _each("layer.{i}.mlp", "gate_proj up_proj" if gated else "up_proj")
     qkv = _each("layer.{i}.attention", "q_proj k_proj v_proj")
     table = prefixed(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1), prefix)
-    tensors = dict(store.tensors)
-    for name, tensor in store.tensors.items():
-        if name.endswith("q_proj.bias"):
-            tensors.setdefault(name.replace("q_proj", "k_proj"), zeros_like(tensor))
+    tensors = with_key_bias(store.tensors)
     if config.get("rope_theta", float, 100.0) != 100:
         config.refuse("rope_theta", "100")
     drop = r"mask_token$|rope_embeddings\.inv_freq$"
     fields = {"rope": "dinov3", "pool": "token", "norm_eps": 1e-5}
-    fields["key_bias"] = not any(name.endswith("q_proj.bias") for name in store.tensors)
+    fields["key_bias"] = not any(name.endswith(_QUERY_BIAS) for name in store.tensors)
     return "dinov3_vit", Match(table, tensors, droppable=drop, fields=fields)
 
 

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.cpu import get_capabilities
 
 from vitcli.models.linear import Linear, QueryKeyValue
+from vitcli.models.places import Places, Rope, rotate
 from vitcli.models.resnet import DropPath
-from vitcli.models.vit import Attention, Block, LayerScale, Mlp, Rope, ViT, activate, rotate
+from vitcli.models.vit import Attention, Block, LayerScale, Mlp, ViT, activate
 
 LONG = 512
 """Tokens from which fused attention is as fast everywhere; it needs no memory for all pairs."""
@@ -125,9 +126,10 @@ class _Block(nn.Module):
         self.fc1 = _Linear(mlp.fc1.weight, mlp.fc1.bias, rows, activation)
         self.fc2 = _Linear(mlp.fc2.weight, mlp.fc2.bias, rows)
 
-    def forward(self, x: Tensor, read: int | None = None, rope: Rope | None = None) -> Tensor:
+    def forward(self, x: Tensor, read: int | None = None, places: Places | None = None) -> Tensor:
         """(B, N, D) -> (B, N or wanted, D)"""
         y = self.norm1(x)
+        rope = places if isinstance(places, Rope) else None  # others are not implemented here
         if self.q is None:
             q, k, v = self._heads(self.kv(y), 3)
             q = q if rope is None else rotate(q, rope)

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitcli import posemb
+from vitcli.architectures import RELATIVE
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
 from vitcli.models.linear import Linear, QueryKeyValue
+from vitcli.models.places import Places, Rope, offsets, rope_angles, rotate
 from vitcli.models.resnet import DropPath, build_stem, init_layer
 
 
@@ -36,61 +37,17 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return x * torch.sigmoid(1.702 * x)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v over (B, heads, N, d) (appendix A, equations 6 and 7): fused, but
-    written out for training on short sequences in bf16 on a CPU, where the fused kernel's backward
-    pass would take more than half of the step."""
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v over (B, heads, N, d) (appendix A, equations 6 and 7):
+    fused, but written out for training on short sequences in bf16 on a CPU, where the fused
+    kernel's backward pass would take more than half of the step."""
+    bias = None if bias is None else bias.to(q.dtype)
     short = k.shape[2] <= 128 and q.dtype is torch.bfloat16 and q.device.type == "cpu"
     if short and q.requires_grad:
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
+        scores = scores if bias is None else scores + bias
         return scores.softmax(dim=-1) @ v
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-class Rope(NamedTuple):
-    """The angles by which queries and keys of the last P tokens are rotated."""
-
-    cos: Tensor
-    """float32 (P, d), or (B, 1, P, d) where they differ between images."""
-    sin: Tensor
-    """Likewise."""
-    neighbours: bool
-    """Whether the pairs of channels that are rotated are neighbours; else i and i + d/2."""
-
-
-def rope_angles(config: ModelConfig, device: torch.device) -> Rope:
-    """The angles of a model with rotary position embeddings, whose heads have d channels: d/4
-    frequencies times the row of each patch, then times its column.
-
-    - dinov3: of its centre, from -1 to 1; 1 to 1/100 turns (arXiv 2508.10104, section 3.2;
-      dinov3/layers/rope_position_encoding.py).
-    - eva02: from 0 to 16 whatever the grid; 1 to 1/10,000 radians (EVA-02/asuka/rope.py).
-    """
-    exponents = torch.arange(0, 1, 4 * config.num_heads / config.width, device=device)
-    numbers = [torch.arange(n, device=device) for n in config.grid]
-    eva = config.rope == "eva02"
-    if eva:
-        axes = [16 * i / len(i) for i in numbers]
-    else:
-        axes = [2 * math.pi * (2 * (i + 0.5) / len(i) - 1) for i in numbers]
-    places = torch.cartesian_prod(*axes)[:, :, None]  # (rows * columns, 2, 1)
-    angles = (places * (10_000.0 if eva else 100.0) ** -exponents).flatten(1)
-    angles = angles.repeat_interleave(2, dim=1) if eva else angles.tile(2)
-    return Rope(angles.cos(), angles.sin(), eva)
-
-
-def rotate(x: Tensor, rope: Rope) -> Tensor:
-    """Queries or keys (B, heads, N, d), those of the last P tokens rotated."""
-    prefix = x.shape[2] - rope.cos.shape[-2]
-    patches = x[:, :, prefix:]
-    if rope.neighbours:
-        first, second = patches.unflatten(-1, (-1, 2)).unbind(-1)
-        quarter = torch.stack([-second, first], dim=-1).flatten(-2)
-    else:
-        first, second = patches.chunk(2, dim=-1)
-        quarter = torch.cat([-second, first], dim=-1)
-    turned = (patches * rope.cos + quarter * rope.sin).to(x.dtype)
-    return torch.cat([x[:, :, :prefix], turned], dim=2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def norm_of(config: ModelConfig, width: int, wanted: bool = True) -> nn.Module:
@@ -107,17 +64,25 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads
         self.qkv = QueryKeyValue(config.width, config.qkv_bias, config.key_bias)
         self.norm = norm_of(config, config.width, config.sub_norm == "both")
+        if config.posemb == "relative":
+            rows, columns = config.grid
+            count = (2 * rows - 1) * (2 * columns - 1) + 3
+            table = nn.Parameter(torch.empty(count, config.num_heads))
+            self.relative_position_bias_table = table
         self.proj = Linear(config.width, config.width, bias=config.norm != "rms")
         self.proj_drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, read: int | None = None, rope: Rope | None = None) -> Tensor:
+    def forward(self, x: Tensor, read: int | None = None, places: Places | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or of the first `read` tokens alone."""
         b, n, d = x.shape
         qkv = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, D / heads)
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        x = attend(q[:, :, :read], k, v)
+        bias = None
+        if isinstance(places, Rope):
+            q, k = rotate(q, places), rotate(k, places)
+        elif places is not None:
+            bias = self.relative_position_bias_table[places[:read]].permute(2, 0, 1)
+        x = attend(q[:, :, :read], k, v, bias)
         return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
 
 
@@ -175,9 +140,9 @@ class Block(nn.Module):
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, read: int | None = None, rope: Rope | None = None) -> Tensor:
+    def forward(self, x: Tensor, read: int | None = None, places: Places | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or the first `read` tokens of it."""
-        x = x[:, :read] + self.drop_path(self.ls1(self.attn(self.norm1(x), read, rope)))
+        x = x[:, :read] + self.drop_path(self.ls1(self.attn(self.norm1(x), read, places)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
@@ -307,16 +272,19 @@ class ViT(nn.Module):
         Args:
             patches: int64 (B, P'), which patches these are for each image; None: all.
         """
-        x, rope = self.norm_pre(self.pos_drop(tokens)), None
+        x = self.norm_pre(self.pos_drop(tokens))
+        places: Places | None = None
         if self.config.rope != "none":
-            rope = rope_angles(self.config, x.device)
+            places = rope_angles(self.config, x.device)
             if patches is not None:
-                cos, sin = (table[patches][:, None] for table in rope[:2])
-                rope = Rope(cos, sin, rope.neighbours)
+                cos, sin = (table[patches][:, None] for table in places[:2])
+                places = Rope(cos, sin, places.neighbours)
+        elif self.config.posemb == "relative":
+            places = offsets(self.config.grid, x.device)
         *blocks, last = self.blocks
         for block in blocks:
-            x = block(x, None, rope)
-        return self.norm(last(x, read, rope))
+            x = block(x, None, places)
+        return self.norm(last(x, read, places))
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: prefix tokens, patches and position embeddings, (B, N, D)."""
@@ -375,7 +343,7 @@ class ViT(nn.Module):
                 p.fill_(1e-5)
             elif "norm" in name:
                 p.fill_(1.0 if name.endswith("weight") else 0.0)
-            elif name in ("cls_token", "dist_token"):
+            elif name in ("cls_token", "dist_token") or name.endswith(RELATIVE):
                 p.zero_()
             elif name.startswith(("pos_embed", "reg_token")):
                 p.normal_(0.0, 0.02, generator=generator)

@@ -45,6 +45,11 @@ class MaskedAutoencoder(Masking):
                 "--objective mae requires a plain ViT: the ResNet of a hybrid sees all patches",
                 hint="use --objective masked-patch",
             )
+        if self.architecture.posemb == "relative":
+            raise ConfigError(
+                "--objective mae does not support posemb 'relative'",
+                hint="use --objective masked-patch",
+            )
         self.visible = max(1, int(self.patches * (1 - self.ratio)))
         self.decoder = Decoder(self.architecture, decoder_config(self.architecture, config))
         self.decoder.init_weights(config.seed)

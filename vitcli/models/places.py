@@ -1,0 +1,77 @@
+"""What attention is told of where tokens are: angles of rotary position embeddings, or the offsets
+for which BEiT's blocks have biases."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitcli.config import ModelConfig, Size
+
+
+class Rope(NamedTuple):
+    """The angles by which queries and keys of the last P tokens are rotated."""
+
+    cos: Tensor
+    """float32 (P, d), or (B, 1, P, d) where they differ between images."""
+    sin: Tensor
+    """Likewise."""
+    neighbours: bool
+    """Whether the pairs of channels that are rotated are neighbours; else i and i + d/2."""
+
+
+def rope_angles(config: ModelConfig, device: torch.device) -> Rope:
+    """The angles of a model with rotary position embeddings, whose heads have d channels: d/4
+    frequencies times the row of each patch, then times its column.
+
+    - dinov3: of its centre, from -1 to 1; 1 to 1/100 turns (arXiv 2508.10104, section 3.2;
+      dinov3/layers/rope_position_encoding.py).
+    - eva02: from 0 to 16 whatever the grid; 1 to 1/10,000 radians (EVA-02/asuka/rope.py).
+    """
+    exponents = torch.arange(0, 1, 4 * config.num_heads / config.width, device=device)
+    numbers = [torch.arange(n, device=device) for n in config.grid]
+    eva = config.rope == "eva02"
+    if eva:
+        axes = [16 * i / len(i) for i in numbers]
+    else:
+        axes = [2 * math.pi * (2 * (i + 0.5) / len(i) - 1) for i in numbers]
+    places = torch.cartesian_prod(*axes)[:, :, None]  # (rows * columns, 2, 1)
+    angles = (places * (10_000.0 if eva else 100.0) ** -exponents).flatten(1)
+    angles = angles.repeat_interleave(2, dim=1) if eva else angles.tile(2)
+    return Rope(angles.cos(), angles.sin(), eva)
+
+
+def offsets(grid: Size, device: torch.device) -> Tensor:
+    """Which row of a block's biases is that of each query and key, the class token first: int64
+    (N, N) (`RelativePositionBias` of beit/modeling_finetune.py)."""
+    rows, columns = grid
+    places = torch.cartesian_prod(*(torch.arange(n, device=device) for n in grid))
+    apart = places[:, None] - places + places.new_tensor([rows - 1, columns - 1])
+    index = apart[..., 0] * (2 * columns - 1) + apart[..., 1]
+    last = (2 * rows - 1) * (2 * columns - 1)
+    index = F.pad(index, (1, 0, 0, 0), value=last + 1)
+    index = F.pad(index, (0, 0, 1, 0), value=last)
+    index[0, 0] = last + 2
+    return index
+
+
+Places = Rope | Tensor
+"""What attention knows of where tokens are: angles, or `offsets`."""
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Queries or keys (B, heads, N, d), those of the last P tokens rotated."""
+    prefix = x.shape[2] - rope.cos.shape[-2]
+    patches = x[:, :, prefix:]
+    if rope.neighbours:
+        first, second = patches.unflatten(-1, (-1, 2)).unbind(-1)
+        quarter = torch.stack([-second, first], dim=-1).flatten(-2)
+    else:
+        first, second = patches.chunk(2, dim=-1)
+        quarter = torch.cat([-second, first], dim=-1)
+    turned = (patches * rope.cos + quarter * rope.sin).to(x.dtype)
+    return torch.cat([x[:, :, :prefix], turned], dim=2)
