@@ -230,6 +230,23 @@ def test_transformers(transformers: ModuleType, tmp_path: Path, gated: bool) -> 
     assert verify(open_checkpoint(tmp_path)).difference < 1e-6
 
 
+def test_beits_own_files(timm: ModuleType, tmp_path: Path) -> None:
+    for size, fits in ((48, True), ((48, 32), False)):
+        sizes = SIZES | {"img_size": size}
+        theirs = timm.create_model("beitv2_base_patch16_224", **sizes, num_classes=5).eval()
+        fill(theirs, 0)
+        state = theirs.state_dict()
+        state |= {f"blocks.{i}.attn.relative_position_index": torch.zeros(7, 7) for i in (0, 1)}
+        torch.save({"model": state}, tmp_path / "beit.pth")
+        if fits:
+            ours = vitcli.load(tmp_path / "beit.pth")
+            assert ours.config.num_heads == 2 and not ours.config.key_bias
+            assert_close(ours, theirs, (48, 48))
+        else:
+            with pytest.raises(CheckpointError, match="do not fit a grid"):
+                vitcli.load(tmp_path / "beit.pth")
+
+
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("name", ["BeitModel", "BeitForImageClassification", DATA2VEC])
 def test_beit_of_transformers(

@@ -29,7 +29,7 @@ from vitcli.config import (
     nearest,
 )
 from vitcli.errors import CheckpointError, ConfigError, VitWarning
-from vitcli.layouts import eva, layout
+from vitcli.layouts import layout, timm_classes
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix, refusals
 from vitcli.layouts.table import Row, expand, identity, rows, save
@@ -332,8 +332,8 @@ def architecture_from_args(
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
     plain = _to_model(known[name])
-    if eva.is_other(plain):
-        given = eva.from_other(given, plain)
+    if timm_classes.is_other(plain):
+        given = timm_classes.from_other(given, plain)
     if has_other_names(plain) and plain.swiglu and "mlp_ratio" in given:  # of the gate alone
         given = given.merged({"mlp_ratio": 2 * given.get("mlp_ratio", float)})
     _check_args(given, DEFAULTS)
@@ -478,19 +478,19 @@ def not_in_timm(model: Architecture) -> list[str]:
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
-    if eva.is_other(model) and not reasons:
-        reasons = eva.not_in_other(model, departures)
+    if timm_classes.is_other(model) and not reasons:
+        reasons = timm_classes.not_in_other(model, departures)
     return reasons
 
 
 def has_other_names(model: Architecture) -> bool:
     """Whether timm may name tensors otherwise than we do: in `Eva` and `Beit`, and in AIMv2."""
-    return eva.is_other(model) or model.norm == "rms"
+    return timm_classes.is_other(model) or model.norm == "rms"
 
 
 def _renamed(model: Architecture) -> tuple[Row, ...]:
     """The rows of these tensors, if timm can load the model."""
-    return eva.renamed(model) if has_other_names(model) and not not_in_timm(model) else ()
+    return timm_classes.renamed(model) if has_other_names(model) and not not_in_timm(model) else ()
 
 
 def stored(model: Architecture, tensors: Arrays) -> Arrays:
@@ -501,7 +501,7 @@ def stored(model: Architecture, tensors: Arrays) -> Arrays:
         if row.ours[0] in found:
             found |= save(row, found, 1)
             del found[row.ours[0]]
-    return eva.written(found)
+    return timm_classes.written(found)
 
 
 def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
@@ -662,8 +662,8 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if not not_in_timm(model):
         name, args = best_architecture(model)
-        if isinstance(model, ModelConfig) and eva.is_other(model):
-            args = eva.to_other(args, model)
+        if isinstance(model, ModelConfig) and timm_classes.is_other(model):
+            args = timm_classes.to_other(args, model)
         if isinstance(model, ModelConfig) and has_other_names(model) and model.swiglu:
             args |= {"mlp_ratio": args["mlp_ratio"] / 2} if "mlp_ratio" in args else {}
         config = {"architecture": name, "model_args": args}
@@ -748,7 +748,7 @@ class Timm(Layout):
         # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
         tensors, names, outside = below(store, prefix, *chunked)
-        tensors = eva.without_key_bias(tensors)
+        tensors = timm_classes.without_key_bias(tensors)
         table = identity(tensors)
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
@@ -756,10 +756,10 @@ class Timm(Layout):
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         info = CheckpointInfo.from_metadata(store.metadata, where=store.path)
         info = info or _described_beside(store)
-        if info is None and eva.PERIODS in tensors:
-            return Match(table, tensors, names, outside, drop, **eva.of_dinov3(tensors))
-        if info is None and eva.BEIT_TABLE in tensors:
-            return Match(table, tensors, names, outside, drop, **eva.of_beit(tensors))
+        if info is None and timm_classes.PERIODS in tensors:
+            return Match(table, tensors, names, outside, drop, **timm_classes.of_dinov3(tensors))
+        if info is None and timm_classes.BEIT_TABLE in tensors:
+            return Match(table, tensors, names, outside, drop, **timm_classes.of_beit(tensors))
         if info is None:
             _check_unambiguous(store, tensors)
         # DeiT, DINO and MAE prepare images as ImageNet's models do.
@@ -790,8 +790,8 @@ class Timm(Layout):
         self, model: Architecture, tensors: Mapping[str, LazyTensor]
     ) -> tuple[dict[str, LazyTensor], dict[str, tuple[str, ...]]]:
         saved, names = super().save(model, tensors)
-        return eva.written(saved), {
-            ours: (*eva.written(dict.fromkeys(n)),) for ours, n in names.items()
+        return timm_classes.written(saved), {
+            ours: (*timm_classes.written(dict.fromkeys(n)),) for ours, n in names.items()
         }
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:

@@ -20,8 +20,8 @@ class Rope(NamedTuple):
     """float32 (P, d), or (B, 1, P, d) where they differ between images."""
     sin: Tensor
     """Likewise."""
-    neighbours: bool
-    """Whether the pairs of channels that are rotated are neighbours; else i and i + d/2."""
+    interleaved: bool
+    """Whether the pairs of channels that are rotated are neighbours, and not i and i + d/2."""
 
 
 def rope_angles(config: ModelConfig, device: torch.device) -> Rope:
@@ -67,7 +67,7 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     """Queries or keys (B, heads, N, d), those of the last P tokens rotated."""
     prefix = x.shape[2] - rope.cos.shape[-2]
     patches = x[:, :, prefix:]
-    if rope.neighbours:
+    if rope.interleaved:
         first, second = patches.unflatten(-1, (-1, 2)).unbind(-1)
         quarter = torch.stack([-second, first], dim=-1).flatten(-2)
     else:

@@ -278,7 +278,7 @@ class ViT(nn.Module):
             places = rope_angles(self.config, x.device)
             if patches is not None:
                 cos, sin = (table[patches][:, None] for table in places[:2])
-                places = Rope(cos, sin, places.neighbours)
+                places = Rope(cos, sin, places.interleaved)
         elif self.config.posemb == "relative":
             places = offsets(self.config.grid, x.device)
         *blocks, last = self.blocks
