@@ -6,14 +6,22 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from vitcli.cli import output
 from vitcli.cli.info import at_resolution, named_architecture
-from vitcli.cli.options import INPUT, Fetching, parse_figure, read_checkpoint
+from vitcli.cli.options import (
+    INPUT,
+    Fetching,
+    Precision,
+    device_option,
+    parse_figure,
+    precision_option,
+    read_checkpoint,
+)
 from vitcli.cli.parameters import UsageError, command
-from vitcli.config import MACHINE, Architecture, Size
-from vitcli.fields import option, parse_device, parse_sizes
+from vitcli.config import Architecture, Size
+from vitcli.fields import option, parse_sizes
 from vitcli.hub import registry
 from vitcli.words import counted, size_text
 
@@ -56,18 +64,8 @@ class Bench(Fetching):
         INPUT,
         parse=parse_sizes,
     )
-    device: str = option(
-        "auto",
-        "--device auto|cpu|cuda[:N]|mps",
-        "Device to run on; auto is the first available of cuda, mps and cpu.",
-        MACHINE,
-        parse=parse_device,
-    )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
-        "auto",
-        "--precision",
-        "Floating-point precision; auto is bf16 if the hardware supports it, else fp32.",
-    )
+    device: str = device_option()
+    precision: Precision = precision_option()
 
 
 @command(Bench)
@@ -89,11 +87,9 @@ def bench(args: Bench) -> None:
     models = []
     for name in args.models:
         config = _architecture(name, args)
-        sizes = args.resolution or (config.image_size,)
-        models += [
-            (name, config if size == config.image_size else at_resolution(config, size))
-            for size in sizes
-        ]
+        for size in args.resolution or (config.image_size,):
+            is_own = size == config.image_size
+            models.append((name, config if is_own else at_resolution(config, size)))
     from vitcli import speed
     from vitcli.devices import choose_device, choose_precision
     from vitcli.inference import check_memory

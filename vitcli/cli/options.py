@@ -36,6 +36,30 @@ DEVICES = (
 RESIZED = "Input size in pixels; position embeddings are resized to match.  [default: the model's]"
 
 
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+
+
+def device_option() -> Any:
+    """`--device`."""
+    return option(
+        "auto",
+        "--device auto|cpu|cuda[:N]|mps",
+        "Device to run on; auto is the first available of cuda, mps and cpu.",
+        MACHINE,
+        parse=parse_device,
+    )
+
+
+def precision_option() -> Any:
+    """`--precision`."""
+    return option(
+        "auto",
+        "--precision",
+        "Floating-point precision; auto is bf16 if the hardware supports it, else fp32.",
+        MACHINE,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Common:
     """Options of every command."""
@@ -65,13 +89,7 @@ class Computing(Fetching):
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
     resolution: Any = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
     """A size or None; of `vit evaluate`, several sizes."""
-    device: str = option(
-        "auto",
-        "--device auto|cpu|cuda[:N]|mps",
-        "Device to run on; auto is the first available of cuda, mps and cpu.",
-        MACHINE,
-        parse=parse_device,
-    )
+    device: str = device_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +97,7 @@ class Running(Computing):
     """Options of commands that run a model over many images."""
 
     devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
-        "auto",
-        "--precision",
-        "Floating-point precision; auto is bf16 if the hardware supports it, else fp32.",
-        MACHINE,
-    )
+    precision: Precision = precision_option()
     batch_size: int | None = option(
         None,
         "--batch-size -b N",
