@@ -34,6 +34,20 @@ def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(config):
     assert torch.allclose(logits, model(moved)) == unplaced
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("config", VITS.values(), ids=VITS)
+def test_every_choice_trains_under_autocast(config):
+    model = random_model(config)
+    images = torch.randn(3, 3, *config.image_size)
+    expected = model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model.train()(images)
+    logits.float().square().mean().backward()
+    grads = [p.grad for p in model.parameters() if p.requires_grad]
+    assert all(g is not None and g.isfinite().all() for g in grads)
+    assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
+
+
 def test_rotary_positions_follow_the_patches_of_each_image():
     """Some patches of an image, in any order, attend to each other as they do among all."""
     model = random_model(small(**ROPE)).double()

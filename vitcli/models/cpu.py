@@ -24,14 +24,14 @@ from torch.cpu import get_capabilities
 from vitcli.models.linear import Linear, QueryKeyValue
 from vitcli.models.places import Places, Rope, rotate
 from vitcli.models.resnet import DropPath
-from vitcli.models.vit import Attention, Block, LayerScale, Mlp, ViT, activate
+from vitcli.models.vit import Attention, Block, LayerScale, Mlp, RMSNorm, ViT, activate
 
 LONG = 512
 """Tokens from which fused attention is as fast everywhere; it needs no memory for all pairs."""
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
 """Activations that oneDNN computes while it multiplies, by its names."""
 MODULES = {Block, Attention, Mlp, LayerScale, DropPath}
-MODULES |= {nn.LayerNorm, nn.RMSNorm, Linear, QueryKeyValue, nn.Dropout, nn.Identity}
+MODULES |= {nn.LayerNorm, RMSNorm, Linear, QueryKeyValue, nn.Dropout, nn.Identity}
 TENSORS = {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "ls1.gamma", "ls2.gamma"}
 TENSORS |= {"attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias"}
 TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}

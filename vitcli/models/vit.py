@@ -50,9 +50,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, which under autocast computes in float32, as its LayerNorm does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 def norm_of(config: ModelConfig, width: int, wanted: bool = True) -> nn.Module:
     """A norm over tokens of that width, or nothing."""
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(width, eps=config.norm_eps) if wanted else nn.Identity()
 
 
