@@ -189,11 +189,6 @@ class ModelConfig(Layered):
         return tuple(layer.name for layer in self._posemb_layers())
 
     @property
-    def hidden_dim(self) -> int:
-        """What the second matrix of a block's MLP reads."""
-        return self.mlp_dim // (2 if self.swiglu else 1)
-
-    @property
     def feature_dim(self) -> int:
         """Size of what `features` returns: the input of the head."""
         return self.pre_logits or self.width * (2 if self.pool == "token+gap" else 1)
@@ -261,7 +256,8 @@ class ModelConfig(Layered):
             yield linear(f"{block}.attn.proj", d, d, tokens, self.norm != "rms")
             yield self._norm(f"{block}.norm2")
             if self.sub_norm != "none":
-                yield self._norm(f"{block}.mlp.norm", self.hidden_dim)
+                inside = self.mlp_dim // (2 if self.swiglu else 1)
+                yield self._norm(f"{block}.mlp.norm", inside)
             yield from self._mlp(f"{block}.mlp", tokens, self.swiglu)
             if self.layer_scale:
                 yield Layer(f"{block}.ls1", {f"{block}.ls1.gamma": (d,)})

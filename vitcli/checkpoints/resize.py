@@ -180,8 +180,8 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
     names = [name for name in opened.info.model.posemb_tables if opened.sources[name]]
     if not names:
         model = opened.info.model
-        computed = "rotary" if model.rope != "none" else None
-        computed = "sine-cosine" if model.posemb == "sincos2d" else computed
+        kinds = {"sine-cosine": model.posemb == "sincos2d", "rotary": model.rope != "none"}
+        computed = next((kind for kind, used in kinds.items() if used), None)
         raise CheckpointError(
             "no position embeddings to resize",
             where=opened.file,

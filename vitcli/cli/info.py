@@ -30,6 +30,7 @@ from vitcli.config import (
 from vitcli.errors import ConfigError
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
+from vitcli.layouts.layout import SIZES
 from vitcli.words import counted, flops_text, numbers
 
 SHOWN_CLASSES = 10
@@ -45,19 +46,6 @@ NAMES = {
     "converted_from": "layout",
 }
 """Of some keys of provenance; the others are shown with spaces for underscores."""
-
-
-SIZES = {
-    "width",
-    "depth",
-    "num_heads",
-    "mlp_dim",
-    "patch_size",
-    "image_size",
-    "num_classes",
-    "stem",
-}
-"""Fields of a ViT that other lines show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +200,7 @@ def _options(config: Architecture) -> str:
     values = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
-        if field.name not in SIZES and getattr(config, field.name) != field.default
+        if field.name not in SIZES | {"stem"} and getattr(config, field.name) != field.default
     }
     return ", ".join(f"{name}={str(value).lower()}" for name, value in values.items())
 

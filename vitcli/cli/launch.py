@@ -42,10 +42,8 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
                 if rank():
                     paths = {name: path for name in outputs if (path := getattr(args, name))}
                     for name, path in paths.items():
-                        file = os.path.join(unwanted, os.path.basename(path))
-                        paths[name] = (
-                            os.path.join(unwanted, name, "") if is_directory(path) else file
-                        )
+                        own = (name, "") if is_directory(path) else (os.path.basename(path),)
+                        paths[name] = os.path.join(unwanted, *own)
                     args = dataclasses.replace(args, **paths)
                 command(args, *more)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.tensor_file import LazyTensor, Store
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, zeros_like
 from vitcli.config import Architecture, BiTConfig, ClassLabel, Preprocess, Score, Size
 from vitcli.errors import OutputError
 from vitcli.layouts import table
@@ -143,6 +143,20 @@ class Layout(ABC):
     ) -> dict[str, Any] | None:
         """A companion for the new image size in `info`; None if it belongs to another layout."""
         return None
+
+
+_KEY_BIASES = {"q_bias": "k_bias", "q_proj.bias": "k_proj.bias", "query.bias": "key.bias"}
+"""The ends of a bias of queries, and of that of keys."""
+
+
+def with_key_biases(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """With the zeros that biases of keys are where queries have one and keys have none."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        for query, key in _KEY_BIASES.items():
+            if name.endswith(query):
+                found.setdefault(name.removesuffix(query) + key, zeros_like(tensor))
+    return found
 
 
 # ---------------------------------------------------------------------------------------------

@@ -31,7 +31,15 @@ from vitcli.config import (
 from vitcli.errors import CheckpointError, ConfigError, VitWarning
 from vitcli.layouts import layout, timm_classes
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix, refusals
+from vitcli.layouts.layout import (
+    IMAGENET,
+    Layout,
+    Match,
+    below,
+    find_prefix,
+    refusals,
+    with_key_biases,
+)
 from vitcli.layouts.table import Row, expand, identity, rows, save
 from vitcli.resnets import DEPTHS, bit_resnet
 from vitcli.typed_json import parse
@@ -91,14 +99,15 @@ S_PLUS, H_PLUS = {**SIZES["small"], **DINOV3_GATED}, {**SIZES["huge"], **DINOV3_
 H_PLUS["num_heads"] = 20
 SEVEN_B: Args = {"embed_dim": 4096, "depth": 40, "num_heads": 32, "mlp_ratio": 4}
 NO_BIAS: Args = {"qkv_bias": False}
-AIMV2_1B: Args = {"embed_dim": 2048, "depth": 24, "num_heads": 16, "mlp_ratio": 5.5}
-AIMV2_3B: Args = {"embed_dim": 3072, "depth": 24, "num_heads": 24, "mlp_ratio": 5.3334}
+# Gate and value are one matrix, so its ratio is twice timm's here and below.
 AIMV2: Args = {**GAP, **NO_BIAS, "norm": "rms", "norm_eps": 1e-5, "swiglu": True, "num_heads": 8}
-AIMV2_HUGE: Args = {"embed_dim": 1536, "depth": 24, "num_heads": 12, "mlp_ratio": 5.3334}
 BEIT: Args = {"global_pool": "avg", "pos_embed": "none", "relative": True, "key_bias": False}
 BEIT["init_values"] = 1e-5
+AIMV2_HUGE: Args = {**AIMV2, "embed_dim": 1536, "depth": 24, "num_heads": 12, "mlp_ratio": 5.3334}
+AIMV2_1B = {**AIMV2_HUGE, "embed_dim": 2048, "num_heads": 16, "mlp_ratio": 5.5}
+AIMV2_3B = {**AIMV2_HUGE, "embed_dim": 3072, "num_heads": 24}
 EVA: Args = {"global_pool": "avg", "key_bias": False}
-EVA02 = {**EVA, "rope": "eva02", "swiglu": True, "mlp_ratio": 16 / 3}  # 8/3 for each
+EVA02 = {**EVA, "rope": "eva02", "swiglu": True, "mlp_ratio": 16 / 3}
 EVA02_CLIP = {**EVA02, "sub_norm": "both", "global_pool": "token"}
 ROPE_GAP = {**REG_GAP, "pos_embed": "none", "rope": "eva02", "key_bias": False}
 TEST = {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}
@@ -157,10 +166,10 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("eva02_base_patch16_clip_224 eva02_large_patch14_clip_{224,336}", EVA02_CLIP),
     ("vit_{medium,base}_patch16_rope_reg1_gap_256 vit_betwixt_patch16_rope_reg4_gap_256", ROPE_GAP),
     ("vit_mediumd_patch16_rope_reg1_gap_256", {**ROPE_GAP, **NO_BIAS}),
-    ("aimv2_large_patch14_{224,336,448}", {**AIMV2, "mlp_ratio": 5.5}),  # 2.75 for each
-    ("aimv2_huge_patch14_{224,336,448}", {**AIMV2, **AIMV2_HUGE}),
-    ("aimv2_1b_patch14_{224,336,448}", {**AIMV2, **AIMV2_1B}),
-    ("aimv2_3b_patch14_{224,336,448}", {**AIMV2, **AIMV2_3B}),
+    ("aimv2_large_patch14_{224,336,448}", {**AIMV2, "mlp_ratio": 5.5}),
+    ("aimv2_huge_patch14_{224,336,448}", AIMV2_HUGE),
+    ("aimv2_1b_patch14_{224,336,448}", AIMV2_1B),
+    ("aimv2_3b_patch14_{224,336,448}", AIMV2_3B),
     ("flexivit_{small,base,large}", {"img_size": 240, "no_embed_class": True}),
     ("vit_{base,large}_patch16_radio_v3", {**RADIO, **SCALED, "reg_tokens": 7}),
     ("vit_huge_patch16_radio_v3", {**RADIO, "reg_tokens": 7}),
@@ -748,7 +757,7 @@ class Timm(Layout):
         # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
         tensors, names, outside = below(store, prefix, *chunked)
-        tensors = timm_classes.without_key_bias(tensors)
+        tensors = with_key_biases(timm_classes.masked(tensors))
         table = identity(tensors)
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from vitcli.architectures import RELATIVE
-from vitcli.checkpoints.tensor_file import LazyTensor, zeros_like
+from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, ModelConfig, Preprocess
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.layout import IMAGENET
@@ -135,13 +135,10 @@ def of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
     return {"fields": {**fields, **sizes}, "default": default}
 
 
-def without_key_bias(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """With the zeros that biases of keys are here: timm leaves them out, and DINOv3's own code
-    multiplies them by a mask."""
+def masked(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """With biases times the masks beside them, as in DINOv3's own code: keys get zeros."""
     found = dict(tensors)
     for name, tensor in tensors.items():
-        if name.endswith(("attn.q_bias", "attn.q_proj.bias")):
-            found[name.replace("attn.q_", "attn.k_")] = zeros_like(tensor)
         if f"{name}_mask" in tensors:
             found[name] = tensor._replace(read=functools.partial(_masked, tensor))
     return found

@@ -11,13 +11,12 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitcli.architectures import RELATIVE
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype, zeros_like
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
 from vitcli.config import (
     Activation,
     Architecture,
@@ -29,7 +28,16 @@ from vitcli.config import (
 )
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import CLIP, IMAGENET, Layout, Match, below, find_prefix, refusals
+from vitcli.layouts.layout import (
+    CLIP,
+    IMAGENET,
+    Layout,
+    Match,
+    below,
+    find_prefix,
+    refusals,
+    with_key_biases,
+)
 from vitcli.layouts.table import Row, prefixed, rows
 
 CONFIG = "config.json"
@@ -424,23 +432,10 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Matc
     if f"{prefix}embeddings.cls_token" in names and dino and not classifying:
         fields["pool"] = "token"
     if beit:
-        fields["key_bias"] = not any(name.endswith(_QUERY_BIAS) for name in names)
-        names = with_key_bias(names)
+        names = with_key_biases(store.tensors)
+        fields["key_bias"] = len(names) == len(store.tensors)
     kind = "dinov2" if dino else "beit" if beit else "vit"
     return kind, Match(table, names, droppable=drop, fields=fields)
-
-
-_QUERY_BIAS = ("q_proj.bias", "query.bias")
-
-
-def with_key_bias(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """With the zeros that biases of keys are where queries have one alone."""
-    found = dict(tensors)
-    for name, tensor in tensors.items():
-        if name.endswith(_QUERY_BIAS):
-            key = name.replace("q_proj.bias", "k_proj.bias").replace("query.bias", "key.bias")
-            found.setdefault(key, zeros_like(tensor))
-    return found
 
 
 def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
@@ -484,12 +479,12 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
     fc1 = _each("layer.{i}.mlp", "gate_proj up_proj" if gated else "up_proj")
     qkv = _each("layer.{i}.attention", "q_proj k_proj v_proj")
     table = prefixed(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1), prefix)
-    tensors = with_key_bias(store.tensors)
+    tensors = with_key_biases(store.tensors)
     if config.get("rope_theta", float, 100.0) != 100:
         config.refuse("rope_theta", "100")
     drop = r"mask_token$|rope_embeddings\.inv_freq$"
     fields = {"rope": "dinov3", "pool": "token", "norm_eps": 1e-5}
-    fields["key_bias"] = not any(name.endswith(_QUERY_BIAS) for name in store.tensors)
+    fields["key_bias"] = len(tensors) == len(store.tensors)
     return "dinov3_vit", Match(table, tensors, droppable=drop, fields=fields)
 
 
