@@ -35,3 +35,8 @@ def numbers(values: Iterable[float]) -> str:
 def _joined(words: Iterable[str], conjunction: str) -> str:
     *others, last = words
     return f"{', '.join(others)} {conjunction} {last}" if others else last
+
+
+def setting(name: str, value: object) -> str:
+    """A field and its value, as in `--set` and `--preprocess`: "layer_scale=true"."""
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"

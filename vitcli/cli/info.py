@@ -31,7 +31,7 @@ from vitcli.errors import ConfigError
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
 from vitcli.layouts.layout import SIZES
-from vitcli.words import counted, flops_text, numbers
+from vitcli.words import counted, flops_text, numbers, setting
 
 SHOWN_CLASSES = 10
 INDENT = 20
@@ -202,7 +202,7 @@ def _options(config: Architecture) -> str:
         for field in dataclasses.fields(config)
         if field.name not in SIZES | {"stem"} and getattr(config, field.name) != field.default
     }
-    return ", ".join(f"{name}={str(value).lower()}" for name, value in values.items())
+    return ", ".join(setting(name, value) for name, value in values.items())
 
 
 def _sizes(config: Architecture) -> str:

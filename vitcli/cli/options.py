@@ -89,6 +89,9 @@ class Computing(Fetching):
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
     resolution: Any = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
     """A size or None; of `vit evaluate`, several sizes."""
+    posemb_method: PosembMethod = option(
+        "bilinear", "--posemb-method", "Interpolation method for position embeddings.", INPUT
+    )
     device: str = device_option()
 
 
@@ -113,13 +116,11 @@ class Running(Computing):
 class Adapting(Running):
     """Options of commands that run a model over images prepared in another way than its own."""
 
-    posemb_method: PosembMethod = option(
-        "bilinear", "--posemb-method", "Interpolation method for position embeddings.", INPUT
-    )
     preprocess: dict[str, Any] = option(
         {},
         "--preprocess KEY=VALUE",
         CHANGE_PREPROCESS,
+        INPUT,
         parse=key_value(Preprocess, size="--resolution"),
     )
 
@@ -149,12 +150,17 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
     """The model that the options ask for, fetched if need be; at fp32 if there is no choice."""
     from vitcli.prediction import Predictor
 
-    more: dict[str, Any] = {}
-    if isinstance(args, Adapting):
-        more = {"posemb_method": args.posemb_method, "preprocess": args.preprocess}
     precision = args.precision if isinstance(args, Running) else "fp32"
     with fetching(args) as how:
-        return Predictor(args.model, args.device, precision, resolution=resolution, **how, **more)
+        return Predictor(
+            args.model,
+            args.device,
+            precision,
+            resolution=resolution,
+            posemb_method=args.posemb_method,
+            preprocess=args.preprocess if isinstance(args, Adapting) else None,
+            **how,
+        )
 
 
 def note_missing_names(predictor: Predictor) -> None:

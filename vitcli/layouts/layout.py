@@ -19,6 +19,7 @@ from vitcli.errors import OutputError
 from vitcli.layouts import table
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.table import Row
+from vitcli.words import setting
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -215,7 +216,7 @@ def refusals(config: Any, **expressible: Collection[Any] | None) -> list[str]:
             continue
         if name == "posemb_tokens" and (config.posemb == "none" or not config.num_prefix_tokens):
             continue
-        found.append("a ResNet stem" if name == "stem" else f"{name}={value}")
+        found.append("a ResNet stem" if name == "stem" else setting(name, value))
     return found
 
 

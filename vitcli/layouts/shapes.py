@@ -12,7 +12,7 @@ from vitcli.architectures import RELATIVE, STEM
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.resnets import Shape, bit_resnet
-from vitcli.words import counted
+from vitcli.words import counted, setting
 
 Shapes = Mapping[str, Shape]
 
@@ -184,7 +184,7 @@ def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
 
 
 def _values(config: object, *names: str) -> str:
-    return ", ".join(f"{name}={getattr(config, name)}" for name in names)
+    return ", ".join(setting(name, getattr(config, name)) for name in names)
 
 
 # ---------------------------------------------------------------------------------------------
