@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 # their dependencies: the parts of torchvision that are used need no compiled operators, and its
 # wheels would replace torch.
 PEERS := timm==1.0.31 torchvision==0.28.0
-PEERS_WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1
+PEERS_WITH_DEPENDENCIES := transformers==5.23.0 scikit-learn==1.9.1 peft==0.21.2
 
 # One process per core; a model in each of more than eight would take much memory.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal

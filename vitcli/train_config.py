@@ -54,6 +54,11 @@ NEW_MODEL = Requirement(
 TRAINED_BLOCKS = Requirement(
     "has no effect with --freeze backbone", lambda run: run.freeze != "backbone"
 )
+SOFTMAX = Requirement(
+    "requires --objective classify and --loss softmax",
+    lambda run: run.objective == "classify" and run.loss == "softmax",
+)
+TEACHER = Requirement("requires --teacher", lambda run: run.teacher is not None)
 DEVICES = Requirement(
     "requires --devices or torchrun", lambda run: bool(run.devices) or is_launched()
 )
@@ -266,6 +271,16 @@ class TrainConfig:
         task="finetune",
         min=0,
     )
+    lora: int | None = option(
+        None,
+        "--lora RANK",
+        "LoRA: freeze all but the head, and train updates of this rank for the weight matrices of "
+        "the blocks; they are merged into the stored weights. Changes the defaults to --optimizer "
+        "adamw and ten times the learning rate.  [default: off]",
+        task="finetune",
+        requires=Requirement("cannot be combined with --freeze", lambda run: run.freeze is None),
+        min=1,
+    )
     ema: float | None = option(
         None,
         "--ema X",
@@ -293,6 +308,31 @@ class TrainConfig:
         "Softmax cross-entropy, or sigmoid cross-entropy per class.",
         LOSS,
         requires=CLASSIFY,
+    )
+    teacher: str | None = option(
+        None,
+        "--teacher NAME|PATH|REPO",
+        "Knowledge distillation: learn the scores that this model gives to the same augmented "
+        "images, resized to its input size. It must have all classes of the dataset.  [default: "
+        "off]",
+        parse=model_or_path,
+        requires=SOFTMAX,
+    )
+    teacher_weight: float = option(
+        1.0,
+        "--teacher-weight X",
+        "Weight of the distillation loss; the loss of the labels gets the rest. With 1, labels are "
+        "not used.",
+        requires=TEACHER,
+        above=0,
+        max=1,
+    )
+    temperature: float = option(
+        1.0,
+        "--temperature X",
+        "Temperature of the distillation, by which the logits of both models are divided.",
+        requires=TEACHER,
+        above=0,
     )
     class_weights: Literal["balanced"] | dict[str, float] | None = option(
         None,

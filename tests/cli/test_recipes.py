@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from cli.training_runs import SHORT, vit
 from vitcli.cli.training import build_config
 from vitcli.cli.training_display import preset_event
+from vitcli.train.plan import default_rate
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -46,6 +47,16 @@ def test_a_preset_is_a_sweep_whose_values_can_be_replaced():
     assert event["overridden"] == ["clip_norm", "val_fraction"] and event["batch_size"] == 512
     longer = build_config("finetune", {**given, "epochs": 2}, "imagenet")
     assert longer.steps is longer.warmup is None and longer.epochs == 2
+
+
+def test_lora_has_an_optimizer_and_a_rate_of_its_own_where_nothing_else_sets_them():
+    given = {"data": {"path": "x"}, "lora": 8}
+    config = build_config("finetune", given)
+    assert (config.optimizer, default_rate(config, 64)) == ("adamw", pytest.approx(1e-3))
+    chosen = build_config("finetune", {**given, "optimizer": "sgd"})
+    assert (chosen.optimizer, default_rate(chosen, 64)) == ("sgd", pytest.approx(0.1))
+    preset = build_config("finetune", given, "flowers")
+    assert (preset.optimizer, preset.sweep[0]) == ("sgd", 0.001)
 
 
 def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):

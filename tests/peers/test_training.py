@@ -8,12 +8,18 @@ import pytest
 import torch
 from PIL import Image
 
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.config import AugmentConfig, DataConfig, model_config
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import AugmentConfig, ClassLabel, DataConfig, Preprocess, model_config
+from vitcli.models.lora import add_updates, merged
 from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
 from vitcli.train import optim
 from vitcli.train.loop import train
+from vitcli.train.objectives import Classification
 from vitcli.train.optim import build_optimizer
+from vitcli.train.teacher import Teacher
 from vitcli.train_config import TrainConfig
 
 pytestmark = pytest.mark.peers
@@ -67,6 +73,83 @@ def test_muon_steps_as_timms(timm: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         theirs.step()
     for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-4 if p.ndim == 2 else 1e-6, msg=name)
+
+
+def test_lora_learns_what_pefts_learns(timm: ModuleType) -> None:
+    """From the same weights, three steps of Adam, in float64: the same merged weights."""
+    peft = pytest.importorskip("peft")
+    ours = ViT(model_config("Ti/8", num_classes=3, **SIZES))
+    ours.init_weights(0)
+    start = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    add_updates(ours, 4, seed=0)
+    plain = timm.models.VisionTransformer(
+        16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2, mlp_ratio=32 / 24
+    )
+    plain.load_state_dict(start)
+    matrices = r"blocks\.\d+\.(attn|mlp)\.(qkv|proj|fc1|fc2)"
+    lora = peft.LoraConfig(r=4, target_modules=matrices, lora_alpha=4, modules_to_save=["head"])
+    theirs = peft.get_peft_model(plain, lora)
+    state = ours.state_dict()
+    for name, parameter in theirs.named_parameters():
+        if "lora_A" in name:
+            own = name.removeprefix("base_model.model.").replace("lora_A.default", "lora.down")
+            parameter.data.copy_(state[own])
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn((4, 3, 16, 16), generator=generator, dtype=torch.double)
+    labels = torch.tensor([0, 1, 2, 1])
+    for model in (ours, theirs):
+        trained = [p for p in model.double().parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(trained, lr=0.01)
+        for _ in range(3):
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found, expected = merged(ours.state_dict()), theirs.merge_and_unload().state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-9, msg=name)
+    assert not torch.equal(
+        found["blocks.0.attn.qkv.weight"].float(), start["blocks.0.attn.qkv.weight"]
+    )
+
+
+def test_distillation_has_the_gradients_of_timms(timm: ModuleType, tmp_path: Path) -> None:
+    """Of the same student and teacher, whose classes are in another order and whose normalization
+    differs."""
+    task = pytest.importorskip("timm.task")
+
+    def theirs(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model = timm.models.VisionTransformer(
+            16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2, mlp_ratio=32 / 24
+        )
+        model.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5 - 0.1 * seed,) * 3}
+        return model
+
+    teacher, student = theirs(1), theirs(0)
+    order, names = [2, 0, 1], tuple(ClassLabel(name, name) for name in "abc")
+    config = model_config("Ti/8", num_classes=3, **SIZES)
+    state = {
+        name: tensor[order] if name.startswith("head") else tensor
+        for name, tensor in teacher.state_dict().items()
+    }
+    preprocess = Preprocess((16, 16), std=(0.4,) * 3)
+    labels = tuple(names[i] for i in order)
+    folder = save_checkpoint(
+        tmp_path / "teacher", state, CheckpointInfo(config, preprocess, labels)
+    )
+    fields = {"teacher": str(folder), "teacher_weight": 0.3, "temperature": 2.0}
+    run = TrainConfig(data=DataConfig("x"), output="y", precision="fp32", **fields)
+    own = Teacher(Predictor(folder, "cpu", "fp32"), names, Preprocess((16, 16)), run)
+    ours = Classification(ViT(config), run, None, own)
+    ours.model.load_state_dict(student.state_dict())
+
+    images, classes = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 1])
+    kinds = {"task_loss_weight": 0.7, "temperature": 2.0, "criterion": torch.nn.CrossEntropyLoss()}
+    task.LogitDistillationTask(student, teacher, **kinds)(images, classes)["loss"].backward()
+    ours(*ours.prepare(images, classes, step=1))[0].mean().backward()
+    for (name, p), q in zip(ours.model.named_parameters(), student.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.fixture(scope="module")

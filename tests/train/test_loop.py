@@ -123,10 +123,12 @@ def uneven(colours, tmp_path_factory) -> Path:
         {**TUNED, **NOISY, "layer_decay": 0.7, "class_weights": "balanced", "optimizer": "sgd"},
         {**TUNED, **NOISY, "layer_decay": 0.7, "balanced_sampling": True, "keep_head": True},
         {**TUNED, "freeze": "backbone", "class_weights": {"red": 3.0}, "augment": STILL},
+        {**TUNED, **NOISY, "freeze": None, "lora": 4},
+        {**NOISY, "augment": AUGMENT, "ema": 0.8, "teacher": "", "teacher_weight": 0.7},
         {"dropout": 0.1, "ema": 0.8, "objective": "mae", "probe_every": 7, "optimizer": "muon"},
         {"dropout": 0.1, "ema": 0.8, "objective": "masked-patch"},
     ],
-    ids=["scratch", "weights", "balanced", "features", "mae", "masked-patch"],
+    ids=["scratch", "weights", "balanced", "features", "lora", "teacher", "mae", "masked-patch"],
 )
 def test_a_run_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
     make_run, tmp_path, uneven, finished, fields
@@ -136,6 +138,8 @@ def test_a_run_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
     parent = shutil.copytree(finished, tmp_path / "parent")
     if fields.get("task") == "finetune":
         fields["model"] = str(parent)
+    if "teacher" in fields:
+        fields["teacher"] = str(finished)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     outcome = train(make_run(output=str(whole), save_every=2, **fields))
     with pytest.raises(Killed):

@@ -137,6 +137,19 @@ def test_muon_learns_the_same_on_several_ranks(colours, tmp_path):
     assert difference(tmp_path / "one", tmp_path / "two") < five_deviations
 
 
+@pytest.mark.parametrize("option", ["--lora=4", "--teacher"])
+def test_finetuning_learns_the_same_on_several_ranks(colours, tmp_path, alone, option):
+    model = str(alone[0])
+    options = ("--model", model, option, *([model] if option == "--teacher" else []))
+    runs = {"one": (), "two": ("--devices=2",), "split": ("--devices=2", "--shard")}
+    for name, more in runs.items():
+        recipe = ("--steps=4", *options, *RECIPE[5:], *more)
+        vit("finetune", "--data", str(colours), "-o", str(tmp_path / name), *recipe)
+        assert weights(tmp_path / name).keys() == weights(alone[0]).keys()
+    for name in ("two", "split"):
+        assert difference(tmp_path / "one", tmp_path / name) < TOLERANCE
+
+
 LITTLE_MEMORY = """
 import os
 from vitcli.cli.main import main

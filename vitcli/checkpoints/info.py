@@ -45,6 +45,8 @@ class Run(TypedDict, total=False):
     train_images: int
     parent: str
     """The checkpoint it started from."""
+    teacher: str
+    """The model whose scores it learnt."""
     seed: int
     steps: int
     seconds: float
@@ -240,6 +242,9 @@ def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:
     """Provenance of a model whose initial weights are those of `start`, called `name`."""
     before = {key: start.provenance[key] for key in Run.__annotations__ if key in start.provenance}
     history = [*start.provenance.get("history", []), *([before] * bool(before))]
-    # Of a path only the last component is stored.
-    parent = Path(name).name if os.path.exists(os.path.expanduser(name)) else name
-    return {"parent": parent, "history": history}
+    return {"parent": stored_name(name), "history": history}
+
+
+def stored_name(model: str) -> str:
+    """What a checkpoint calls another model: of a path only the last component."""
+    return Path(model).name if os.path.exists(os.path.expanduser(model)) else model

@@ -238,6 +238,7 @@ def _history(info: CheckpointInfo) -> list[str]:
         "Data": said.get("data"),
         "Training images": said.get("train_images"),
         "Initial weights": said.get("parent"),
+        "Teacher": said.get("teacher"),
         "Position embeddings resized": _resized(said.get("posemb_resize")),
         "Step of the stored weights": said.get("steps"),
         "Seed": said.get("seed"),

@@ -14,10 +14,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+class LowRank(nn.Module):
+    """An update of a dense layer's matrix, (out, rank) times (rank, in) (`lora.py`)."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        product: Tensor = self.up(self.down(x))
+        return product
+
+
 class Linear(nn.Linear):
     """A dense layer, (..., in) -> (..., out)."""
 
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.lora: LowRank | None = None
+
     def forward(self, x: Tensor) -> Tensor:
+        product = self._product(x)
+        return product if self.lora is None else product + self.lora(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         bias = self.added()
         if bias is not None and torch.is_grad_enabled() and _is_bf16_on_cpu(x):
             product: Tensor = _Multiply.apply(x, self.weight, bias)  # type: ignore[no-untyped-call]

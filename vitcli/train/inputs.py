@@ -60,8 +60,9 @@ def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
 
 
 def has_fixed_features(run: Run) -> bool:
-    """Whether `Features` can replace `Images`: they are fixed, and fit into memory."""
-    if isinstance(run.splits.train, Stream):
+    """Whether `Features` can replace `Images`: they are fixed and fit into memory, and there is no
+    teacher, which needs the images."""
+    if isinstance(run.splits.train, Stream) or run.config.teacher:
         return False
     needed = 4 * _num_images(run) * run.info.model.feature_dim
     short = needed >= free_memory(run.device) / 4

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitcli.data.order import batch_rng
 from vitcli.data.transforms import mix
+from vitcli.train.teacher import Teacher
 from vitcli.train_config import TrainConfig
 
 
@@ -65,6 +66,9 @@ class Objective(nn.Module):
         """Multiply-accumulates of one image's forward pass, as `ModelConfig.macs` counts them."""
         return int(self.model.config.macs())
 
+    target_macs = 0
+    """Those of what `prepare` computes for an image."""
+
     @property
     def note(self) -> str:
         """A line shown before a run; may be empty."""
@@ -81,29 +85,49 @@ class Classification(Objective):
 
     Args:
         class_weights: (K,), how much the images of each class count.
+        teacher: a model whose scores are learnt instead of, or beside, the labels.
     """
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, class_weights: Tensor | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        class_weights: Tensor | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__(model)
-        self.config = config
+        self.config, self.teacher = config, teacher
         self.lead = int(config.augment.mixup > 0 or config.augment.cutmix > 0)
+        self.target_macs = teacher.macs if teacher else 0
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", class_weights, persistent=False)
 
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images, and their labels as rows (B, K)."""
+        """Mixed images, and their labels as rows (B, K); with a teacher, labels and its scores,
+        (B, 2, K)."""
         y = soft_targets(labels, self.model.config.num_classes, self.config)
-        return mix(x, y, self.config.augment, batch_rng(self.config.seed, step), lead)
+        x, y = mix(x, y, self.config.augment, batch_rng(self.config.seed, step), lead)
+        return x, y if self.teacher is None else torch.stack([y, self.teacher.scores(x)], dim=1)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(x) if x.ndim == 4 else self.model.head(x)
+        targets = y if self.teacher is None else y[:, 0]
         with torch.autocast(x.device.type, enabled=False):
-            losses = classification_losses(logits, y, self.config, self.class_weights)
-        return losses, logits.detach().argmax(dim=1) == y.argmax(dim=1)
+            losses = classification_losses(logits, targets, self.config, self.class_weights)
+            if self.teacher is not None:
+                share = self.config.teacher_weight
+                distilled = distillation_losses(logits, y[:, 1], self.config.temperature)
+                losses = (1 - share) * losses + share * distilled
+        return losses, logits.detach().argmax(dim=1) == targets.argmax(dim=1)
+
+
+def distillation_losses(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(scores || softmax(logits / T)), (B,), of logits (B, K) and a teacher's scores (B, K)
+    at the same temperature; T^2 keeps the size of the gradients (Hinton et al., section 2)."""
+    own = (logits.float() / temperature).log_softmax(dim=1)
+    return temperature**2 * F.kl_div(own, scores, reduction="none").sum(dim=1)
 
 
 def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:

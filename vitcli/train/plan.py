@@ -89,8 +89,13 @@ def default_rate(config: TrainConfig, batch: int) -> float:
         return MAE_RATE * batch / 256
     if config.objective == "masked-patch":
         return MASKED_PATCH_RATE
-    return OPTIMIZERS[config.optimizer].lr[config.task]
+    rate = OPTIMIZERS[config.optimizer].lr[config.task]
+    return LORA_FACTOR * rate if config.lora else rate
 
+
+LORA_FACTOR = 10
+"""LoRA's best learning rate, divided by that of training all weights (Schulman et al., "LoRA
+Without Regret", Thinking Machines Lab, 2025)."""
 
 MAE_RATE, MASKED_PATCH_RATE = 1.5e-4, 2e-4
 
@@ -133,6 +138,7 @@ def plan_of(run: Run) -> Plan:
     if has_fixed_features(run):
         forwards = len(splits.train) + val_images
         images, micro_batches = forwards // run.ranks.count, 1
+    macs = forwards * run.objective.macs + run.steps * run.batch_size * run.objective.target_macs
     return Plan(
         model=str(run.info.provenance.get("parent") or variant_name(model)),
         parameters=model.num_params(),
@@ -147,7 +153,7 @@ def plan_of(run: Run) -> Plan:
         steps=run.steps,
         from_step=run.progress.step,
         epochs=run.steps * run.batch_size / len(splits.train),
-        exaflops=forwards * 2 * run.objective.macs / 1e18,
+        exaflops=2 * macs / 1e18,
         batch_size=run.batch_size,
         grad_accum=micro_batches,
         optimizer=config.optimizer,
@@ -188,10 +194,10 @@ def _times(run: Run, count: int) -> list[float]:
     objective = run.objective
     images = torch.zeros((count, 3, *run.info.model.image_size), device=run.device)
     labels = torch.zeros(count, dtype=torch.int64, device=run.device)
-    x, y = objective.prepare(images, labels, step=0)
     times: list[float] = []
     while len(times) < 2 or (len(times) < 8 and sum(times) < 2.0):  # the first one warms up
         begin = time.perf_counter()
+        x, y = objective.prepare(images, labels, step=0)
         with run.autocast():
             losses, _ = objective(x, y)
         losses.sum().backward()

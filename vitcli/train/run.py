@@ -18,6 +18,7 @@ from vitcli.data.dataset import Splits
 from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, DataError, ImageError, RunError
 from vitcli.inference import Inference
+from vitcli.models.lora import merged
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.directory import RunDirectory
@@ -205,7 +206,7 @@ class Run:
 
 def _whole_state(model: nn.Module) -> dict[str, Tensor]:
     """A model's tensors, also where each rank holds a part of them."""
-    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    return merged({name: whole(tensor) for name, tensor in model.state_dict().items()})
 
 
 def out_of_memory() -> RunError:

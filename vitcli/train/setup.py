@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import is_nccl_available
 
 import vitcli
-from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text
+from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text, stored_name
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import listed
 from vitcli.data.dataset import Splits, indexed, open_data, unreadable_images
@@ -23,8 +23,10 @@ from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, DataError, ImageError, RunError
 from vitcli.hub import registry
 from vitcli.inference import LONG_SEQUENCE, SLOW, check_memory
+from vitcli.models.lora import add_updates
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
 from vitcli.train import initial, parallel
 from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
@@ -38,6 +40,7 @@ from vitcli.train.plan import MAE_RATE, fill_gaps
 from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
+from vitcli.train.teacher import Teacher
 from vitcli.train.tensorboard import require_tensorboard
 from vitcli.train_config import TrainConfig
 
@@ -93,7 +96,11 @@ def prepare(
     config = dataclasses.replace(config, accumulate=ranks.largest(config.accumulate or 1)[0])
     _warn(config, info.model, ranks.count, on_event)
     freeze(model, config.freeze)
-    objective = _objective(config, model, info.preprocess, splits.train).to(device)
+    if config.lora:
+        add_updates(model, config.lora, config.seed)
+    with ranks.first_alone():
+        teacher = _teacher(config, info, on_event, offline, allow_pickle)
+    objective = _objective(config, model, info.preprocess, splits.train, teacher).to(device)
     loaded = None if resume else initial.load_beside(objective, config)
     for text in (objective.note, loaded):
         if text:
@@ -154,8 +161,30 @@ def _build(
     return info, initial.build_model(start, info, rows, config)
 
 
+def _teacher(
+    config: TrainConfig, info: CheckpointInfo, on_event: OnEvent, offline: bool, allow_pickle: bool
+) -> Teacher | None:
+    if config.teacher is None:
+        return None
+    predictor = Predictor(
+        config.teacher,
+        config.device,
+        config.precision,
+        offline,
+        lambda transfer: on_event(Download(transfer)),
+        allow_pickle=allow_pickle,
+    )
+    height, width = predictor.info.preprocess.size
+    on_event(Note(f"teacher: {predictor.name}, at {height} x {width} px"))
+    return Teacher(predictor, info.classes, info.preprocess, config)
+
+
 def _objective(
-    config: TrainConfig, model: nn.Module, preprocess: Preprocess, train: Source | Stream
+    config: TrainConfig,
+    model: nn.Module,
+    preprocess: Preprocess,
+    train: Source | Stream,
+    teacher: Teacher | None,
 ) -> Objective:
     if config.objective == "mae":
         return MaskedAutoencoder(model, config, preprocess)
@@ -164,7 +193,7 @@ def _objective(
     weights = None
     if config.class_weights:
         weights = torch.from_numpy(class_weights(config.class_weights, train))
-    return Classification(model, config, weights)
+    return Classification(model, config, weights, teacher)
 
 
 def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:
@@ -261,6 +290,8 @@ def _provenance(
     }
     if config.note:
         provenance["note"] = config.note
+    if config.teacher is not None:
+        provenance["teacher"] = stored_name(config.teacher)
     if config.model is not None:
         provenance |= ancestry(start, registry.aliases().get(config.model, config.model))
         grid, new = start.model.grid, _trained_shape(start.model, config).grid

@@ -1,0 +1,59 @@
+"""LoRA: updates of low rank (peers/test_training.py holds them to peft)."""
+
+import pytest
+import torch
+
+from vitcli.config import BiTConfig, model_config
+from vitcli.errors import ConfigError
+from vitcli.models.lora import add_updates, merged
+from vitcli.models.resnet import BiT
+from vitcli.models.vit import ViT
+from vitcli.resnets import bit_resnet
+
+SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
+
+
+def test_updates_change_nothing_at_first_and_then_only_the_matrices_of_the_blocks() -> None:
+    """Also of a model whose pooling has an MLP of its own."""
+    fields = {"pool": "map", "class_token": False, "num_classes": 3}
+    model = ViT(model_config("Ti/8", **SIZES, **fields)).double()
+    model.init_weights(0)
+    torch.nn.init.normal_(model.head.weight)
+    before, images = model.state_dict(), torch.randn(2, 3, 16, 16, dtype=torch.double)
+    expected = model(images)
+    add_updates(model, 4, seed=0)
+    model.double()
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+    model(images).square().sum().backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None}
+    matrices = [f"blocks.{i}.{m}" for i in (0, 1) for m in ("attn.qkv", "attn.proj", "mlp.fc1")]
+    matrices += [f"blocks.{i}.mlp.fc2" for i in (0, 1)]
+    updates = {f"{m}.lora.{part}.weight" for m in matrices for part in ("down", "up")}
+    assert trained == updates | {"head.weight", "head.bias"}
+
+    for name in updates:
+        torch.nn.init.normal_(model.get_parameter(name), std=0.1)
+    after = merged(model.state_dict())
+    plain = ViT(model.config).double()
+    plain.load_state_dict(after)
+    torch.testing.assert_close(plain(images), model(images))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {f"{matrix}.weight" for matrix in matrices}
+    assert all(torch.linalg.matrix_rank(after[n] - before[n]) == 4 for n in changed)
+
+
+def test_the_seed_decides_the_updates_and_the_ranks_generator_does_not() -> None:
+    states = []
+    for seed, torchs in ((0, 1), (0, 2), (1, 1)):
+        torch.manual_seed(torchs)
+        model = ViT(model_config("Ti/8", **SIZES))
+        add_updates(model, 4, seed)
+        states.append(model.state_dict()["blocks.1.mlp.fc2.lora.down.weight"])
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
+def test_models_without_matrices_of_a_higher_rank_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not a BiT ResNet"):
+        add_updates(BiT(BiTConfig(bit_resnet((1,), 0.5), (32, 32), num_classes=2)), 4, 0)
+    with pytest.raises(ConfigError, match="--lora 24"):
+        add_updates(ViT(model_config("Ti/8", **SIZES)), 24, 0)

@@ -1,0 +1,132 @@
+"""Distillation: what a teacher sees and says, and which teachers are refused."""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitcli.checkpoints.info import CheckpointInfo
+from vitcli.checkpoints.save import save_checkpoint
+from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
+from vitcli.errors import ConfigError, DataError
+from vitcli.models.vit import ViT
+from vitcli.prediction import Predictor
+from vitcli.train.loop import train
+from vitcli.train.objectives import Classification
+from vitcli.train.teacher import Teacher
+from vitcli.train_config import TrainConfig
+
+SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
+NAMES = ("grey", "red", "blue", "green")
+STUDENT = Preprocess((16, 16))
+HALVES = Preprocess((16, 16), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory):
+    """Saves a model of random weights, whose preprocessing is not its student's."""
+    folder = tmp_path_factory.mktemp("teachers")
+
+    def save(
+        name: str, preprocess: Preprocess = HALVES, named: bool = True, classes: int = 4
+    ) -> Path:
+        sizes = {**SIZES, "image_size": preprocess.size}
+        model = ViT(model_config("Ti/8", num_classes=classes, **sizes))
+        model.init_weights(0)
+        for parameter in model.head.parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+        labels = tuple(ClassLabel(name, name) for name in NAMES[:classes]) if named else ()
+        info = CheckpointInfo(model.config, preprocess, labels)
+        return save_checkpoint(folder / name, model.state_dict(), info)
+
+    return save
+
+
+def config(model: Path, **fields) -> TrainConfig:
+    return TrainConfig(
+        data=DataConfig("flags"), output="run", teacher=str(model), precision="fp32", **fields
+    )
+
+
+def teacher(model: Path, classes=("blue", "green", "red"), **fields) -> Teacher:
+    labels = tuple(ClassLabel(name, name) for name in classes)
+    predictor = Predictor(model, "cpu", "fp32")
+    return Teacher(predictor, labels, STUDENT, config(model, **fields))
+
+
+def test_scores_are_the_models_own_for_the_students_classes(models, tmp_path) -> None:
+    """Of the same pixels, which `predict` normalizes with the teacher's mean and deviation."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    model = models("same")
+    (answer,) = Predictor(model, "cpu", "fp32").predict(tmp_path / "image.png", top_k=4)
+    expected = {found.label: found.score for found in answer.predictions}
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
+    found = teacher(model).scores(images)[0]
+    total = expected["blue"] + expected["green"] + expected["red"]
+    for name, score in zip(("blue", "green", "red"), found.tolist(), strict=True):
+        assert score == pytest.approx(expected[name] / total, abs=1e-5)
+
+    warm = teacher(model, temperature=3.0).scores(images)[0]
+    torch.testing.assert_close(warm.log().softmax(0), warm)
+    torch.testing.assert_close((3 * warm.log()).softmax(0), found)
+
+
+def test_images_are_resized_to_the_teachers_size(models) -> None:
+    large = teacher(models("large", dataclasses.replace(HALVES, size=(32, 24))))
+    grey = torch.zeros(5, 3, 16, 16)
+    expected = large.inference.model(
+        (0.5 - torch.tensor(HALVES.mean))
+        .div(torch.tensor(HALVES.std))
+        .view(1, 3, 1, 1)
+        .expand(5, 3, 32, 24)
+    )
+    torch.testing.assert_close(large.scores(grey), expected[:, [2, 3, 1]].softmax(1))
+
+
+def test_labels_count_as_much_as_the_teacher_leaves_them(models) -> None:
+    own = teacher(models("losses"))
+    student = ViT(model_config("Ti/8", num_classes=3, **SIZES))
+    student.init_weights(0)
+    torch.nn.init.normal_(student.head.weight)
+    images, losses = torch.randn(6, 3, 16, 16), {}
+    for share in (0.25, 1.0):
+        objective = Classification(student, config(Path("x"), teacher_weight=share), None, own)
+        for labels in ((0,) * 6, (1, 2) * 3):
+            x, y = objective.prepare(images, torch.tensor(labels), step=1)
+            losses[share, labels], _ = objective(x, y)
+    same, other = (0,) * 6, (1, 2) * 3
+    torch.testing.assert_close(losses[1.0, same], losses[1.0, other])
+    plain = Classification(student, config(Path("x")))
+    x, y = plain.prepare(images, torch.tensor(other), step=1)
+    torch.testing.assert_close(
+        losses[0.25, other], 0.75 * plain(x, y)[0] + 0.25 * losses[1.0, other]
+    )
+    assert copy.deepcopy(objective).teacher is own
+    assert objective.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_a_teacher_needs_the_names_of_all_classes(models) -> None:
+    with pytest.raises(ConfigError, match="has no classes"):
+        teacher(models("headless", classes=0))
+    with pytest.raises(ConfigError, match="no class names"):
+        teacher(models("nameless", named=False))
+    with pytest.raises(DataError, match="'violet' is not among the 4 classes of the teacher"):
+        teacher(models("colourful"), ("red", "violet"))
+
+
+def test_a_student_learns_the_teachers_answers_and_says_whose(tiny_run, finished) -> None:
+    """Even if every label is wrong: the teacher's accuracy on the same images."""
+    run = tiny_run(teacher=str(finished), steps=60, eval_every=60, seed=5)
+    events: list = []
+    outcome = train(run, on_event=events.append)
+    losses = [event.loss for event in events if event.kind == "train"]
+    assert losses[-1] < losses[0] / 2
+    assert outcome.metrics["val_top1"] > 0.9
+    info = Predictor(run.output).info
+    assert info.provenance["teacher"] == finished.name
+    assert f"- Teacher: {finished.name}" in (Path(run.output) / "README.md").read_text()

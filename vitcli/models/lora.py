@@ -1,0 +1,52 @@
+"""LoRA: updates of low rank, which are trained instead of the weight matrices (Hu et al., arXiv
+2106.09685)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from vitcli.errors import ConfigError
+from vitcli.models.linear import Linear, LowRank
+
+_DOWN, _UP = ".lora.down.weight", ".lora.up.weight"
+
+
+def add_updates(model: nn.Module, rank: int, seed: int) -> None:
+    """Adds an update of this rank to every weight matrix of the blocks, and stops the training of
+    everything else but the head. The updates are zero at first: one factor is, the other has
+    PyTorch's own initial values of a dense layer, as in the authors' code (loralib/layers.py).
+
+    Raises:
+        ConfigError: the model has no Transformer blocks, or matrices of that rank or less.
+    """
+    blocks = (module for name, module in model.named_modules() if name.startswith("blocks."))
+    matrices = [module for module in blocks if isinstance(module, Linear)]
+    full = min((min(matrix.weight.shape) for matrix in matrices), default=0)
+    if not full:
+        raise ConfigError("--lora requires a model with Transformer blocks, not a BiT ResNet")
+    if rank >= full:
+        raise ConfigError(
+            f"--lora {rank}: the rank of the weight matrices is {full}",
+            hint="use a lower rank, such as --lora 8, or leave out --lora",
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("head"))
+    generator = torch.Generator().manual_seed(seed)
+    for matrix in matrices:
+        matrix.lora = LowRank(matrix.in_features, matrix.out_features, rank)
+        nn.init.kaiming_uniform_(matrix.lora.down.weight, a=math.sqrt(5), generator=generator)
+        nn.init.zeros_(matrix.lora.up.weight)
+
+
+def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's tensors with the updates added to the matrices: those of a model without them."""
+    plain = {name: tensor for name, tensor in state.items() if ".lora." not in name}
+    for name, up in state.items():
+        if name.endswith(_UP):
+            matrix = name.removesuffix(_UP)
+            plain[f"{matrix}.weight"] = plain[f"{matrix}.weight"] + up @ state[matrix + _DOWN]
+    return plain
