@@ -47,6 +47,35 @@ def test_types_heads_and_names(tmp_path: Path) -> None:
     assert torch.equal(model.norm.weight, old.bfloat16().float())
 
 
+def test_the_mean_of_several_models(tmp_path: Path) -> None:
+    """One that is named twice counts twice."""
+    source, others = GOLDEN / "timm_vit_default", [str(tmp_path / name) for name in ("b", "c")]
+    first = arrays(source)
+    for factor, other in zip((3, -5), others, strict=True):
+        info, _ = read_info(source)
+        tensors = {name: factor * array for name, array in first.items()}
+        trained = dataclasses.replace(info, provenance={"metrics": {"val_top1": 0.5}})
+        save_checkpoint(other, tensors, trained)
+    changes = Changes(average=[*others, others[0]], dtype="float16")
+    out = convert(source, tmp_path / "mean", changes=changes)
+    for name, array in arrays(out).items():
+        assert array.dtype == np.float16  # (1 + 3 - 5 + 3) / 4
+        np.testing.assert_array_equal(array, (first[name] / 2).astype(np.float16))
+    info, _ = read_info(out)
+    assert info.provenance["average_of"] == [source.name, "b", "c", "b"]
+    assert "metrics" not in info.provenance
+
+    for fields, what in (
+        ({"num_classes": 3}, "another architecture"),
+        ({"preprocess": {"crop_mode": "squash"}}, "another preprocessing"),
+    ):
+        other = convert(source, tmp_path / what, changes=Changes(**fields))
+        with pytest.raises(ConfigError, match=f"cannot be averaged with .* {what}"):
+            convert(source, tmp_path / "d", changes=Changes(average=[str(other)]))
+    with pytest.raises(OutputError, match="the same file"):
+        convert(source, others[0], changes=Changes(average=others[:1]), force=True)
+
+
 def test_a_new_head_keeps_neither_metrics_nor_the_score_function(tmp_path: Path) -> None:
     """Nor does one with as many classes as the old."""
     source = convert(GOLDEN / "timm_vit_default", tmp_path / "source")

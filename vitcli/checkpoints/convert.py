@@ -16,6 +16,7 @@ import numpy as np
 
 from vitcli.atomic import whole_directory, write_json
 from vitcli.checkpoints import read
+from vitcli.checkpoints.average import average
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
@@ -46,6 +47,8 @@ class Conversion:
     """What `write` will do: decided and checked, but not written yet."""
 
     source: read.Checkpoint
+    others: list[read.Checkpoint]
+    """Those that it is averaged with."""
     output: Path
     is_file: bool
     """Whether the output is a file, not a directory."""
@@ -64,6 +67,7 @@ class Conversion:
         rows = [row._asdict() for row in self.names]
         return {
             "source": str(self.source.file),
+            "averaged_with": [str(other.file) for other in self.others],
             "layout": self.source.layout,
             "output": str(self.output),
             "format": self.format,
@@ -118,9 +122,12 @@ def plan_convert(
 ) -> Conversion:
     """Reads the source's header and decides what is written. Arguments and errors as `convert`."""
     check_output(output, to)
-    source = read.open_checkpoint(spec, old_grid, **fetching)
     kind, changes = output_suffix(output), changes or Changes()
-    info, tensors = change(source.info, source.tensors, changes)
+    specs = [str(spec), *changes.average]
+    models = [read.open_checkpoint(name, old_grid, **fetching) for name in specs]
+    source, *others = models
+    info, tensors = average(models, specs) if others else (source.info, source.tensors)
+    info, tensors = change(info, tensors, changes)
     target = to or default_format(info.model, kind)
     layout = layout_of(target)
     if problems := layout.refusals(info.model):
@@ -144,7 +151,7 @@ def plan_convert(
         theirs = () if is_new else source.sources[name]
         names.append(Renamed(name, new.shape, new.dtype, theirs, renamed[name], " ".join(was)))
     path, is_file = Path(output), bool(kind)
-    return Conversion(source, path, is_file, target, info, saved, names, warnings)
+    return Conversion(source, others, path, is_file, target, info, saved, names, warnings)
 
 
 def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
@@ -201,7 +208,8 @@ def write(job: Conversion, force: bool = False) -> None:
             hint = "choose another DST, or use --force to write into this directory"
         raise OutputError("already exists", where=job.output, hint=hint)
     file = job.output if job.is_file else job.output / "model.safetensors"
-    if os.path.realpath(file) == os.path.realpath(job.source.file):
+    sources = [os.path.realpath(source.file) for source in (job.source, *job.others)]
+    if os.path.realpath(file) in sources:
         raise OutputError(
             "source and output are the same file", where=file, hint="choose another output"
         )

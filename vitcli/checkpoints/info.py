@@ -70,6 +70,8 @@ class Provenance(Run, total=False):
     for them."""
     given: str
     """What a conversion was given, because the file does not state it: an architecture, heads."""
+    average_of: list[str]
+    """The models whose mean it is."""
     converted_from: str
     """Name of a layout."""
     timm: dict[str, Any]

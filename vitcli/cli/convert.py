@@ -94,9 +94,10 @@ def convert(args: Convert) -> None:
     for warning in job.warnings:
         output.note(warning)
     verb = "would write" if args.writing.dry_run else "wrote"
+    others = ", ".join(str(other.file) for other in job.others)
     lines = [
         f"{verb} {job.output} in layout {job.format}, from {job.source.file} "
-        f"({job.source.layout}): "
+        f"({job.source.layout}){f', averaged with {others}' if others else ''}: "
         f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
     ]
     lines += [

@@ -264,7 +264,7 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             value = ", ".join(str(part) for part in value.values() if part)
         elif name == "input_size":
             value = f"{_size(value)} px"
-        elif name in ("assumed", "left_out", "took"):
+        elif name in ("assumed", "left_out", "took", "average_of"):
             value = "; ".join(value.values() if isinstance(value, Mapping) else value)
         if name not in ("command", "history", "store") and value not in ("", None, {}):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -239,6 +239,7 @@ def _history(info: CheckpointInfo) -> list[str]:
         "Training images": said.get("train_images"),
         "Initial weights": said.get("parent"),
         "Teacher": said.get("teacher"),
+        "Average of": ", ".join(said.get("average_of", [])) or None,
         "Position embeddings resized": _resized(said.get("posemb_resize")),
         "Step of the stored weights": said.get("steps"),
         "Seed": said.get("seed"),

@@ -1,0 +1,63 @@
+"""The mean of several models' weights ("model soups", arXiv 2203.05482)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vitcli.checkpoints.info import Checkpoint, CheckpointInfo, stored_name
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
+from vitcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+COMPARED = {
+    "model": "another architecture or image size",
+    "classes": "other classes",
+    "score": "another score function",
+    "preprocess": "another preprocessing",
+}
+"""Fields of a description that models with a mean have in common."""
+
+
+def average(
+    models: Sequence[Checkpoint], names: Sequence[str]
+) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
+    """The first model's description, without metrics, and the mean of each tensor: computed in
+    float64 when it is read, of the first model's type.
+
+    Args:
+        names: what the user calls the models, for the description.
+
+    Raises:
+        ConfigError: one has another architecture, other classes or another preprocessing.
+    """
+    first, *others = models
+    for other in others:
+        for field, what in COMPARED.items():
+            if getattr(first.info, field) != getattr(other.info, field):
+                raise ConfigError(
+                    f"cannot be averaged with {first.file}, which has {what}",
+                    where=other.file,
+                    hint="compare the two with `vit info`",
+                )
+
+    def mean_of(name: str) -> LazyTensor:
+        tensors = [model.tensors[name] for model in models]
+
+        def read() -> np.ndarray:
+            total = tensors[0].read().astype("float64")
+            for tensor in tensors[1:]:
+                total += tensor.read()
+            mean: np.ndarray = (total / len(tensors)).astype(numpy_dtype(tensors[0].dtype))
+            return mean
+
+        return tensors[0]._replace(read=read)
+
+    provenance = {k: v for k, v in first.info.provenance.items() if k != "metrics"}
+    provenance["average_of"] = list(map(stored_name, names))
+    info = dataclasses.replace(first.info, provenance=provenance)
+    return info, {name: mean_of(name) for name in first.tensors}
