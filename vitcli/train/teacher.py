@@ -45,10 +45,16 @@ class Teacher:
                 hint=f"write a copy with names: `vit convert {name} DST --classes FILE`",
             )
         rows = match_classes(classes, info.classes, config.data.path, "the teacher")
-        self.inference = predictor.load()
-        self.rows = torch.from_numpy(rows).to(self.inference.device)
-        self.student, self.temperature = preprocess, config.temperature
+        self.inference, self.temperature = predictor.load(), config.temperature
         self.macs = info.model.macs()
+        device = self.inference.device
+        self.rows = torch.from_numpy(rows).to(device)
+        mean, std, own_mean, own_std = (
+            torch.tensor(values, device=device).view(3, 1, 1)
+            for how in (preprocess, info.preprocess)
+            for values in (how.mean, how.std)
+        )
+        self.scale, self.shift = std / own_std, (mean - own_mean) / own_std
 
     def __deepcopy__(self, memo: object) -> Teacher:
         return self
@@ -60,15 +66,10 @@ class Teacher:
         Args:
             images: float32 (B, 3, H, W), normalized for the student; resized to the teacher's size.
         """
-        own, student = self.inference.info.preprocess, self.student
-
-        def channels(values: tuple[float, ...]) -> Tensor:
-            return images.new_tensor(values).view(3, 1, 1)
-
-        colours = images * channels(student.std) + channels(student.mean)
-        if images.shape[2:] != own.size:
-            colours = F.interpolate(colours, own.size, mode="bilinear", antialias=True)
-        given = ((colours - channels(own.mean)) / channels(own.std)).to(self.inference.dtype)
+        size, dtype = self.inference.info.preprocess.size, self.inference.dtype
+        if images.shape[2:] != size:
+            images = F.interpolate(images, size, mode="bilinear", antialias=True)
+        given = (images * self.scale + self.shift).to(dtype)
         parts = given.split(self.inference.batch_size)
         logits = torch.cat([self.inference.model(part).float() for part in parts])
         return (logits[:, self.rows] / self.temperature).softmax(dim=1)
