@@ -48,7 +48,10 @@ def test_what_was_given_as_a_path_is_published_by_its_name():
     run = {"data": "jdoe-private/photos", "output": "/a/b", "parent": "~/runs/a", "classes": "x/y"}
     expected = {"data": "photos", "output": "b", "parent": "a", "classes": "y"}
     assert publishable(run) == expected
-    assert publishable({"parent": "me/model@main"})["parent"] == "me/model@main"
+    for key in ("parent", "teacher"):
+        assert publishable({key: "me/model@main"})[key] == "me/model@main"
+    distilled = {"teacher": "me/model", "command": "vit finetune --teacher me/model --data me/x"}
+    assert publishable(distilled)["command"] == "vit finetune --teacher me/model --data x"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from vitcli.weight_files import SUFFIXES
 
 PATHS = ("data", "output", "classes")
 """Keys of provenance under which a path may stand."""
+MODELS = ("parent", "teacher")
+"""Those under which a model stands: the name of a path, or a Hub repo."""
 
 VARIANT = re.compile(rf"(R\d*\+)?({'|'.join(VARIANTS)})/\d{{1,2}}")
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -48,7 +50,7 @@ def publishable(
             public[key] = _command(value, known)
         elif key in PATHS and isinstance(value, str):
             public[key] = _last(value)
-        elif key == "parent" and isinstance(value, str):
+        elif key in MODELS and isinstance(value, str):
             public[key] = value if value.partition("@")[0] in known else _last(value)
         else:
             public[key] = _text(value, places)
@@ -56,15 +58,14 @@ def publishable(
 
 
 def _repos(provenance: Mapping[str, Any]) -> set[str]:
-    """The Hub repos that a run was made from: a parent that is a path is recorded by its name."""
-    parent = str(provenance.get("parent", "")).partition("@")[0]
-    released = {entry.repo for entry in registry.entries().values()}
-    return released | {parent} if is_repo(parent) else released
+    """The Hub repos that a run was made from: of a path only the name is recorded."""
+    models = (str(provenance.get(key, "")).partition("@")[0] for key in MODELS)
+    return {entry.repo for entry in registry.entries().values()} | set(filter(is_repo, models))
 
 
-def is_repo(parent: str) -> bool:
-    """Whether a recorded parent is a Hub repo."""
-    return bool(REPO.fullmatch(parent)) and not parent.endswith(SUFFIXES)
+def is_repo(model: str) -> bool:
+    """Whether a recorded model is a Hub repo."""
+    return bool(REPO.fullmatch(model)) and not model.endswith(SUFFIXES)
 
 
 def _command(text: str, known: Collection[str]) -> str:
