@@ -33,7 +33,8 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 @dataclass(frozen=True)
 class ModelConfig(Layered):
     """The architecture of a Vision Transformer, or of a hybrid, whose patches are cut from a
-    ResNet's feature map: what its checkpoint stores and nothing else.
+    ResNet's feature map: what its checkpoint stores and nothing else. Fields that have their
+    default are not stored, so no default may ever change.
 
     Names of sizes are the paper's (arXiv 2010.11929, section 3.1 and Table 1).
     """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.config import ClassLabel, ModelConfig, Preprocess
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, ResNetConfig
 from vitcli.errors import CheckpointError
 
 INFO = CheckpointInfo(
@@ -17,6 +17,20 @@ INFO = CheckpointInfo(
     "sigmoid",
     {"command": "vit pretrain", "metrics": {"val_top1": 0.5}, "umlaut": "ä"},
 )
+
+
+def test_what_a_model_does_not_use_is_not_stored() -> None:
+    """An earlier version of vit, which knows fewer fields, then reads it."""
+    sizes = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
+    stem = ResNetConfig((1, 1), norm_eps=1e-6)
+    for config, stored in (
+        (ModelConfig(**sizes), sizes),
+        (ModelConfig(**sizes, key_bias=False), {**sizes, "key_bias": False}),
+        (ModelConfig(**sizes, stem=stem), {**sizes, "stem": {"depths": (1, 1), "norm_eps": 1e-6}}),
+    ):
+        info = CheckpointInfo(config, Preprocess())
+        assert info.to_dict()["model"] == stored
+        assert CheckpointInfo.from_metadata(info.to_metadata()) == info
 
 
 def test_keys_of_earlier_versions_are_read() -> None:

@@ -134,7 +134,7 @@ def test_pipes_are_refused_at_once(tmp_path: Path, model: Path) -> None:
         ("[]", "not a JSON object"),
         ('{"model_type": "vit"}', "a transformers model"),
         ('{"architecture": "resnet50"}', "'resnet50' is not supported"),
-        ('{"vit": 3}', "model description is damaged"),
+        ('{"vit": 3}', "model description cannot be read"),
     ],
 )
 def test_other_configs(model: Path, config: str, said: str) -> None:

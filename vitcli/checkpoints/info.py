@@ -128,7 +128,7 @@ class CheckpointInfo:
         """As JSON; `from_dict` reads it back."""
         return {
             "version": 1,
-            "model": dataclasses.asdict(self.model),
+            "model": _stated(self.model),
             "preprocess": dataclasses.asdict(self.preprocess),
             "classes": [list(label) for label in self.classes],
             "score": self.score,
@@ -205,9 +205,24 @@ class Checkpoint:
     """The released model that it is, if the registry knows it."""
 
 
+def _stated(config: Any) -> dict[str, Any]:
+    """The fields of a model that do not have their default, so that earlier versions of vit read it
+    unless it has a part that they do not know."""
+    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {
+        field.name: _stated(value) if dataclasses.is_dataclass(value) else value
+        for field, value in values.items()
+        if value != field.default
+    }
+
+
 def _damaged(error: Exception, where: object) -> CheckpointError:
     reason = f"{error} is missing" if isinstance(error, KeyError) else error
-    return CheckpointError(f"the model description is damaged: {reason}", where=where)
+    return CheckpointError(
+        f"the model description cannot be read: {reason}",
+        where=where,
+        hint="if a newer version of vit wrote it, upgrade vit; otherwise it is damaged",
+    )
 
 
 def _provenance(stored: Any) -> dict[str, Any]:
