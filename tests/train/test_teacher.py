@@ -111,7 +111,7 @@ def test_labels_count_as_much_as_the_teacher_leaves_them(models) -> None:
 
 
 def test_a_teacher_needs_the_names_of_all_classes(models) -> None:
-    with pytest.raises(ConfigError, match="has no classes"):
+    with pytest.raises(ConfigError, match="predicts no classes"):
         teacher(models("headless", classes=0))
     with pytest.raises(ConfigError, match="no class names"):
         teacher(models("nameless", named=False))

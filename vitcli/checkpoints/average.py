@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 COMPARED = {
-    "model": "another architecture or image size",
+    "model": "another architecture, image size or head",
     "classes": "other classes",
     "score": "another score function",
     "preprocess": "another preprocessing",

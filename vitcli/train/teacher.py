@@ -37,7 +37,8 @@ class Teacher:
     ) -> None:
         info, name = predictor.info, predictor.name
         if not info.model.num_classes or info.score == "none":
-            raise ConfigError("the teacher has no classes", where=name)
+            hint = "choose a model that has the classes of the dataset"
+            raise ConfigError("the teacher predicts no classes", where=name, hint=hint)
         if not info.classes:
             raise ConfigError(
                 "the teacher has no class names",
