@@ -1,5 +1,6 @@
 """Training beside timm and scikit-learn: rates by layer, and where a linear probe ends."""
 
+import dataclasses
 from pathlib import Path
 from types import ModuleType
 
@@ -113,20 +114,24 @@ def test_lora_learns_what_pefts_learns(timm: ModuleType) -> None:
     )
 
 
-def test_distillation_has_the_gradients_of_timms(timm: ModuleType, tmp_path: Path) -> None:
-    """Of the same student and teacher, whose classes are in another order and whose normalization
-    differs."""
+@pytest.mark.parametrize("token", [False, True])
+def test_distillation_has_the_gradients_of_timms(
+    timm: ModuleType, tmp_path: Path, token: bool
+) -> None:
+    """Of the same student, without or with a distillation token, and the same teacher, whose
+    classes are in another order and whose normalization differs."""
     task = pytest.importorskip("timm.task")
 
-    def theirs(seed: int) -> torch.nn.Module:
+    def theirs(seed: int, token: bool) -> torch.nn.Module:
         torch.manual_seed(seed)
-        model = timm.models.VisionTransformer(
+        plain, deit = timm.models.VisionTransformer, timm.models.deit.VisionTransformerDistilled
+        model = (deit if token else plain)(
             16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2, mlp_ratio=32 / 24
         )
         model.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5 - 0.1 * seed,) * 3}
         return model
 
-    teacher, student = theirs(1), theirs(0)
+    teacher, student = theirs(1, False), theirs(0, token)
     order, names = [2, 0, 1], tuple(ClassLabel(name, name) for name in "abc")
     config = model_config("Ti/8", num_classes=3, **SIZES)
     state = {
@@ -141,15 +146,18 @@ def test_distillation_has_the_gradients_of_timms(timm: ModuleType, tmp_path: Pat
     fields = {"teacher": str(folder), "teacher_weight": 0.3, "temperature": 2.0}
     run = TrainConfig(data=DataConfig("x"), output="y", precision="fp32", **fields)
     own = Teacher(Predictor(folder, "cpu", "fp32"), names, Preprocess((16, 16)), run)
-    ours = Classification(ViT(config), run, None, own)
+    architecture = dataclasses.replace(config, distill_token=token)
+    ours = Classification(ViT(architecture), run, None, own)
     ours.model.load_state_dict(student.state_dict())
 
     images, classes = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 1])
     kinds = {"task_loss_weight": 0.7, "temperature": 2.0, "criterion": torch.nn.CrossEntropyLoss()}
-    task.LogitDistillationTask(student, teacher, **kinds)(images, classes)["loss"].backward()
+    kind = task.TokenDistillationTask if token else task.LogitDistillationTask
+    kind(student, teacher, **kinds)(images, classes)["loss"].backward()
     ours(*ours.prepare(images, classes, step=1))[0].mean().backward()
-    for (name, p), q in zip(ours.model.named_parameters(), student.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6, msg=name)
+    expected = {name: p.grad for name, p in student.named_parameters()}
+    found = {name: p.grad for name, p in ours.model.named_parameters()}
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

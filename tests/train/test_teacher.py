@@ -110,6 +110,15 @@ def test_labels_count_as_much_as_the_teacher_leaves_them(models) -> None:
     assert objective.state_dict().keys() == plain.state_dict().keys()
 
 
+def test_both_heads_of_a_distilled_model_are_trained(models) -> None:
+    own = teacher(models("both"))
+    student = ViT(model_config("Ti/8", num_classes=3, distill_token=True, **SIZES))
+    with pytest.raises(ConfigError, match="--teacher-weight 1 does not train the class token's"):
+        Classification(student, config(Path("x")), None, own)
+    Classification(student, config(Path("x"), teacher_weight=0.5), None, own)
+    Classification(student, config(Path("x")))
+
+
 def test_a_teacher_needs_the_names_of_all_classes(models) -> None:
     with pytest.raises(ConfigError, match="predicts no classes"):
         teacher(models("headless", classes=0))

@@ -246,10 +246,16 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, 3, H, W); without a head, the features."""
-        tokens = self.encode(images, self._tokens_read())
         if self.head_dist is not None:
-            return (self.head(tokens[:, 0]) + self.head_dist(tokens[:, 1])) / 2
-        return self.head(self.pool(tokens))
+            by_class, by_distillation = self.both_logits(images)
+            return (by_class + by_distillation) / 2
+        return self.head(self.pool(self.encode(images, self._tokens_read())))
+
+    def both_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the class token and of the distillation token, each (B, num_classes)."""
+        assert self.head_dist is not None
+        tokens = self.encode(images, self._tokens_read())
+        return self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
 
     def features(self, images: Tensor) -> Tensor:
         """The input of the head, (B, feature_dim); with a distillation token, both tokens' mean."""

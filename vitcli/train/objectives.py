@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitcli.data.order import batch_rng
 from vitcli.data.transforms import mix
+from vitcli.errors import ConfigError
 from vitcli.train.teacher import Teacher
 from vitcli.train_config import TrainConfig
 
@@ -85,7 +86,12 @@ class Classification(Objective):
 
     Args:
         class_weights: (K,), how much the images of each class count.
-        teacher: a model whose scores are learnt instead of, or beside, the labels.
+        teacher: a model whose scores are learnt instead of, or beside, the labels. With a
+            distillation token, its head learns the scores, and that of the class token the labels
+            (DeiT: arXiv 2012.12877, section 4).
+
+    Raises:
+        ConfigError: the class token of such a model would learn nothing.
     """
 
     def __init__(
@@ -97,6 +103,13 @@ class Classification(Objective):
     ) -> None:
         super().__init__(model)
         self.config, self.teacher = config, teacher
+        self.has_two_heads = teacher is not None and getattr(model, "head_dist", None) is not None
+        if self.has_two_heads and config.teacher_weight == 1:
+            raise ConfigError(
+                "--teacher-weight 1 does not train the class token's head of a model with a "
+                "distillation token",
+                hint="use --teacher-weight 0.5, as DeiT does",
+            )
         self.lead = int(config.augment.mixup > 0 or config.augment.cutmix > 0)
         self.target_macs = teacher.macs if teacher else 0
         self.class_weights: Tensor | None
@@ -112,15 +125,19 @@ class Classification(Objective):
         return x, y if self.teacher is None else torch.stack([y, self.teacher.scores(x)], dim=1)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.model(x) if x.ndim == 4 else self.model.head(x)
+        if self.has_two_heads:
+            labelled, taught = self.model.both_logits(x)
+        else:
+            labelled = taught = self.model(x) if x.ndim == 4 else self.model.head(x)
         targets = y if self.teacher is None else y[:, 0]
         with torch.autocast(x.device.type, enabled=False):
-            losses = classification_losses(logits, targets, self.config, self.class_weights)
+            losses = classification_losses(labelled, targets, self.config, self.class_weights)
             if self.teacher is not None:
                 share = self.config.teacher_weight
-                distilled = distillation_losses(logits, y[:, 1], self.config.temperature)
+                distilled = distillation_losses(taught, y[:, 1], self.config.temperature)
                 losses = (1 - share) * losses + share * distilled
-        return losses, logits.detach().argmax(dim=1) == targets.argmax(dim=1)
+        answers = (labelled + taught).detach().argmax(dim=1)
+        return losses, answers == targets.argmax(dim=1)
 
 
 def distillation_losses(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
