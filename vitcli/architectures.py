@@ -256,17 +256,16 @@ class ModelConfig(Layered):
                 yield self._norm(f"{block}.attn.norm")
             yield linear(f"{block}.attn.proj", d, d, tokens, self.norm != "rms")
             yield self._norm(f"{block}.norm2")
-            if self.sub_norm != "none":
-                inside = self.mlp_dim // (2 if self.swiglu else 1)
-                yield self._norm(f"{block}.mlp.norm", inside)
-            yield from self._mlp(f"{block}.mlp", tokens, self.swiglu)
+            yield from self._mlp(f"{block}.mlp", tokens, self.swiglu, self.sub_norm != "none")
             if self.layer_scale:
                 yield Layer(f"{block}.ls1", {f"{block}.ls1.gamma": (d,)})
                 yield Layer(f"{block}.ls2", {f"{block}.ls2.gamma": (d,)})
 
-    def _mlp(self, name: str, tokens: int, swiglu: bool) -> Iterator[Layer]:
+    def _mlp(self, name: str, tokens: int, swiglu: bool, sub_norm: bool = False) -> Iterator[Layer]:
         inside, bias = self.mlp_dim // (2 if swiglu else 1), self.norm != "rms"
         yield linear(f"{name}.fc1", self.width, self.mlp_dim, tokens, bias)
+        if sub_norm:
+            yield self._norm(f"{name}.norm", inside)
         yield linear(f"{name}.fc2", inside, self.width, tokens, bias)
 
     def _norm(self, name: str, channels: int | None = None) -> Layer:
@@ -280,7 +279,7 @@ class ModelConfig(Layered):
         if self.posemb in ("learn", "sincos2d"):
             yield Layer("pos_embed", {"pos_embed": table}, learned=self.posemb == "learn")
         elif self.posemb == "relative":
-            offsets = (2 * rows - 1) * (2 * columns - 1) + 3
+            offsets = num_offsets(self.grid)
             for i in range(self.depth):
                 name = f"blocks.{i}.attn.{RELATIVE}"
                 yield Layer(name, {name: (offsets, self.num_heads)})
@@ -293,6 +292,14 @@ class ModelConfig(Layered):
 RELATIVE = "relative_position_bias_table"
 """The name of a block's biases for offsets: a row for each offset of patches, then from the class
 token, to it, and to itself."""
+
+
+def num_offsets(grid: Size) -> int:
+    """Rows of such a table for a grid of patches."""
+    rows, columns = grid
+    return (2 * rows - 1) * (2 * columns - 1) + 3
+
+
 STEM = "patch_embed.backbone."
 """The prefix of a hybrid's ResNet in tensor names."""
 

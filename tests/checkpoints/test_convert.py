@@ -56,8 +56,8 @@ def test_the_mean_of_several_models(tmp_path: Path) -> None:
         tensors = {name: factor * array for name, array in first.items()}
         trained = dataclasses.replace(info, provenance={"metrics": {"val_top1": 0.5}})
         save_checkpoint(other, tensors, trained)
-    changes = Changes(average=[*others, others[0]], dtype="float16")
-    out = convert(source, tmp_path / "mean", changes=changes)
+    half = Changes(dtype="float16")
+    out = convert(source, tmp_path / "mean", changes=half, average=[*others, others[0]])
     for name, array in arrays(out).items():
         assert array.dtype == np.float16  # (1 + 3 - 5 + 3) / 4
         np.testing.assert_array_equal(array, (first[name] / 2).astype(np.float16))
@@ -71,9 +71,9 @@ def test_the_mean_of_several_models(tmp_path: Path) -> None:
     ):
         other = convert(source, tmp_path / what, changes=Changes(**fields))
         with pytest.raises(ConfigError, match=f"cannot be averaged with .* {what}"):
-            convert(source, tmp_path / "d", changes=Changes(average=[str(other)]))
+            convert(source, tmp_path / "d", average=[str(other)])
     with pytest.raises(OutputError, match="the same file"):
-        convert(source, others[0], changes=Changes(average=others[:1]), force=True)
+        convert(source, others[0], average=others[:1], force=True)
 
 
 def test_a_new_head_keeps_neither_metrics_nor_the_score_function(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ from vitcli.models.lora import add_updates, merged
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train import optim
+from vitcli.train.distillation import Distillation, Teacher
 from vitcli.train.loop import train
-from vitcli.train.objectives import Classification
 from vitcli.train.optim import build_optimizer
-from vitcli.train.teacher import Teacher
 from vitcli.train_config import TrainConfig
 
 pytestmark = pytest.mark.peers
@@ -147,7 +146,7 @@ def test_distillation_has_the_gradients_of_timms(
     run = TrainConfig(data=DataConfig("x"), output="y", precision="fp32", **fields)
     own = Teacher(Predictor(folder, "cpu", "fp32"), names, Preprocess((16, 16)), run)
     architecture = dataclasses.replace(config, distill_token=token)
-    ours = Classification(ViT(architecture), run, None, own)
+    ours = Distillation(ViT(architecture), run, None, own)
     ours.model.load_state_dict(student.state_dict())
 
     images, classes = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 1])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-COMPARED = {
+_COMPARED = {
     "model": "another architecture, image size or head",
     "classes": "other classes",
     "score": "another score function",
@@ -23,7 +23,7 @@ COMPARED = {
 """Fields of a description that models with a mean have in common."""
 
 
-def average(
+def mean_of(
     models: Sequence[Checkpoint], names: Sequence[str]
 ) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
     """The first model's description, without metrics, and the mean of each tensor: computed in
@@ -37,7 +37,7 @@ def average(
     """
     first, *others = models
     for other in others:
-        for field, what in COMPARED.items():
+        for field, what in _COMPARED.items():
             if getattr(first.info, field) != getattr(other.info, field):
                 raise ConfigError(
                     f"cannot be averaged with {first.file}, which has {what}",
@@ -45,7 +45,7 @@ def average(
                     hint="compare the two with `vit info`",
                 )
 
-    def mean_of(name: str) -> LazyTensor:
+    def tensor_mean(name: str) -> LazyTensor:
         tensors = [model.tensors[name] for model in models]
 
         def read() -> np.ndarray:
@@ -60,4 +60,4 @@ def average(
     provenance = {k: v for k, v in first.info.provenance.items() if k != "metrics"}
     provenance["average_of"] = list(map(stored_name, names))
     info = dataclasses.replace(first.info, provenance=provenance)
-    return info, {name: mean_of(name) for name in first.tensors}
+    return info, {name: tensor_mean(name) for name in first.tensors}

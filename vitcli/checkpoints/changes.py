@@ -41,12 +41,6 @@ def _read_labels(path: str) -> tuple[ClassLabel, ...]:
 class Changes:
     """What a conversion changes: options of `vit convert`."""
 
-    average: list[str] = option(
-        [],
-        "--average CHECKPOINT",
-        "Average the weights of SRC with those of this checkpoint, which must have the same "
-        "architecture, classes and preprocessing; repeatable.",
-    )
     dtype: SaveDtype | None = option(
         None,
         "--dtype",

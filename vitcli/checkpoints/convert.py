@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -16,7 +17,7 @@ import numpy as np
 
 from vitcli.atomic import whole_directory, write_json
 from vitcli.checkpoints import read
-from vitcli.checkpoints.average import average
+from vitcli.checkpoints.average import mean_of
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
@@ -85,6 +86,7 @@ def convert(
     output: str | Path,
     to: Format | None = None,
     changes: Changes | None = None,
+    average: Sequence[str] = (),
     *,
     force: bool = False,
     old_grid: Size | None = None,
@@ -98,6 +100,7 @@ def convert(
         output: a .safetensors or .npz file, or a directory.
         to: by default the authors' for .npz, else ours.
         changes: what else is changed.
+        average: models whose weights are averaged with those of `spec`.
         force: replace an existing output.
         old_grid: rows and columns of the position embeddings, if the file does not state them.
         offline: never use the network.
@@ -107,7 +110,7 @@ def convert(
         VitError: the source cannot be read, or the target cannot express it or be written.
     """
     fetching: read.Fetching = {"offline": offline, "allow_pickle": allow_pickle}
-    job = plan_convert(spec, output, to, changes, old_grid, **fetching)
+    job = plan_convert(spec, output, to, changes, average, old_grid, **fetching)
     write(job, force)
     return job.output
 
@@ -117,16 +120,17 @@ def plan_convert(
     output: str | Path,
     to: Format | None = None,
     changes: Changes | None = None,
+    average: Sequence[str] = (),
     old_grid: Size | None = None,
     **fetching: Unpack[read.Fetching],
 ) -> Conversion:
     """Reads the source's header and decides what is written. Arguments and errors as `convert`."""
     check_output(output, to)
     kind, changes = output_suffix(output), changes or Changes()
-    specs = [str(spec), *changes.average]
+    specs = [str(spec), *average]
     models = [read.open_checkpoint(name, old_grid, **fetching) for name in specs]
     source, *others = models
-    info, tensors = average(models, specs) if others else (source.info, source.tensors)
+    info, tensors = mean_of(models, specs) if others else (source.info, source.tensors)
     info, tensors = change(info, tensors, changes)
     target = to or default_format(info.model, kind)
     layout = layout_of(target)

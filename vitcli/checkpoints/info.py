@@ -128,7 +128,7 @@ class CheckpointInfo:
         """As JSON; `from_dict` reads it back."""
         return {
             "version": 1,
-            "model": _stated(self.model),
+            "model": _without_defaults(self.model),
             "preprocess": dataclasses.asdict(self.preprocess),
             "classes": [list(label) for label in self.classes],
             "score": self.score,
@@ -160,7 +160,7 @@ class CheckpointInfo:
                 raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
             return info
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
-            raise _damaged(error, where) from error
+            raise _unreadable(error, where) from error
 
     def to_metadata(self) -> dict[str, str]:
         """For the header of a safetensors file; "format" is what transformers looks for."""
@@ -181,7 +181,7 @@ class CheckpointInfo:
         try:
             data = parse(metadata["vit"])
         except ValueError as error:
-            raise _damaged(error, where) from error
+            raise _unreadable(error, where) from error
         return cls.from_dict(data, where)
 
 
@@ -205,18 +205,19 @@ class Checkpoint:
     """The released model that it is, if the registry knows it."""
 
 
-def _stated(config: Any) -> dict[str, Any]:
+def _without_defaults(config: Any) -> dict[str, Any]:
     """The fields of a model that do not have their default, so that earlier versions of vit read it
     unless it has a part that they do not know."""
-    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {
-        field.name: _stated(value) if dataclasses.is_dataclass(value) else value
-        for field, value in values.items()
-        if value != field.default
-    }
+    stated = {}
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        if value != entry.default:
+            nested = dataclasses.is_dataclass(value)
+            stated[entry.name] = _without_defaults(value) if nested else value
+    return stated
 
 
-def _damaged(error: Exception, where: object) -> CheckpointError:
+def _unreadable(error: Exception, where: object) -> CheckpointError:
     reason = f"{error} is missing" if isinstance(error, KeyError) else error
     return CheckpointError(
         f"the model description cannot be read: {reason}",

@@ -50,6 +50,12 @@ class Convert(Fetching):
         "Compare the output for a random image with that of timm or transformers (which must be "
         "installed), in float64.",
     )
+    average: list[str] = option(
+        [],
+        "--average CHECKPOINT",
+        "Average the weights of SRC with those of this checkpoint, which must have the same "
+        "architecture, classes and preprocessing; repeatable.",
+    )
     changes: Changes = Changes()
     writing: Writing = Writing()
 
@@ -75,7 +81,13 @@ def convert(args: Convert) -> None:
         raise typer.BadParameter(str(error), param_hint="'DST'") from error
     with fetching(args) as how:
         job = converting.plan_convert(
-            args.source, args.target, args.to, args.changes, old_grid=args.writing.old_grid, **how
+            args.source,
+            args.target,
+            args.to,
+            args.changes,
+            args.average,
+            args.writing.old_grid,
+            **how,
         )
     verified = [_verified(job.source)] if args.verify else []
     if not args.writing.dry_run:

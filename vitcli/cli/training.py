@@ -149,7 +149,8 @@ def build_config(
         output = f"runs/{_name_of(data['path'])}"
         objective = OBJECTIVE_DEFAULTS[given.get("objective", "classify")]
         chosen = {"task": task, "output": output, **TASK_DEFAULTS[task]}
-        chosen |= {"optimizer": "adamw"} if "lora" in given and preset is None else {}
+        if "lora" in given and preset is None:
+            chosen["optimizer"] = "adamw"
         for more in (objective, start_from, fields):
             inner = {k: v | more[k] for k, v in chosen.items() if isinstance(v, dict) and k in more}
             chosen = {**chosen, **more, **inner}

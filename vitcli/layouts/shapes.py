@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitcli.architectures import RELATIVE, STEM
+from vitcli.architectures import RELATIVE, STEM, num_offsets
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.resnets import Shape, bit_resnet
@@ -138,7 +138,7 @@ def _infer_posemb(
     if len(table := shapes.get(f"blocks.0.attn.{RELATIVE}", ())) == 2:
         side = (math.isqrt(max(table[0] - 3, 0)) + 1) // 2
         rows, columns = grid or (side, side)
-        if (2 * rows - 1) * (2 * columns - 1) + 3 == table[0]:
+        if num_offsets((rows, columns)) == table[0]:
             return {"posemb": "relative"}, (rows, columns)
         raise CheckpointError(
             f"{table[0]} relative position biases do not fit a grid of {rows} x {columns}",

@@ -341,8 +341,8 @@ def architecture_from_args(
             hint=f"similar names that are supported: {', '.join(like)}" if like else None,
         )
     plain = _to_model(known[name])
-    if timm_classes.is_other(plain):
-        given = timm_classes.from_other(given, plain)
+    if timm_classes.has_other_class(plain):
+        given = timm_classes.from_class_args(given, plain)
     if has_other_names(plain) and plain.swiglu and "mlp_ratio" in given:  # of the gate alone
         given = given.merged({"mlp_ratio": 2 * given.get("mlp_ratio", float)})
     _check_args(given, DEFAULTS)
@@ -487,14 +487,14 @@ def not_in_timm(model: Architecture) -> list[str]:
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
-    if timm_classes.is_other(model) and not reasons:
-        reasons = timm_classes.not_in_other(model, departures)
+    if timm_classes.has_other_class(model) and not reasons:
+        reasons = timm_classes.not_in_class(model, departures)
     return reasons
 
 
 def has_other_names(model: Architecture) -> bool:
     """Whether timm may name tensors otherwise than we do: in `Eva` and `Beit`, and in AIMv2."""
-    return timm_classes.is_other(model) or model.norm == "rms"
+    return timm_classes.has_other_class(model) or model.norm == "rms"
 
 
 def _renamed(model: Architecture) -> tuple[Row, ...]:
@@ -671,8 +671,8 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if not not_in_timm(model):
         name, args = best_architecture(model)
-        if isinstance(model, ModelConfig) and timm_classes.is_other(model):
-            args = timm_classes.to_other(args, model)
+        if isinstance(model, ModelConfig) and timm_classes.has_other_class(model):
+            args = timm_classes.to_class_args(args, model)
         if isinstance(model, ModelConfig) and has_other_names(model) and model.swiglu:
             args |= {"mlp_ratio": args["mlp_ratio"] / 2} if "mlp_ratio" in args else {}
         config = {"architecture": name, "model_args": args}

@@ -43,12 +43,12 @@ def _names(model: ModelConfig) -> dict[str, str]:
     return BEIT_NAMES if model.posemb == "relative" else NAMES
 
 
-def is_other(model: Architecture) -> bool:
+def has_other_class(model: Architecture) -> bool:
     """Whether timm has such models in `Eva` or in `Beit`."""
     return model.rope != "none" or not model.key_bias or model.posemb == "relative"
 
 
-def not_in_other(model: ModelConfig, departures: Args) -> list[str]:
+def not_in_class(model: ModelConfig, departures: Args) -> list[str]:
     """What of such a model timm cannot express."""
     aligned = model.swiglu and model.rope == "dinov3"  # of 64 each
     checks = {
@@ -62,7 +62,7 @@ def not_in_other(model: ModelConfig, departures: Args) -> list[str]:
     return [f"{what} with {kind}" for what, impossible in checks.items() if impossible]
 
 
-def to_other(departures: Args, model: ModelConfig) -> Args:
+def to_class_args(departures: Args, model: ModelConfig) -> Args:
     """Arguments under the names of `Eva` or `Beit`."""
     names = _names(model)
     args = {names[key]: value for key, value in departures.items()}
@@ -73,7 +73,7 @@ def to_other(departures: Args, model: ModelConfig) -> Args:
     return args
 
 
-def from_other(given: ForeignJson, model: ModelConfig) -> ForeignJson:
+def from_class_args(given: ForeignJson, model: ModelConfig) -> ForeignJson:
     """The way back; `model` is that of the architecture's name."""
     names = {theirs: ours for ours, theirs in _names(model).items()}
     args = {names.get(key, key): value for key, value in given.values.items()}

@@ -14,25 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class LowRank(nn.Module):
-    """An update of a dense layer's matrix, (out, rank) times (rank, in) (`lora.py`)."""
-
-    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
-        super().__init__()
-        self.down = nn.Linear(inputs, rank, bias=False)
-        self.up = nn.Linear(rank, outputs, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        product: Tensor = self.up(self.down(x))
-        return product
-
-
 class Linear(nn.Linear):
     """A dense layer, (..., in) -> (..., out)."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias)
-        self.lora: LowRank | None = None
+        self.lora: nn.Module | None = None
+        """An update that is added to the product (`lora.py`)."""
 
     def forward(self, x: Tensor) -> Tensor:
         product = self._product(x)

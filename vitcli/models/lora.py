@@ -10,9 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.errors import ConfigError
-from vitcli.models.linear import Linear, LowRank
+from vitcli.models.linear import Linear
 
 _DOWN, _UP = ".lora.down.weight", ".lora.up.weight"
+
+
+class LowRank(nn.Module):
+    """An update of a dense layer's matrix, (out, rank) times (rank, in)."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        product: Tensor = self.up(self.down(x))
+        return product
 
 
 def add_updates(model: nn.Module, rank: int, seed: int) -> None:
@@ -37,9 +50,9 @@ def add_updates(model: nn.Module, rank: int, seed: int) -> None:
         parameter.requires_grad_(name.startswith("head"))
     generator = torch.Generator().manual_seed(seed)
     for matrix in matrices:
-        matrix.lora = LowRank(matrix.in_features, matrix.out_features, rank)
-        nn.init.kaiming_uniform_(matrix.lora.down.weight, a=math.sqrt(5), generator=generator)
-        nn.init.zeros_(matrix.lora.up.weight)
+        matrix.lora = update = LowRank(matrix.in_features, matrix.out_features, rank)
+        nn.init.kaiming_uniform_(update.down.weight, a=math.sqrt(5), generator=generator)
+        nn.init.zeros_(update.up.weight)
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

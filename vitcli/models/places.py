@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitcli.architectures import num_offsets
 from vitcli.config import ModelConfig, Size
 
 
@@ -52,7 +53,7 @@ def offsets(grid: Size, device: torch.device) -> Tensor:
     places = torch.cartesian_prod(*(torch.arange(n, device=device) for n in grid))
     apart = places[:, None] - places + places.new_tensor([rows - 1, columns - 1])
     index = apart[..., 0] * (2 * columns - 1) + apart[..., 1]
-    last = (2 * rows - 1) * (2 * columns - 1)
+    last = num_offsets(grid) - 3
     index = F.pad(index, (1, 0, 0, 0), value=last + 1)
     index = F.pad(index, (0, 0, 1, 0), value=last)
     index[0, 0] = last + 2

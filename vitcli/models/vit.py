@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitcli import posemb
-from vitcli.architectures import RELATIVE
+from vitcli.architectures import RELATIVE, num_offsets
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
 from vitcli.models.linear import Linear, QueryKeyValue
@@ -72,10 +72,8 @@ class Attention(nn.Module):
         self.qkv = QueryKeyValue(config.width, config.qkv_bias, config.key_bias)
         self.norm = norm_of(config, config.width, config.sub_norm == "both")
         if config.posemb == "relative":
-            rows, columns = config.grid
-            count = (2 * rows - 1) * (2 * columns - 1) + 3
-            table = nn.Parameter(torch.empty(count, config.num_heads))
-            self.relative_position_bias_table = table
+            table = torch.empty(num_offsets(config.grid), config.num_heads)
+            self.relative_position_bias_table = nn.Parameter(table)
         self.proj = Linear(config.width, config.width, bias=config.norm != "rms")
         self.proj_drop = nn.Dropout(dropout)
 

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from vitcli.data.order import batch_rng
 from vitcli.data.transforms import mix
-from vitcli.errors import ConfigError
-from vitcli.train.teacher import Teacher
 from vitcli.train_config import TrainConfig
 
 
@@ -86,65 +84,29 @@ class Classification(Objective):
 
     Args:
         class_weights: (K,), how much the images of each class count.
-        teacher: a model whose scores are learnt instead of, or beside, the labels. With a
-            distillation token, its head learns the scores, and that of the class token the labels
-            (DeiT: arXiv 2012.12877, section 4).
-
-    Raises:
-        ConfigError: the class token of such a model would learn nothing.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        config: TrainConfig,
-        class_weights: Tensor | None = None,
-        teacher: Teacher | None = None,
+        self, model: nn.Module, config: TrainConfig, class_weights: Tensor | None = None
     ) -> None:
         super().__init__(model)
-        self.config, self.teacher = config, teacher
-        self.has_two_heads = teacher is not None and getattr(model, "head_dist", None) is not None
-        if self.has_two_heads and config.teacher_weight == 1:
-            raise ConfigError(
-                "--teacher-weight 1 does not train the class token's head of a model with a "
-                "distillation token",
-                hint="use --teacher-weight 0.5, as DeiT does",
-            )
+        self.config = config
         self.lead = int(config.augment.mixup > 0 or config.augment.cutmix > 0)
-        self.target_macs = teacher.macs if teacher else 0
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", class_weights, persistent=False)
 
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images, and their labels as rows (B, K); with a teacher, labels and its scores,
-        (B, 2, K)."""
+        """Mixed images, and their labels as rows (B, K)."""
         y = soft_targets(labels, self.model.config.num_classes, self.config)
-        x, y = mix(x, y, self.config.augment, batch_rng(self.config.seed, step), lead)
-        return x, y if self.teacher is None else torch.stack([y, self.teacher.scores(x)], dim=1)
+        return mix(x, y, self.config.augment, batch_rng(self.config.seed, step), lead)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if self.has_two_heads:
-            labelled, taught = self.model.both_logits(x)
-        else:
-            labelled = taught = self.model(x) if x.ndim == 4 else self.model.head(x)
-        targets = y if self.teacher is None else y[:, 0]
+        logits = self.model(x) if x.ndim == 4 else self.model.head(x)
         with torch.autocast(x.device.type, enabled=False):
-            losses = classification_losses(labelled, targets, self.config, self.class_weights)
-            if self.teacher is not None:
-                share = self.config.teacher_weight
-                distilled = distillation_losses(taught, y[:, 1], self.config.temperature)
-                losses = (1 - share) * losses + share * distilled
-        answers = (labelled + taught).detach().argmax(dim=1)
-        return losses, answers == targets.argmax(dim=1)
-
-
-def distillation_losses(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(scores || softmax(logits / T)), (B,), of logits (B, K) and a teacher's scores (B, K)
-    at the same temperature; T^2 keeps the size of the gradients (Hinton et al., section 2)."""
-    own = (logits.float() / temperature).log_softmax(dim=1)
-    return temperature**2 * F.kl_div(own, scores, reduction="none").sum(dim=1)
+            losses = classification_losses(logits, y, self.config, self.class_weights)
+        return losses, logits.detach().argmax(dim=1) == y.argmax(dim=1)
 
 
 def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:

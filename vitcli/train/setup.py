@@ -30,6 +30,7 @@ from vitcli.prediction import Predictor
 from vitcli.train import initial, parallel
 from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
+from vitcli.train.distillation import Distillation, Teacher
 from vitcli.train.events import Caution, Download, Note, OnEvent
 from vitcli.train.inputs import counting
 from vitcli.train.mae import MaskedAutoencoder
@@ -40,7 +41,6 @@ from vitcli.train.plan import MAE_RATE, fill_gaps
 from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
-from vitcli.train.teacher import Teacher
 from vitcli.train.tensorboard import require_tensorboard
 from vitcli.train_config import TrainConfig
 
@@ -193,7 +193,9 @@ def _objective(
     weights = None
     if config.class_weights:
         weights = torch.from_numpy(class_weights(config.class_weights, train))
-    return Classification(model, config, weights, teacher)
+    if teacher is not None:
+        return Distillation(model, config, weights, teacher)
+    return Classification(model, config, weights)
 
 
 def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:
@@ -291,7 +293,8 @@ def _provenance(
     if config.note:
         provenance["note"] = config.note
     if config.teacher is not None:
-        provenance["teacher"] = stored_name(config.teacher)
+        teacher = registry.aliases().get(config.teacher, config.teacher)
+        provenance["teacher"] = stored_name(teacher)
     if config.model is not None:
         provenance |= ancestry(start, registry.aliases().get(config.model, config.model))
         grid, new = start.model.grid, _trained_shape(start.model, config).grid

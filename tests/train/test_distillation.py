@@ -15,9 +15,9 @@ from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.errors import ConfigError, DataError
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
+from vitcli.train.distillation import Distillation, Teacher
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
-from vitcli.train.teacher import Teacher
 from vitcli.train_config import TrainConfig
 
 SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
@@ -95,7 +95,7 @@ def test_labels_count_as_much_as_the_teacher_leaves_them(models) -> None:
     torch.nn.init.normal_(student.head.weight)
     images, losses = torch.randn(6, 3, 16, 16), {}
     for share in (0.25, 1.0):
-        objective = Classification(student, config(Path("x"), teacher_weight=share), None, own)
+        objective = Distillation(student, config(Path("x"), teacher_weight=share), None, own)
         for labels in ((0,) * 6, (1, 2) * 3):
             x, y = objective.prepare(images, torch.tensor(labels), step=1)
             losses[share, labels], _ = objective(x, y)
@@ -114,8 +114,8 @@ def test_both_heads_of_a_distilled_model_are_trained(models) -> None:
     own = teacher(models("both"))
     student = ViT(model_config("Ti/8", num_classes=3, distill_token=True, **SIZES))
     with pytest.raises(ConfigError, match="--teacher-weight 1 does not train the class token's"):
-        Classification(student, config(Path("x")), None, own)
-    Classification(student, config(Path("x"), teacher_weight=0.5), None, own)
+        Distillation(student, config(Path("x")), None, own)
+    Distillation(student, config(Path("x"), teacher_weight=0.5), None, own)
     Classification(student, config(Path("x")))
 
 

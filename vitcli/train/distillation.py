@@ -1,17 +1,17 @@
-"""A teacher: a model whose scores a run learns (knowledge distillation: Hinton et al., arXiv
-1503.02531). It sees the same augmented and mixed images as its student (Beyer et al., arXiv
-2106.05237)."""
+"""Knowledge distillation: a run learns the scores of a teacher (Hinton et al., arXiv 1503.02531),
+which sees the same augmented and mixed images as its student (Beyer et al., arXiv 2106.05237)."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitcli.config import ClassLabel, Preprocess
 from vitcli.data.classes import match_classes
 from vitcli.errors import ConfigError
 from vitcli.prediction import Predictor
+from vitcli.train.objectives import Classification, classification_losses
 from vitcli.train_config import TrainConfig
 
 
@@ -74,3 +74,50 @@ class Teacher:
         parts = given.split(self.inference.batch_size)
         logits = torch.cat([self.inference.model(part).float() for part in parts])
         return (logits[:, self.rows] / self.temperature).softmax(dim=1)
+
+
+class Distillation(Classification):
+    """Scores of a teacher, instead of the labels or beside them. With a distillation token, its
+    head learns the scores, and that of the class token the labels (DeiT: arXiv 2012.12877, section
+    4).
+
+    Raises:
+        ConfigError: the class token of such a model would learn nothing.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, class_weights: Tensor | None, teacher: Teacher
+    ) -> None:
+        super().__init__(model, config, class_weights)
+        self.teacher, self.target_macs = teacher, teacher.macs
+        self.has_two_heads = getattr(model, "head_dist", None) is not None
+        if self.has_two_heads and config.teacher_weight == 1:
+            raise ConfigError(
+                "--teacher-weight 1 does not train the class token's head of a model with a "
+                "distillation token",
+                hint="use --teacher-weight 0.5, as DeiT does",
+            )
+
+    def prepare(
+        self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Mixed images, and their labels and the teacher's scores, (B, 2, K)."""
+        x, y = super().prepare(x, labels, step, first, lead)
+        return x, torch.stack([y, self.teacher.scores(x)], dim=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        labels, scores = y.unbind(1)
+        labelled, taught = self.model.both_logits(x) if self.has_two_heads else [self.model(x)] * 2
+        share = self.config.teacher_weight
+        with torch.autocast(x.device.type, enabled=False):
+            losses = classification_losses(labelled, labels, self.config, self.class_weights)
+            distilled = distillation_losses(taught, scores, self.config.temperature)
+        answers = (labelled + taught).detach().argmax(dim=1)
+        return (1 - share) * losses + share * distilled, answers == labels.argmax(dim=1)
+
+
+def distillation_losses(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(scores || softmax(logits / T)), (B,), of logits (B, K) and a teacher's scores (B, K)
+    at the same temperature; T^2 keeps the size of the gradients (Hinton et al., section 2)."""
+    own = (logits.float() / temperature).log_softmax(dim=1)
+    return temperature**2 * F.kl_div(own, scores, reduction="none").sum(dim=1)
