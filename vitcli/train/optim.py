@@ -7,16 +7,15 @@ block, as in timm (`timm/optim/_param_groups.py`).
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.overrides import TorchFunctionMode
 
 from vitcli.devices import multiplies_bf16
 from vitcli.errors import ConfigError
@@ -29,36 +28,66 @@ _AFTER_NORM = {"attn_pool", "fc_norm", "pre_logits"}
 
 class MuonAdamW(torch.optim.Optimizer):
     """Muon for the groups marked "muon", AdamW for the others, at one learning rate: the update of
-    a matrix is scaled to the RMS of AdamW's (arXiv 2502.16982, section 2.2). Betas are AdamW's."""
+    a matrix is scaled to the RMS of AdamW's (arXiv 2502.16982, section 2.2). Betas are AdamW's.
+
+    Takes the steps of `torch.optim.Muon`, but of all matrices of one shape at once: that is faster,
+    and on a GPU a step of small matrices takes as long as it takes to start its kernels.
+    """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
         super().__init__(groups, {"lr": lr})
-        matrices = [group for group in self.param_groups if group["muon"]]
         others = [group for group in self.param_groups if not group["muon"]]
-        self.parts: list[torch.optim.Optimizer] = []
-        if matrices:
-            self.parts.append(torch.optim.Muon(matrices, lr, adjust_lr_fn="match_rms_adamw"))
-        if others:
-            self.parts.append(torch.optim.AdamW(others, lr, betas, fused=True))
-        for part in self.parts:
-            part.state = self.state  # of each parameter, so the two do not meet
+        self.adamw = torch.optim.AdamW(others, lr, betas, fused=True) if others else None
+        if self.adamw is not None:
+            self.adamw.state = self.state  # of each parameter, so the two do not meet
 
+    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step of both."""
-        has_bf16 = multiplies_bf16(self.param_groups[0]["params"][0].device)
-        with contextlib.nullcontext() if has_bf16 else _InFloat32():
-            for part in self.parts:
-                part.step()
+        for group in self.param_groups:
+            matrices = defaultdict[torch.Size, list[Tensor]](list)
+            for matrix in group["params"] if group["muon"] else ():
+                if matrix.grad is not None:
+                    matrices[matrix.shape].append(matrix)
+            for same_shape in matrices.values():
+                self._step_of_muon(same_shape, group["lr"], group["weight_decay"])
+        if self.adamw is not None:
+            self.adamw.step()
+
+    def _step_of_muon(self, matrices: list[Tensor], lr: float, weight_decay: float) -> None:
+        """W <- (1 - lr * decay) W - 0.2 lr sqrt(max(h, w)) O, where O orthogonalizes the Nesterov
+        momentum of the gradient. matrices: each (h, w)."""
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        momenta = list[Tensor]()
+        for matrix, gradient in zip(matrices, gradients, strict=True):
+            state = self.state[matrix]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            momenta.append(state["momentum_buffer"].lerp_(gradient, 1 - _MOMENTUM))
+        updates = orthogonalized(torch.stack(gradients).lerp(torch.stack(momenta), _MOMENTUM))
+        size = 0.2 * lr * math.sqrt(max(matrices[0].shape))
+        for matrix, update in zip(matrices, updates.unbind(), strict=True):
+            matrix.mul_(1 - lr * weight_decay).add_(update, alpha=-size)
 
 
-class _InFloat32(TorchFunctionMode):
-    """Makes torch's Muon orthogonalize in float32 where bf16 is emulated: there, a step of ViT-Ti
-    on a CPU took six times as long."""
+_MOMENTUM = 0.95
+_COEFFICIENTS = (3.4445, -4.775, 2.0315)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return args[0].clone() if func is Tensor.bfloat16 else func(*args, **(kwargs or {}))
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """(n, h, w): each matrix with its singular values moved close to 1, by five Newton-Schulz
+    iterations (https://kellerjordan.github.io/posts/muon/). In bf16, but in float32 where bf16 is
+    emulated: a step of ViT-Ti on a CPU would take six times as long."""
+    height, width = matrices.shape[1:]
+    linear, cubic, quintic = _COEFFICIENTS
+    x = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices
+    x = x.mT if height > width else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
+        x = torch.baddbmm(x, polynomial, x, beta=linear)
+    return x.mT if height > width else x
 
 
 class MovingAverage(AveragedModel):
