@@ -1,26 +1,38 @@
 """Blocks that are compiled and checkpointed."""
 
+import copy
 import functools
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from vitcli.config import ModelConfig
+from vitcli.config import BiTConfig, ModelConfig
+from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.train.parallel import blocks, prepare_blocks
+from vitcli.resnets import bit_resnet
+from vitcli.train.parallel import prepare_blocks
+
+VIT = ModelConfig(32, 12, 2, 64, (8, 8), (16, 16), num_classes=3)
+BIT = BiTConfig(bit_resnet((5, 5), 0.5), (32, 32), num_classes=3)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_every_block_is_compiled(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those with drop rates of their own, of which there are more than Dynamo's limit."""
+@pytest.mark.parametrize(
+    ("model", "times"), [(ViT(VIT, drop_path=0.1), 3), (BiT(BIT, drop_path=0.1), 10)]
+)
+def test_every_block_is_compiled(
+    model: ViT | BiT, times: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ViT's once, but for the first, which drops no branch, and the last, of which only one token
+    is read; a ResNet's each, and there are more than Dynamo's limit."""
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    model = ViT(ModelConfig(32, 12, 2, 64, (8, 8), (16, 16), num_classes=3), drop_path=0.1)
+    model = copy.deepcopy(model)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=8):
         prepare_blocks(model, checkpointing, compiled=True)
-        model.train()(torch.zeros(2, 3, 16, 16)).sum().backward()
-    assert counter.frame_count == len(blocks(model)) == 12
+        model.train()(torch.zeros(2, 3, *model.config.image_size)).sum().backward()
+    assert counter.frame_count == times

@@ -126,8 +126,10 @@ class _Block(nn.Module):
         self.fc1 = _Linear(mlp.fc1.weight, mlp.fc1.bias, rows, activation)
         self.fc2 = _Linear(mlp.fc2.weight, mlp.fc2.bias, rows)
 
-    def forward(self, x: Tensor, read: int | None = None, places: Places | None = None) -> Tensor:
-        """(B, N, D) -> (B, N or wanted, D)"""
+    def forward(
+        self, x: Tensor, read: int | None, places: Places | None, factors: None = None
+    ) -> Tensor:
+        """(B, N, D) -> (B, N or wanted, D), in evaluation mode: nothing is dropped."""
         y = self.norm1(x)
         rope = places if isinstance(places, Rope) else None  # others are not implemented here
         if self.q is None:

@@ -95,10 +95,16 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:  # (B, ...) -> (B, ...)
+        factors = self.factors(x, 1)
+        return x if factors is None else (x * factors[0]).to(x.dtype)
+
+    def factors(self, x: Tensor, branches: int) -> Tensor | None:
+        """(branches, B, 1, ...) for x (B, ...): what a sample's branch is multiplied by, 0 if it is
+        dropped; None: no branch is."""
         if not self.training or self.rate == 0.0:
-            return x
-        keep = torch.empty((x.shape[0], *(1,) * (x.ndim - 1)), dtype=x.dtype, device=x.device)
-        return x * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+            return None
+        drawn = torch.empty((branches, x.shape[0], *(1,) * (x.ndim - 1)), device=x.device)
+        return drawn.bernoulli_(1.0 - self.rate).div_(1.0 - self.rate)
 
 
 def downsample(inputs: int, outputs: int, stride: int, config: ResNetConfig) -> nn.Module:

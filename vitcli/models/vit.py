@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -145,10 +147,24 @@ class Block(nn.Module):
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, read: int | None = None, places: Places | None = None) -> Tensor:
-        """(B, N, D) -> (B, N, D), or the first `read` tokens of it."""
-        x = x[:, :read] + self.drop_path(self.ls1(self.attn(self.norm1(x), read, places)))
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+    def forward(
+        self,
+        x: Tensor,
+        read: int | None = None,
+        places: Places | None = None,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, D) -> (B, N, D), or the first `read` tokens of it.
+
+        Args:
+            factors: `DropPath.factors` of both branches. They are drawn outside the block: with a
+                rate of its own inside, torch.compile would compile each block, and look through
+                all that it compiled at every call.
+        """
+        attended = self.ls1(self.attn(self.norm1(x), read, places))
+        x = x[:, :read] + (attended if factors is None else attended * factors[0])
+        hidden = self.ls2(self.mlp(self.norm2(x)))
+        return x + (hidden if factors is None else hidden * factors[1])
 
 
 class AttentionPool(nn.Module):
@@ -292,10 +308,11 @@ class ViT(nn.Module):
                 places = Rope(cos, sin, places.interleaved)
         elif self.config.posemb == "relative":
             places = offsets(self.config.grid, x.device)
-        *blocks, last = self.blocks
-        for block in blocks:
-            x = block(x, None, places)
-        return self.norm(last(x, read, places))
+        last = len(self.blocks) - 1
+        for i, block in enumerate(cast(Iterable[Block], self.blocks)):
+            factors = block.drop_path.factors(x, 2) if self.training else None
+            x = block(x, read if i == last else None, places, factors)
+        return self.norm(x)
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: prefix tokens, patches and position embeddings, (B, N, D)."""

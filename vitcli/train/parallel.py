@@ -44,7 +44,7 @@ def prepare_blocks(objective: nn.Module, checkpointing: bool, compiled: bool) ->
     """Lets each block store its input only and recompute the rest in the backward pass
     (`checkpointing`), and has torch.compile compile it at its first call."""
     found = blocks(objective)
-    if compiled:  # a block with a drop rate or sizes of its own is compiled anew; the default is 8
+    if compiled:  # a ResNet's block, with a drop rate and sizes of its own, is compiled anew
         dynamo = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(found))
     for block in found:
