@@ -45,6 +45,9 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 the numbers of the samples instead of indices."""
 
 _CHUNK_BYTES = 4 << 20
+_CHUNK_IMAGES = 256
+"""A chunk costs the main process half a millisecond: small images are not dealt out in less, even
+if some workers then have no share of a batch."""
 _FORKS = sys.platform == "linux"
 """Whether workers are forked; macOS and Windows cannot."""
 _MOST_BAD = 1000
@@ -115,7 +118,8 @@ def train_batches(
         if not len(source):
             raise DataError("there are no images to train on", where=source.root)
         share = -(-len(places) // max(workers, 1))
-        size = max(1, min(share, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1])))
+        most = max(1, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1]))
+        size = min(max(share, _CHUNK_IMAGES), most, len(places))
         parts = [slice(start, start + size) for start in range(0, len(places), size)]
         drawn = batch_orders(source, batch_size, seed, start_step, steps, balanced)
         orders = (
@@ -123,7 +127,8 @@ def train_batches(
             for step, (indices, epochs) in enumerate(drawn, start_step)
             for part in parts
         )
-        prefetch = max(1, 2 * len(places) // (size * max(workers, 1)))  # two batches in all
+        # Two batches in all, or two chunks for each worker.
+        prefetch = max(2, 2 * len(places) // (size * max(workers, 1)))
         shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(parts)))
         chunks = _load(_Images(source, transform, seed, shared), orders, workers, prefetch)
     # A program that ends with batches left over would wait forever for the workers, which ignore
