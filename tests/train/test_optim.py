@@ -107,6 +107,25 @@ def test_a_moving_average_starts_with_the_weights_of_the_first_step():
         torch.testing.assert_close(found, expected)
 
 
+def test_a_moving_average_shares_what_is_frozen():
+    model = vit()
+    freeze(model, 1)
+    averaged = MovingAverage(model, 0.75)
+    pairs = dict(zip(model.named_parameters(), averaged.module.parameters(), strict=True))
+    assert {name.split(".")[0] for (name, p), own in pairs.items() if own is p} == {
+        *("cls_token", "pos_embed", "patch_embed", "blocks")
+    }
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(parameter.requires_grad)
+        averaged.update_parameters(model)
+    for first, ((_, p), own) in zip(before, pairs.items(), strict=True):
+        assert torch.equal(own, p) is not p.requires_grad
+        torch.testing.assert_close(own, first + 1.25 if p.requires_grad else first)
+
+
 def test_the_layers_of_a_vit_are_beits():
     layers = Layers(vit(pool="gap", final_norm=False, fc_norm=True))
     stem = ("cls_token", "pos_embed", "patch_embed.proj.weight")

@@ -91,22 +91,30 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 class MovingAverage(AveragedModel):
-    """An exponential moving average of a model's parameters. torch's own moves its count of updates
-    to the device in every step, for which a CPU waits until the GPU has done all work."""
+    """An exponential moving average of a model's parameters. It shares those that are not trained.
+
+    torch's own moves its count of updates to the device in every step, for which a CPU waits until
+    the GPU has done all work.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         average = get_ema_multi_avg_fn(decay)
         super().__init__(model, multi_avg_fn=average)
         self.average = average
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                place, _, last = name.rpartition(".")
+                setattr(self.module.get_submodule(place), last, parameter)
 
     def update_parameters(self, model: nn.Module) -> None:
         """Takes over the model's parameters, or after the first time a part of them."""
         if self.n_averaged == 0:
             super().update_parameters(model)
-        else:
-            own = [p.detach() for p in self.module.parameters()]
-            self.average(own, [p.detach() for p in model.parameters()], self.n_averaged)
-            self.n_averaged += 1
+            return
+        pairs = zip(self.module.parameters(), model.parameters(), strict=True)
+        trained = [(own.detach(), p.detach()) for own, p in pairs if p.requires_grad]
+        self.average(*map(list, zip(*trained, strict=True)), self.n_averaged)
+        self.n_averaged += 1
 
 
 class Optimizer(NamedTuple):
