@@ -50,6 +50,17 @@ def test_an_image_in_several_splits(make_directory):
     assert "2 images" in warning and "a/../a/000.jpg" in warning and "link.jpg" in warning
 
 
+def test_an_image_listed_again_is_not_both_trained_on_and_held_out(make_directory):
+    root = make_directory({"a": 4})
+    rows = [f"a/00{i}.jpg,{label}" for i, label in enumerate(("cat", "cat", "dog", "dog"))]
+    path = write_csv(root, "\n".join(["path,label", *rows, *rows, "a/../a/000.jpg,dog"]))
+    splits = open_data(DataConfig(str(path), val_fraction=0.5))
+    assert len(splits.train) + len(splits.val) == 5
+    two_labels, repeated = splits.warnings
+    assert "1 image with more than one label: 'a/../a/000.jpg'" in two_labels
+    assert "4 images listed more than once" in repeated
+
+
 def test_indices(make_directory, tmp_path):
     root = make_directory({"a": 3})
     path = write_csv(root, "path,label\na/000.jpg,2\na/001.jpg,0\na/002.jpg,2\n")

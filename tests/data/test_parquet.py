@@ -56,6 +56,7 @@ def test_a_directory_of_the_hub(tmp_path):
     assert list(splits.train.labels) == [0, 1, 1, 1, 0]
     assert [splits.train.read(i) for i in (4, 1)] == [jpeg(11), jpeg(1)]
     assert splits.train.names[3] == "train-00001-of-00002.parquet row 0"
+    assert splits.train.where(3) == f"{root}/data/train-00001-of-00002.parquet row 0"
     assert splits.val.read(0) == jpeg(20)
     assert list(splits.test.labels) == [0, 1]
     assert not splits.warnings

@@ -260,7 +260,8 @@ def as_object(report: Report) -> dict[str, Any]:
 def show(report: Report) -> None:
     """One report for people: its metrics, each class, and what is taken for what."""
     found, names, real = report.evaluation, unique_names(report.classes), report.real
-    output.line(f"{report.model} on {report.data}: {report.split} ({report.images:,})")
+    title = f"{report.model} on {report.data}: {report.split} ({report.images:,})"
+    output.line(output.printable(title))
     if found is not None:
         output.line("   ".join([*output.metrics(found.metrics()), f"loss {found.loss:.4f}"]))
     if real is not None:
@@ -313,7 +314,7 @@ def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
         ]
         for report, row in zip(reports, values, strict=True)
     ]
-    output.line(reports[0].model)
+    output.line(output.printable(reports[0].model))
     output.table(header, rows, numbers=range(2, len(header)))
     if several:
         output.line(

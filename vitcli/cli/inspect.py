@@ -197,7 +197,7 @@ class _Show:
         if self.args.json:
             output.json_line({"model": self.inspector.name, **values, "outputs": written})
         else:
-            output.line(f"{output.printable(text)}; {', '.join(written)}")
+            output.line(output.printable(f"{text}; {', '.join(written)}"))
 
     def complain(self, one: Inspected, error: DataError) -> None:
         """One image that could not be read."""

@@ -227,7 +227,7 @@ def _run(config: TrainConfig, args: Start) -> None:
     for split in ("val", "test"):
         if metrics := output.metrics(outcome.metrics, f"{split}_"):
             output.line(f"{split}: {', '.join(metrics)}")
-    output.line(f"model: {outcome.directory.path}")
+    output.line(output.printable(f"model: {outcome.directory.path}"))
     if outcome.skipped:
         output.warning(f"skipped {counted(outcome.skipped, 'image')} that could not be read")
     output.note(stored_text(outcome))

@@ -19,7 +19,10 @@ from vitcli.errors import DataError
 
 Classes = tuple[ClassLabel, ...]
 
-NAME_THEM = "name the classes with --classes FILE (one per line, in index order)"
+NAME_THEM = (
+    "pass --classes FILE with a line for each class, in index order: its ID (such as 0), a tab and "
+    "its name"
+)
 
 _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 

@@ -23,25 +23,47 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
     CSV's directory, and its label, a class's name or index; a column `split` names splits."""
     rows = _read_rows(path)
     root = path.parent
-    missing, shared, splits = list[str](), list[str](), dict[object, str]()
-    for split, (files, _) in rows.items():
-        for file in files:
+    missing, shared, doubtful, repeated = list[str](), list[str](), list[str](), list[str]()
+    first = dict[object, tuple[str, str]]()
+    kept: dict[str, tuple[list[str], list[str]]] = {split: ([], []) for split in rows}
+    held_out = "val" not in rows  # some of the training images may be
+    for split, listed_rows in rows.items():
+        seen = set[object]()
+        for file, label in zip(*listed_rows, strict=True):
             found = _identity(os.path.join(root, file))
             if found is None:
                 missing.append(file)
-            elif splits.setdefault(found, split) != split:
+                continue
+            before = first.setdefault(found, (split, label))
+            if before[0] != split:
                 shared.append(file)
+            elif before[1] != label:
+                doubtful.append(file)
+            if (found, label) in seen and split == "train" and held_out:
+                repeated.append(file)
+            else:
+                seen.add((found, label))
+                kept[split][0].append(file)
+                kept[split][1].append(label)
     if missing:
         raise DataError(
             f"missing images: {listed(missing, 3)}",
             where=path,
             hint=f"paths are relative to the CSV's directory, {root.resolve()}",
         )
-    count = counted(len(shared), "image")
-    warnings = [f"{path}: {count} in more than one split: {listed(shared, 3)}"] if shared else []
-    labels = as_numbers({split: labels for split, (_, labels) in rows.items()})
+    noticed = {
+        "in more than one split": shared,
+        "with more than one label": doubtful,
+        "listed more than once (repeats are ignored)": repeated,
+    }
+    warnings = [
+        f"{path}: {counted(len(files), 'image')} {what}: {listed(files, 3)}"
+        for what, files in noticed.items()
+        if files
+    ]
+    labels = as_numbers({split: labels for split, (_, labels) in kept.items()})
     raw: dict[str, RawSplit] = {}
-    for split, (files, _) in rows.items():
+    for split, (files, _) in kept.items():
         names = Names.pack(files)
         raw[split] = RawSplit(labels[split], names, FileReader(root, names), root)
     return label_dataset(raw, known, path, warnings)

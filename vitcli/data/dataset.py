@@ -334,10 +334,8 @@ def _hold_out(
     held = stratified(train, config.val_fraction, config.split_seed)
     single = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
     if single:
-        warnings.append(
-            f"{config.path}: only one image of {listed(single)}: used for training, not for "
-            "validation"
-        )
+        of = f" of {listed(single)}" if len(train.classes) > 1 else ""
+        warnings.append(f"{config.path}: only one image{of}: used for training, not for validation")
     if not len(held):
         return held, "validation: none, because no class has two images"
     return held, _held_words(train, held, config.val_fraction)

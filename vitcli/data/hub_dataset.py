@@ -159,7 +159,7 @@ def open_hub(
             split: ask(partial(_download, group, features)) for split, group in by_split.items()
         }
         names = {s: Names.pack(f"{s} row {i}" for i in range(len(t))) for s, t in tables.items()}
-        others = label_tables(tables, names, path, known)
+        others = label_tables(tables, names, path, known, path)
     if train is None:
         return others
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -294,12 +294,18 @@ def _chunk(
                     indices.append(candidate.number)
                     break
             else:
-                return unreadable[-1]
+                return irreplaceable(unreadable[-1])
     except VitError as error:
         return error
     pixels = np.stack(images, out=place)
     sent = pixels if place is None else None
     return _Chunk(sent, np.array(labels), np.array(indices), unreadable)
+
+
+def irreplaceable(error: ImageError) -> ImageError:
+    """Of an image that cannot be read, nor can any that could take its place."""
+    what = f"{error.what}, nor can any image that could take its place be read"
+    return ImageError(what, where=error.where, hint="repair or remove the images of its class")
 
 
 def _load(

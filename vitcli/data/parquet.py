@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import importlib
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,17 +59,17 @@ def open_parquet(path: Path, known: Classes | None) -> Dataset:
     root, files = path.parent, [path]
     if path.is_dir():
         root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
-    repeated = Counter(file.name for file in files)
+    parents = {file.parent for file in files}
+    place = parents.pop() if len(parents) == 1 else root
     tables, names = dict[str, Any](), dict[str, Names]()
     for split, group in group_by_split(files, root).items():
         rows = {file: count for file in group if (count := _count_rows(file))}
         if rows:  # `datasets` refuses empty files
             tables[split] = _load([*rows], path)
-            short = {f: f.name if repeated[f.name] == 1 else f.relative_to(root) for f in rows}
             names[split] = Names.pack(
-                f"{short[f]} row {i}" for f, n in rows.items() for i in range(n)
+                f"{file.relative_to(place)} row {i}" for file, n in rows.items() for i in range(n)
             )
-    return label_tables(tables, names, path, known)
+    return label_tables(tables, names, path, known, place)
 
 
 def label_tables(
@@ -78,13 +77,13 @@ def label_tables(
     names: Mapping[str, Names],
     where: str | Path,
     known: Classes | None,
+    root: str | Path,
 ) -> Dataset:
-    """Tables (`datasets.Dataset`), one for each split, with their rows' names, as a dataset."""
+    """Tables (`datasets.Dataset`), one for each split, with their rows' names relative to `root`,
+    as a dataset."""
     if not tables:
         raise DataError("no labelled images", where=where)
     image, label = columns(next(iter(tables.values())).features, where)
-    place = Path(where)
-    root = place.parent if place.is_file() else where
     warnings: list[str] = []
     raw: dict[str, RawSplit] = {}
     for split, table in tables.items():

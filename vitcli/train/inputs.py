@@ -19,7 +19,7 @@ from torch import Tensor
 from vitcli.config import AugmentConfig
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
-from vitcli.data.loader import train_batches
+from vitcli.data.loader import irreplaceable, train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
 from vitcli.data.stream import Stream
@@ -262,7 +262,8 @@ class Features:
         for image in range(len(source)):
             found = next((row[i] for i in source.same_class(image) if i in row), None)
             if found is None:
-                raise next(error for error in errors if error.where == source.where(image))
+                found_error = next(e for e in errors if e.where == source.where(image))
+                raise irreplaceable(found_error)
             shown.append(found)
         return source, features[to_device(torch.tensor(shown), run.device)], errors
 

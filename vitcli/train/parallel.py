@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -59,9 +60,10 @@ def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn
     if ranks.count == 1 or isinstance(objective, FSDPModule):
         return objective
     devices = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(
-        objective, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
-    )
+    settings: dict[str, Any] = {"device_ids": devices, "gradient_as_bucket_view": True}
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    settings["forward_sync_buffers" if renamed else "broadcast_buffers"] = False  # torch 2.13
+    return DistributedDataParallel(objective, **settings)
 
 
 @contextlib.contextmanager
