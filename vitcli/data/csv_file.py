@@ -25,26 +25,25 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
     root = path.parent
     missing, shared, doubtful, repeated = list[str](), list[str](), list[str](), list[str]()
     first = dict[object, tuple[str, str]]()
-    kept: dict[str, tuple[list[str], list[str]]] = {split: ([], []) for split in rows}
-    held_out = "val" not in rows  # some of the training images may be
-    for split, listed_rows in rows.items():
+    kept: dict[str, list[tuple[str, str]]] = {split: [] for split in rows}
+    for split, pairs in rows.items():
+        may_be_held_out = split == "train" and "val" not in rows
         seen = set[object]()
-        for file, label in zip(*listed_rows, strict=True):
+        for file, label in pairs:
             found = _identity(os.path.join(root, file))
             if found is None:
                 missing.append(file)
                 continue
-            before = first.setdefault(found, (split, label))
-            if before[0] != split:
+            first_split, first_label = first.setdefault(found, (split, label))
+            if first_split != split:
                 shared.append(file)
-            elif before[1] != label:
+            elif first_label != label:
                 doubtful.append(file)
-            if (found, label) in seen and split == "train" and held_out:
+            if may_be_held_out and (found, label) in seen:
                 repeated.append(file)
             else:
                 seen.add((found, label))
-                kept[split][0].append(file)
-                kept[split][1].append(label)
+                kept[split].append((file, label))
     if missing:
         raise DataError(
             f"missing images: {listed(missing, 3)}",
@@ -61,10 +60,10 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
         for what, files in noticed.items()
         if files
     ]
-    labels = as_numbers({split: labels for split, (_, labels) in kept.items()})
+    labels = as_numbers({split: [label for _, label in pairs] for split, pairs in kept.items()})
     raw: dict[str, RawSplit] = {}
-    for split, (files, _) in kept.items():
-        names = Names.pack(files)
+    for split, pairs in kept.items():
+        names = Names.pack(file for file, _ in pairs)
         raw[split] = RawSplit(labels[split], names, FileReader(root, names), root)
     return label_dataset(raw, known, path, warnings)
 
@@ -78,9 +77,9 @@ def _identity(path: str) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """{split: (paths, labels)}"""
-    rows: dict[str, tuple[list[str], list[str]]] = {}
+def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """{split: [(path, label)]}"""
+    rows: dict[str, list[tuple[str, str]]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -105,9 +104,8 @@ def _read_rows(path: Path) -> dict[str, tuple[list[str], list[str]]]:
                 if named is None:
                     hint = "use train, val or test"
                     raise DataError(f"'{word}' is not a split", where=where, hint=hint)
-                files, labels = rows.setdefault(named, ([], []))
-                files.append(cells[image].strip())
-                labels.append(cells[label].strip())
+                pair = cells[image].strip(), cells[label].strip()
+                rows.setdefault(named, []).append(pair)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError("not a UTF-8 CSV file", where=path) from error
     except OSError as error:

@@ -305,7 +305,7 @@ def _chunk(
 def irreplaceable(error: ImageError) -> ImageError:
     """Of an image that cannot be read, nor can any that could take its place."""
     what = f"{error.what}, nor can any image that could take its place be read"
-    return ImageError(what, where=error.where, hint="repair or remove the images of its class")
+    return ImageError(what, where=error.where, hint="repair or remove these images")
 
 
 def _load(

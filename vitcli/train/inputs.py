@@ -262,8 +262,7 @@ class Features:
         for image in range(len(source)):
             found = next((row[i] for i in source.same_class(image) if i in row), None)
             if found is None:
-                found_error = next(e for e in errors if e.where == source.where(image))
-                raise irreplaceable(found_error)
+                raise irreplaceable(next(e for e in errors if e.where == source.where(image)))
             shown.append(found)
         return source, features[to_device(torch.tensor(shown), run.device)], errors
 

@@ -45,25 +45,29 @@ class MuonAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step of both."""
         for group in self.param_groups:
-            matrices = defaultdict[torch.Size, list[Tensor]](list)
-            for matrix in group["params"] if group["muon"] else ():
-                if matrix.grad is not None:
-                    matrices[matrix.shape].append(matrix)
-            for same_shape in matrices.values():
-                self._step_of_muon(same_shape, group["lr"], group["weight_decay"])
+            if group["muon"]:
+                by_shape = defaultdict[torch.Size, list[Tensor]](list)
+                for matrix in group["params"]:
+                    by_shape[matrix.shape].append(matrix)
+                for matrices in by_shape.values():
+                    self._step_of_muon(matrices, group["lr"], group["weight_decay"])
         if self.adamw is not None:
             self.adamw.step()
 
     def _step_of_muon(self, matrices: list[Tensor], lr: float, weight_decay: float) -> None:
         """W <- (1 - lr * decay) W - 0.2 lr sqrt(max(h, w)) O, where O orthogonalizes the Nesterov
-        momentum of the gradient. matrices: each (h, w)."""
-        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
-        momenta = list[Tensor]()
-        for matrix, gradient in zip(matrices, gradients, strict=True):
+        momentum of the gradient. matrices: each (h, w); those without a gradient keep still."""
+        gradients, momenta = list[Tensor](), list[Tensor]()
+        matrices = [matrix for matrix in matrices if matrix.grad is not None]
+        for matrix in matrices:
+            assert matrix.grad is not None
             state = self.state[matrix]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(matrix)
-            momenta.append(state["momentum_buffer"].lerp_(gradient, 1 - _MOMENTUM))
+            gradients.append(matrix.grad)
+            momenta.append(state["momentum_buffer"].lerp_(matrix.grad, 1 - _MOMENTUM))
+        if not matrices:
+            return
         updates = orthogonalized(torch.stack(gradients).lerp(torch.stack(momenta), _MOMENTUM))
         size = 0.2 * lr * math.sqrt(max(matrices[0].shape))
         for matrix, update in zip(matrices, updates.unbind(), strict=True):
@@ -71,7 +75,6 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 _MOMENTUM = 0.95
-_COEFFICIENTS = (3.4445, -4.775, 2.0315)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -79,14 +82,13 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     iterations (https://kellerjordan.github.io/posts/muon/). In bf16, but in float32 where bf16 is
     emulated: a step of ViT-Ti on a CPU would take six times as long."""
     height, width = matrices.shape[1:]
-    linear, cubic, quintic = _COEFFICIENTS
     x = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices
     x = x.mT if height > width else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
-        x = torch.baddbmm(x, polynomial, x, beta=linear)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
     return x.mT if height > width else x
 
 
@@ -112,8 +114,8 @@ class MovingAverage(AveragedModel):
             super().update_parameters(model)
             return
         pairs = zip(self.module.parameters(), model.parameters(), strict=True)
-        trained = [(own.detach(), p.detach()) for own, p in pairs if p.requires_grad]
-        self.average(*map(list, zip(*trained, strict=True)), self.n_averaged)
+        trained = [(own.detach(), now.detach()) for own, now in pairs if now.requires_grad]
+        self.average([own for own, _ in trained], [now for _, now in trained], self.n_averaged)
         self.n_averaged += 1
 
 
