@@ -4,7 +4,7 @@
     logits = model(model.transform("cat.jpg")[None])
     for result in vitcli.predict("runs/flowers", ["cat.jpg"]): ...
 
-Everything is imported when it is first used, so that `vit --help` starts fast.
+Names are imported on first use, so that `vit --help` starts fast.
 """
 
 from __future__ import annotations

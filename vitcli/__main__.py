@@ -1,4 +1,4 @@
-"""`python -m vitcli` is `vit`."""
+"""Run `vit` as `python -m vitcli`."""
 
 from vitcli.cli.main import main
 

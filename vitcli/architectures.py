@@ -1,4 +1,4 @@
-"""What a Vision Transformer or a hybrid is: its sizes and options, and a table of its layers.
+"""The architecture of Vision Transformers and hybrids: hyperparameters and a table of layers.
 
 Standard library only.
 """
@@ -32,45 +32,45 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 @dataclass(frozen=True)
 class ModelConfig(Layered):
-    """The architecture of a Vision Transformer, or of a hybrid, whose patches are cut from a
-    ResNet's feature map: what its checkpoint stores and nothing else. Fields that have their
-    default are not stored, so no default may ever change.
+    """The architecture of a Vision Transformer, or of a hybrid, which takes its patches from the
+    feature map of a ResNet. These are exactly the fields that a checkpoint stores. Fields with
+    their default value are not stored, so no default may ever change.
 
-    Names of sizes are the paper's (arXiv 2010.11929, section 3.1 and Table 1).
+    Names of sizes follow the paper (arXiv 2010.11929, section 3.1 and Table 1).
     """
 
     width: int = limited(min=1, max=1 << 20)
-    """D, the size of a token."""
+    """D, the embedding dimension."""
     depth: int = limited(min=1, max=MOST_BLOCKS)
     """Number of Transformer blocks."""
     num_heads: int = limited(min=1, max=1 << 20)
-    """Attention heads; each has width / num_heads channels."""
+    """Number of attention heads, with width / num_heads channels each."""
     mlp_dim: int = limited(min=1, max=1 << 20)
-    """Hidden size of a block's MLP (with SwiGLU: gate and value together)."""
+    """Hidden dimension of a block's MLP (with SwiGLU: gate and value combined)."""
     patch_size: Size = (16, 16)
     """Height and width of a patch, in pixels."""
     image_size: Size = (224, 224)
-    """Height and width of the images that the position embeddings are made for."""
+    """Height and width of the input, which determine the size of the position embeddings."""
     num_classes: int = limited(0, min=0, max=10**9)
-    """Outputs of the head; 0 means no head, and `model(images)` gives features."""
+    """Number of outputs of the head; 0: no head, and `model(images)` returns features."""
     class_token: bool = True
-    """A learned token in front of the patches."""
+    """A learned token before the patches."""
     distill_token: bool = False
-    """DeiT's second token with a head of its own; the logits are the mean of both heads."""
+    """DeiT's distillation token, with its own head; the logits are the mean of both heads."""
     num_registers: int = limited(0, min=0, max=1 << 20)
-    """Registers: learned tokens between the class token and the patches, which no head reads."""
+    """Number of registers: learned tokens between class token and patches, unused by the head."""
     posemb: Posemb = "learn"
     """learn: one vector per token; learn2d: D/2 for the row and D/2 for the column (paper D.4);
-    sincos2d: fixed, big_vision's; relative: added to no token, but biases of each block's attention
-    for each offset between two patches (BEiT); none."""
+    sincos2d: fixed, as in big_vision; relative: not added to tokens; instead, the attention of each
+    block has a bias for each offset between two patches (BEiT); none."""
     posemb_tokens: Literal["all", "class", "patches"] = "all"
-    """Which tokens the position embeddings are added to: prefix tokens and patches, class token
-    and patches (registers without), or patches alone."""
+    """Tokens that position embeddings are added to: prefix tokens and patches, class token and
+    patches (but not registers), or patches only."""
     rope: Literal["none", "dinov3", "eva02"] = "none"
-    """Rotary position embeddings: queries and keys are rotated by angles that grow with the row and
-    the column of the patch. dinov3: from -1 to 1 over the image; eva02: from 0 to 16."""
+    """Rotary position embeddings: queries and keys are rotated by angles proportional to the row
+    and column of the patch. dinov3: from -1 to 1 across the image; eva02: from 0 to 16."""
     pool: Pool = "token"
-    """What the head reads: class token, mean of the patches, both, or one attention query."""
+    """Input of the head: class token, mean of patches, attention pooling, or token and mean."""
     pre_norm: bool = False
     """A LayerNorm before the first block (CLIP)."""
     final_norm: bool = True
@@ -80,26 +80,26 @@ class ModelConfig(Layered):
     pre_logits: int = limited(0, min=0, max=1 << 20)
     """Size of the tanh layer before the head (the paper's pre-training head); 0 means none."""
     layer_scale: bool = False
-    """A learned factor per channel on each branch of a block."""
+    """A learned per-channel scale on each residual branch of a block."""
     qkv_bias: bool = True
     """Biases of the query, key and value projections."""
     key_bias: bool = True
-    """Whether that of the keys is among them (not in EVA-02 and DINOv3)."""
+    """Whether `qkv_bias` includes the key projection (not in EVA-02 and DINOv3)."""
     patch_bias: bool = True
     """Bias of the patch embedding."""
     activation: Activation = "gelu"
-    """gelu: exact (timm, transformers); gelu_tanh: the authors' flax code; quick_gelu: CLIP."""
+    """gelu: exact (timm, transformers); gelu_tanh: the authors' Flax code; quick_gelu: CLIP."""
     swiglu: bool = False
-    """SiLU-gated MLP, gate first, in one matrix (DINOv2 giant)."""
+    """SiLU-gated MLP, with gate and value in one matrix, gate first (DINOv2 giant)."""
     sub_norm: Literal["none", "mlp", "both"] = "none"
-    """A LayerNorm before the last matrix of a block's MLP, or of both its branches (EVA-02)."""
+    """LayerNorm before the output projection of a block's MLP, or of MLP and attention (EVA-02)."""
     norm: Literal["layer", "rms"] = "layer"
-    """layer: LayerNorm; rms: RMSNorm, also over the embedded patches, and no biases in the blocks
+    """layer: LayerNorm; rms: RMSNorm, also after the patch embedding, and no biases in the blocks
     other than those of `qkv_bias` (AIMv2)."""
     norm_eps: float = limited(1e-6, min=0, max=1)
-    """Epsilon of every norm."""
+    """Epsilon of all normalization layers."""
     stem: ResNetConfig | None = None
-    """A hybrid's ResNet, between the image and the patch embedding."""
+    """The ResNet of a hybrid, before the patch embedding."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -108,7 +108,7 @@ class ModelConfig(Layered):
         for axis, size, patch in zip(
             ("height", "width"), self.image_size, self.patch_size, strict=True
         ):
-            # Not `size % patch`: SigLIP has patches of 14 at 384.
+            # Not `size % patch`: SigLIP has 14-pixel patches at 384 pixels.
             if not 1 <= patch <= size <= LARGEST_IMAGE:
                 raise ConfigError(
                     f"image {axis} {size} is not between the patch size {patch} and {LARGEST_IMAGE}"
@@ -151,51 +151,51 @@ class ModelConfig(Layered):
 
     @property
     def grid(self) -> Size:
-        """Rows and columns of patches."""
+        """Number of rows and columns of patches."""
         rows, columns = self.image_size if not self.stem else self.stem.feature_map(self.image_size)
         return rows // self.patch_kernel[0], columns // self.patch_kernel[1]
 
     @property
     def patch_kernel(self) -> Size:
-        """Height and width of the patch embedding's kernel: of a patch, in pixels or in cells of
-        the stem's feature map."""
+        """Kernel height and width of the patch embedding, in pixels or in cells of the stem's
+        feature map."""
         stride = self.stem.stride if self.stem else 1
         return self.patch_size[0] // stride, self.patch_size[1] // stride
 
     @property
     def patch_channels(self) -> int:
-        """Channels that the patch embedding reads: colours, or those of the stem."""
+        """Input channels of the patch embedding: RGB, or those of the stem."""
         return self.stem.channels if self.stem else 3
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches: class, distillation, registers, in this order."""
+        """Number of tokens before the patches: class, distillation, registers, in this order."""
         return int(self.class_token) + int(self.distill_token) + self.num_registers
 
     @property
     def num_tokens(self) -> int:
-        """Length of the sequence that the blocks see."""
+        """Sequence length in the blocks."""
         return self.num_prefix_tokens + self.grid[0] * self.grid[1]
 
     @property
     def posemb_prefix(self) -> int:
-        """Prefix tokens that have a position embedding of their own."""
+        """Number of prefix tokens that have a position embedding."""
         if self.posemb != "learn" or self.posemb_tokens == "patches":
             return 0
         return int(self.class_token) if self.posemb_tokens == "class" else self.num_prefix_tokens
 
     @property
     def posemb_tables(self) -> tuple[str, ...]:
-        """Names of the tensors that are bound to the grid: the position embeddings."""
+        """Names of the position embedding tensors, whose shapes depend on the grid."""
         return tuple(layer.name for layer in self._posemb_layers())
 
     @property
     def feature_dim(self) -> int:
-        """Size of what `features` returns: the input of the head."""
+        """Output dimension of `features`, which is the input of the head."""
         return self.pre_logits or self.width * (2 if self.pool == "token+gap" else 1)
 
     def at(self, image_size: Size) -> ModelConfig:
-        """The same model for images of another size.
+        """Return the same architecture for another image size.
 
         Raises:
             ConfigError: the new size is not a multiple of the patch size. (A hybrid's ResNet pads.)
@@ -204,14 +204,14 @@ class ModelConfig(Layered):
         return dataclasses.replace(self, image_size=image_size)
 
     def with_classes(self, num_classes: int) -> ModelConfig:
-        """The same model with another number of classes."""
+        """Return the same architecture with another number of classes."""
         return dataclasses.replace(self, num_classes=num_classes)
 
     def num_params(self) -> int:
         return super().num_params() - (0 if self.key_bias else self.depth * self.width)
 
     def layers(self) -> Iterator[Layer]:
-        """The table that describes the architecture; `models/vit.py` is tested against it."""
+        """Yield all layers, in forward order; `models/vit.py` is tested against this table."""
         d, patches = self.width, self.grid[0] * self.grid[1]
         tokens = {"cls_token": int(self.class_token), "dist_token": int(self.distill_token)}
         for name, count in {**tokens, "reg_token": self.num_registers}.items():
@@ -245,7 +245,7 @@ class ModelConfig(Layered):
                 yield linear(name, self.feature_dim, self.num_classes, 0)
 
     def blocks(self, tokens: int) -> Iterator[Layer]:
-        """The layers of all blocks, on a sequence of so many tokens."""
+        """Yield the layers of all blocks, for a sequence length of `tokens`."""
         d = self.width
         for i in range(self.depth):
             block = f"blocks.{i}"
@@ -290,22 +290,22 @@ class ModelConfig(Layered):
 
 
 RELATIVE = "relative_position_bias_table"
-"""The name of a block's biases for offsets: a row for each offset of patches, then from the class
-token, to it, and to itself."""
+"""Name of a block's relative position biases: a row for each offset between patches, then three for
+the class token: from it, to it, and to itself."""
 
 
 def num_offsets(grid: Size) -> int:
-    """Rows of such a table for a grid of patches."""
+    """Number of rows of the relative position bias table for a grid of patches."""
     rows, columns = grid
     return (2 * rows - 1) * (2 * columns - 1) + 3
 
 
 STEM = "patch_embed.backbone."
-"""The prefix of a hybrid's ResNet in tensor names."""
+"""Prefix of the tensor names of a hybrid's ResNet."""
 
 
 def check_whole_patches(image_size: Size, model: ModelConfig) -> None:
-    """For sizes that someone asks for: pixels beyond the last whole patch would be ignored."""
+    """Reject a requested size with pixels beyond the last whole patch, which would be ignored."""
     if model.stem and model.patch_kernel == (1, 1):
         return  # the ResNet pads
     for axis, size, patch in zip(("height", "width"), image_size, model.patch_size, strict=True):
@@ -318,4 +318,4 @@ def check_whole_patches(image_size: Size, model: ModelConfig) -> None:
 
 
 Architecture = ModelConfig | BiTConfig
-"""Any model."""
+"""The configuration of any model."""

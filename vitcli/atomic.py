@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all. Standard library only."""
+"""Atomic writes of files and directories. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vitcli.errors import OutputError
 def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path` that replaces it when the block ends without an error.
 
-    Whatever ends the block early (an error, Ctrl-C, a full disk) leaves the target as it was and
-    no temporary file behind. The permissions of a file that is replaced stay. A symbolic link stays
-    a link: its target is replaced. A device, a pipe and /dev/stdout cannot be replaced and are
-    written to directly.
+    If the block fails (an error, Ctrl-C, a full disk), the target is unchanged and the temporary
+    file is removed. A replaced file keeps its permissions. Symlinks are followed: the link stays
+    and its target is replaced. Devices, pipes and /dev/stdout cannot be replaced and are written
+    to directly.
 
     Args:
-        durable: whether the file must last through a power cut.
+        durable: whether the file must survive a power failure.
 
     Raises:
         OutputError: the file cannot be written.
@@ -46,7 +46,7 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            with contextlib.suppress(OSError):  # there is none, or the file system has no modes
+            with contextlib.suppress(OSError):  # no such file, or no modes on the file system
                 shutil.copymode(target, temporary)
             os.replace(temporary, target)
         except BaseException:
@@ -55,16 +55,16 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
         if durable:
             _sync_directory(target.parent)
     except BrokenPipeError:
-        raise  # of the reader of another output
+        raise  # from another output, whose reader is gone
     except (OSError, UnicodeEncodeError) as error:
         raise cannot_write(path, error) from error
 
 
 @contextlib.contextmanager
 def whole_directory(path: str | Path) -> Iterator[Path]:
-    """A temporary directory beside `path` (or in it, if it exists: it may be mounted), whose files
-    move there when the block ends without an error: all of them, or none. Other files in `path`
-    stay. JSON and Markdown files, which describe the others, move last.
+    """Create a temporary directory beside `path` (or in it if it exists: it may be a mount point),
+    whose files are moved to `path` when the block ends without an error. Other files in `path` are
+    kept. JSON and Markdown files, which describe the others, are moved last.
 
     Raises:
         OutputError: the directory or a file cannot be written.
@@ -86,7 +86,7 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _sync_directory(target.parent)
-    except OutputError as error:  # of a file in the temporary directory
+    except OutputError as error:  # from a file in the temporary directory
         where = str(error.where).replace(str(temporary), str(path))
         raise OutputError(error.what, where=where, hint=error.hint) from error
     except OSError as error:
@@ -94,7 +94,7 @@ def whole_directory(path: str | Path) -> Iterator[Path]:
 
 
 def make_directory(path: str | Path) -> None:
-    """Makes a directory and those above it, where there are none. Raises OutputError."""
+    """Create a directory and its parents if they do not exist. Raises OutputError."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -103,10 +103,10 @@ def make_directory(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def made_directory(path: str | Path) -> Iterator[None]:
-    """Makes a directory if there is none; in the end it is removed again if nothing was put there.
+    """Create a directory if it does not exist; if it is new and still empty at exit, remove it.
 
     Raises:
-        OutputError: it cannot be made.
+        OutputError: it cannot be created.
     """
     is_new = not os.path.isdir(path)
     make_directory(path)
@@ -123,7 +123,7 @@ def _describes(file: Path) -> bool:
 
 
 def cannot_write(path: str | Path, error: Exception) -> OutputError:
-    """What it means that the system refused an output."""
+    """The OutputError for a failed write to `path`."""
     directory = Path(path).parent
     if isinstance(error, FileExistsError | NotADirectoryError):
         places = (Path(path), *Path(path).parents)
@@ -139,8 +139,8 @@ def cannot_write(path: str | Path, error: Exception) -> OutputError:
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """An empty directory among the system's temporary files, which is removed in the end; so are
-    those that killed processes left behind."""
+    """Create an empty directory in the system's temporary directory and remove it at exit; also
+    remove those that killed processes left behind."""
     import tempfile  # slow to import
 
     place = _temporary(Path(tempfile.gettempdir(), "scratch"))
@@ -162,19 +162,19 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: object) -> None:
-    """Write a JSON file as `write_text` does."""
+    """Write a JSON file, like `write_text`."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _temporary(target: Path) -> Path:
-    """A new name beside `target`, with the machine and the process that writes there."""
+    """A new temporary path beside `target`, whose name identifies the machine and the process."""
     _clear_abandoned(target.parent)
     return target.with_name(f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def _prefix() -> str:
-    """How the names of temporary files begin. Containers that share a host name number their
-    processes separately, so on Linux the PID namespace is part of it."""
+    """The prefix of temporary file names. Containers with the same hostname may have equal PIDs,
+    so on Linux the PID namespace is part of it."""
     machine, namespace = os.uname().nodename if hasattr(os, "uname") else "", 0
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -186,7 +186,7 @@ _PREFIX = _prefix()
 
 @functools.cache
 def _clear_abandoned(directory: Path) -> None:
-    """Removes the temporary files that killed processes of this machine left in a directory."""
+    """Remove the temporary files that killed processes of this machine left in a directory."""
     pattern = re.compile(re.escape(_PREFIX) + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
     try:
         left = [(path, pattern.fullmatch(path.name)) for path in directory.iterdir()]
@@ -199,7 +199,7 @@ def _clear_abandoned(directory: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    if os.name != "posix":  # where signal 0 would end it
+    if os.name != "posix":  # on Windows, signal 0 would terminate the process
         return True
     try:
         os.kill(process, 0)
@@ -211,14 +211,14 @@ def _is_running(process: int) -> bool:
 
 
 def _descriptor(path: str | Path) -> int | None:
-    """The number of the open file that a path stands for: 1 for /dev/stdout."""
+    """The file descriptor that a path refers to, such as 1 for /dev/stdout, if any."""
     named = {"/dev/stdout": 1, "/dev/stderr": 2}
     found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", str(path))
     return int(found[1]) if found else named.get(str(path))
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename last through a power cut, where directories can be synced (not on Windows)."""
+    """Make a rename survive a power failure, where directories can be synced (not on Windows)."""
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""Figures of what a Vision Transformer attends to: maps over images, heads, tiles, distances.
+"""Figures for `vit inspect`: attention maps, heads, filters, attention distances.
 
-Arrays in, a file out, as in `plots.py`, or OutputError. Maps are drawn in viridis, which is
-perceptually uniform.
+Each function draws arrays to an image file, as in `plots.py`, and raises OutputError if it cannot
+be written. Maps are drawn in viridis, which is perceptually uniform.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Pixels = npt.NDArray[np.uint8]
 
 COLOURS = "viridis"
 OPACITY = 0.6
-"""Of a map over its image."""
+"""Opacity of a map drawn over its image."""
 SHEET = 64
-"""Images on a contact sheet."""
+"""Maximum number of images on a contact sheet."""
 
 
 class Panel(NamedTuple):
@@ -41,10 +41,10 @@ class Panel(NamedTuple):
     image: Pixels
     """(h, w, 3)."""
     map: Floats
-    """(rows, columns), or (rows, columns, 3) colours in [0, 1]."""
+    """(rows, columns), or (rows, columns, 3) colors in [0, 1]."""
 
     def smaller(self) -> Panel:
-        """The panel as a contact sheet needs it, for less memory."""
+        """Return the panel with the image downscaled for a contact sheet, to save memory."""
         image = Image.fromarray(self.image)
         image.thumbnail((400, 400))
         return self._replace(image=np.asarray(image))
@@ -59,18 +59,18 @@ DARK: Any = {
 
 
 def background(dark: bool) -> contextlib.AbstractContextManager[Any]:
-    """A context in which figures, of `plots.py` too, have a light or a dark background."""
+    """Context manager that sets the background of all figures, also those of `plots.py`."""
     return mpl.rc_context(DARK if dark else {})
 
 
 def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None = None) -> None:
-    """A map over its image, interpolated between patches; colours are drawn patch by patch."""
+    """Draw a map over its image, interpolated between patches; RGB maps are not interpolated."""
     height, width = image.shape[:2]
     extent = (0.0, float(width), float(height), 0.0)
     if values.ndim == 3:
         axes.imshow(values, extent=extent, interpolation="nearest")
     else:
-        grey = np.asarray(Image.fromarray(image).convert("L"))  # so that the map's colours are true
+        grey = np.asarray(Image.fromarray(image).convert("L"))  # keeps the map's colors accurate
         axes.imshow(grey, extent=extent, cmap="gray", vmin=0, vmax=255)
         smooth: Any = {"cmap": COLOURS, "norm": scale, "alpha": OPACITY}
         axes.imshow(values, extent=extent, interpolation="bilinear", **smooth)
@@ -85,11 +85,11 @@ def _bar(figure: Figure, axes: Any, scale: Normalize, label: str) -> None:
 
 
 def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
-    """An image and its map, as in Figure 6 of the paper.
+    """Draw an image and its map side by side, as in Figure 6 of the paper.
 
     Args:
-        label: of the colour bar; a map of colours has none.
-        path: .png, .pdf or .svg; written whole or not at all.
+        label: label of the color bar; RGB maps have none.
+        path: .png, .pdf or .svg; written atomically.
     """
     ratio = panel.image.shape[0] / panel.image.shape[1]
     with figure_file(path, 8.0, 3.6 * ratio + 0.4, panel.title, grid=False) as figure:
@@ -104,7 +104,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
 
 
 def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
-    """Up to `SHEET` images with their maps beside them, each map on its own scale."""
+    """Draw up to `SHEET` images next to their maps, each map on its own color scale."""
     panels = panels[:SHEET]
     across = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
     down = math.ceil(len(panels) / across)
@@ -122,10 +122,10 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
 
 
 def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None:
-    """Every head's attention of one block over an image.
+    """Draw the attention of every head of one block over an image.
 
     Args:
-        maps: (heads, rows, columns); one scale for all.
+        maps: (heads, rows, columns), all on one color scale.
     """
     across = min(len(maps), 4)
     down = math.ceil(len(maps) / across)
@@ -145,7 +145,7 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
 
 
 def filter_tiles(filters: Floats, path: str | Path) -> None:
-    """Principal components of the filters, (n, height, width, 3) in [0, 1] (Figure 7, left)."""
+    """Draw principal components of filters, (n, height, width, 3) in [0, 1] (Figure 7, left)."""
     across = 7
     down = math.ceil(len(filters) / across)
     with figure_file(path, across * 0.85, down * 0.85 + 0.35, "", grid=False) as figure:
@@ -158,10 +158,10 @@ def filter_tiles(filters: Floats, path: str | Path) -> None:
 
 
 def distance_by_depth(distances: Floats, path: str | Path) -> None:
-    """Mean attention distance of each head against its block (Figure 7, right).
+    """Plot the mean attention distance of each head against its block (Figure 7, right).
 
     Args:
-        distances: (blocks, heads), pixels.
+        distances: (blocks, heads), in pixels.
     """
     blocks, heads = distances.shape
     with figure_file(path, 5.0, 3.6, "") as figure:
@@ -178,10 +178,10 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
 def faithfulness_curves(
     deletion: tuple[Floats, Floats], insertion: tuple[Floats, Floats], title: str, path: str | Path
 ) -> None:
-    """The score of a class as patches are removed and revealed, most relevant first.
+    """Plot the score of a class as patches are removed or revealed, most relevant first.
 
     Args:
-        deletion, insertion: the curves (steps + 1,) of the map and of random maps.
+        deletion, insertion: the curves of the map and of random maps, (steps + 1,) each.
     """
     with figure_file(path, 7.0, 3.0, title) as figure:
         cells = figure.subplots(1, 2, sharey=True)

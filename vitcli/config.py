@@ -1,8 +1,8 @@
-"""What a model, its preprocessing, a data set and a training run are: dataclasses and tables.
+"""Configuration of preprocessing, datasets, augmentation and few-shot evaluation.
 
-Standard library only, so that every command can read a configuration before (or without) torch.
-Models are described in `architectures.py`, `resnets.py` and `variants.py`, whose names this module
-exports too.
+Standard library only, so that commands can read a configuration before (or without) importing
+torch. Architectures are configured in `architectures.py`, `resnets.py` and `variants.py`, whose
+names this module re-exports.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from vitcli.words import either
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
 Score = Literal["softmax", "sigmoid", "none"]
-"""What makes scores of logits; none: a regression, whose outputs are the values themselves."""
+"""The function from logits to scores; none: a regression, whose outputs are used as they are."""
 
 
 # ---------------------------------------------------------------------------------------------
-# What goes in and what comes out
+# Inputs and outputs
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes a model's input. Comes from the checkpoint, never from a default."""
+    """How an image is converted to model input. From the checkpoint, never from a default."""
 
     size: Size = limited((224, 224), min=1)
     """Height and width of the model's input."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Subtracted from RGB in [0, 1]."""
+    """Subtracted from RGB values in [0, 1]."""
     std: tuple[float, float, float] = limited((0.5, 0.5, 0.5), above=0)
-    """Divides what is left."""
+    """Divisor of the RGB values after the mean is subtracted."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "lanczos"] = "bicubic"
-    """Pillow's filter."""
+    """Pillow's resampling filter."""
     crop_pct: float = limited(1.0, above=0, max=1)
-    """Fraction of the resized image that the crop keeps: it is resized to size / crop_pct."""
+    """Fraction of the resized image that the crop keeps: images are resized to size / crop_pct."""
     crop_mode: Literal["center", "squash", "border"] = "center"
-    """center: shorter side resized, centre cropped; squash: both sides resized; border: longer
-    side resized, the rest filled with the mean (letterbox). timm's names."""
+    """center: resize the shorter side, crop the center; squash: resize both sides; border: resize
+    the longer side, pad with the mean (letterbox). The names are timm's."""
     antialias: bool = True
-    """False, with bilinear: each pixel is interpolated from its four nearest alone, however much
-    the image shrinks, as the authors' code does (tf.image.resize)."""
+    """False (bilinear only): interpolate each pixel from its four nearest neighbors, even when
+    downsampling, as the authors' code does (tf.image.resize)."""
     crop_rounding: Literal["even", "down"] = "even"
-    """Where the crop begins if its margins differ by a pixel: even: after an even number of pixels
-    (timm); down: with the smaller margin (transformers, big_vision)."""
+    """Offset of the crop if its margins differ by a pixel: even: rounded to an even number (timm);
+    down: the smaller margin (transformers, big_vision)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -73,9 +73,9 @@ class Preprocess:
 
 
 class ClassLabel(NamedTuple):
-    """A class: its identity (WordNet synset where known, else the directory's name) and its name.
+    """A class: its ID (WordNet synset if known, else the directory name) and its name.
 
-    Names are not identities: ImageNet-1k has two classes called "crane".
+    Names are not unique: ImageNet-1k has two classes called "crane".
     """
 
     id: str
@@ -100,14 +100,14 @@ DATA_KINDS = (
     f"{_LOCAL_KINDS}, tar shards by path or URL, such as 'train-{{00000..00009}}.tar' (quoted for "
     "the shell), or a dataset on the Hub, org/name"
 )
-"""What `--data` takes; `data/dataset.py` opens it."""
+"""The kinds of dataset that `--data` accepts; `data/dataset.py` opens them."""
 
 
 CLASS_LIST = (
     "File that lists the dataset's classes in index order, for labels that are indices; each line "
     "is an id, or an id, a tab and a name.  [default: the dataset's classes.txt, if there is one]"
 )
-"""What `--classes` takes; `data/classes.py` reads it."""
+"""The help of `--classes`; `data/classes.py` reads the file."""
 CHANGE_PREPROCESS = (
     "Change a field of the preprocessing, for example crop_pct=0.9; repeatable. Fields: mean and "
     "std (a number, or R,G,B), interpolation (nearest, bilinear, bicubic, box, lanczos), crop_pct "
@@ -117,30 +117,30 @@ CHANGE_PREPROCESS = (
 
 
 HUB = "hf://datasets/"
-"""How the path of a dataset on the Hub begins."""
+"""Prefix of the path of a dataset on the Hub."""
 
 _FILE = r"csv|tsv|parquet|tar|tgz|gz|bz2|xz|zip|txt"
 _REPO = re.compile(rf"\w[\w.-]*/\w(?![\w.-]*\.(?:{_FILE})$)[\w.-]*", re.ASCII)
 
 
 def _absolute(path: str) -> str:
-    """A resumed run may be called from another directory."""
+    """Make a path absolute, because a resumed run may start in another directory."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 def model_or_path(model: str) -> str:
-    """What `--model` takes, absolute if it is the path of something (as `hub/registry.py`)."""
+    """Parse `--model`: make existing paths absolute, as `hub/registry.py` resolves them."""
     return _absolute(model) if os.path.exists(os.path.expanduser(model)) else model
 
 
 def hub_or_path(path: str) -> str:
-    """hf://datasets/org/name for what is no path here but can be a dataset on the Hub."""
+    """Prepend hf://datasets/ to what is not an existing path but a possible dataset on the Hub."""
     is_path = not _REPO.fullmatch(path) or os.path.exists(os.path.expanduser(path))
     return path if is_path else HUB + path
 
 
 def _data_path(path: str) -> str:
-    """Paths made absolute; of several with :: between them, each."""
+    """Parse `--data`: make local paths absolute, including each of several separated by `::`."""
     path = hub_or_path(path)
     return "::".join(part if "://" in part else _absolute(part) for part in path.split("::"))
 
@@ -180,26 +180,26 @@ class DataConfig:
         below=1,
     )
     split_seed: int = 0
-    """Seed of that split, apart from the run's seed: runs with other seeds compare on one split."""
+    """Seed of that split, separate from the run's so that runs with different seeds share it."""
     merge_val: bool = False
-    """Train on the validation split as well, and validate on nothing: for the last run, once
-    everything is chosen. A test split is never trained on."""
+    """Also train on the validation split, and skip validation: for the final run, once all
+    hyperparameters are chosen. The test split is never trained on."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @property
     def name(self) -> str:
-        """The last part of the path, without what a signed address says."""
+        """The last component of the path, without the query string of a signed URL."""
         return re.sub(r"\?.*", "", self.path.partition("::")[0]).rstrip("/").rpartition("/")[2]
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is on another machine."""
+        """Whether the dataset is at a URL or on the Hub."""
         return "://" in self.path
 
     def reachable(self, offline: bool) -> DataConfig:
-        """Itself. Raises ConfigError if it is on another machine, and that must not be asked."""
+        """Return `self`. Raises ConfigError if the dataset is remote and `offline` is set."""
         if offline and self.is_remote:
             hint = "leave out --offline, or download the dataset first"
             raise ConfigError(f"{self.path}: not downloaded, and --offline is set", hint=hint)
@@ -208,7 +208,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What happens to a training image. Every draw depends on (seed, epoch, sample) alone."""
+    """Augmentation of training images. Random draws depend on (seed, epoch, sample) only."""
 
     crop_area: tuple[float, float] = option(
         (0.05, 1.0),
@@ -258,11 +258,11 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class FewshotConfig:
-    """Few-shot classification on frozen features; the defaults are the protocol of big_vision
-    (evaluators/fewshot_lsr.py), which is the paper's (section 4.1)."""
+    """Few-shot classification on frozen features; the defaults follow the protocol of big_vision
+    (evaluators/fewshot_lsr.py) and the paper (section 4.1)."""
 
     data: DataConfig
-    """Where the images are. Tested on the test split, else on the validation split."""
+    """The dataset. Tested on the test split if there is one, else on the validation split."""
     shots: tuple[int, ...] = option(
         (1, 5, 10, 25), "--shots N,...", "Training images per class.", FEWSHOT, min=1
     )
@@ -312,7 +312,7 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "pretrain": {"optimizer": "adamw", "weight_decay": 0.1},
     "fewshot": {"data": {"val_fraction": 0.2}},
 }
-"""Where a command departs from the defaults of the dataclasses, which are fine-tuning's."""
+"""Overrides of the defaults of the dataclasses, which are for fine-tuning, by command."""
 
 
 METRICS = {
@@ -321,12 +321,12 @@ METRICS = {
     "macro_f1": ("f1", "macro F1"),
     "ece": ("ece", "ECE"),
 }
-"""The metrics of an evaluation that are shown in one line: the kind of each, and its name."""
+"""The metrics in the one-line summary of an evaluation: {key: (type, display name)}."""
 
 
 def nearest(name: str, known: list[str], n: int = 3) -> list[str]:
-    """The names most like a mistyped one, whatever its case and separators: those that begin with
-    it, the shortest first, then the closest."""
+    """The `n` known names most similar to a mistyped one, ignoring case and separators: first those
+    that start with it, shortest first, then the closest matches."""
     plain = {re.sub(r"[\W_]", "", other.lower()): other for other in known}
     typed = re.sub(r"[\W_]", "", name.lower())
     begin = sorted((key for key in plain if typed and key.startswith(typed)), key=len)
@@ -335,6 +335,6 @@ def nearest(name: str, known: list[str], n: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: list[str]) -> str | None:
-    """A hint with the names most like a mistyped one; None if none is like it."""
+    """A hint with the known names most similar to a mistyped one, if any."""
     found = nearest(name, known)
     return f"did you mean {either(found)}?" if found else None

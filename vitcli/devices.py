@@ -1,4 +1,4 @@
-"""Which device and which precision a model runs at."""
+"""Device and precision selection."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def choose_device(name: str) -> torch.device:
-    """auto: CUDA, else Apple's MPS, else the CPU; or cpu, cuda, cuda:N, mps. Of several ranks on a
-    machine each takes the CUDA device of its own number, and a single one the first.
+    """Return the device named auto (CUDA, else Apple's MPS, else the CPU), cpu, cuda, cuda:N or
+    mps. Without an index, `cuda` is the device with this process's local rank (0 if it is alone).
 
     Raises:
-        ConfigError: the device is unknown, or not on this machine.
+        ConfigError: the device is unknown or not available.
     """
     mps = int(torch.backends.mps.is_available())
     if name == "auto":
@@ -45,7 +45,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_count(count: int, name: str) -> None:
-    """Raises ConfigError where this machine has no `count` devices for as many ranks."""
+    """Raise ConfigError if this machine has fewer than `count` devices for that many ranks."""
     device = choose_device(name)
     if device.type == "cpu":
         return
@@ -59,7 +59,7 @@ def check_count(count: int, name: str) -> None:
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """auto: bf16 where the hardware multiplies it at full speed, else float32; or by name."""
+    """Return the dtype of a precision; auto is bf16 if the hardware is fast at it, else float32."""
     if name in PRECISIONS:
         return PRECISIONS[name]
     if name != "auto":
@@ -68,9 +68,9 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch means that. CUDA has a class for it, its libraries, MPS and the CPU
-    only messages ("CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory", "can't allocate
-    memory: you tried to ...")."""
+    """Whether an error from torch means out of memory. CUDA has an exception class for it; CUDA
+    libraries, MPS and the CPU only have messages ("CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of
+    memory", "can't allocate memory: you tried to ...")."""
     words = ("out of memory", "you tried to allocate", "_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
@@ -85,8 +85,8 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on a device. CUDA copies it while computing, for which its memory must be
-    pinned; MPS would read it later, when its memory may belong to another (pytorch issue 189690).
+    """Copy a CPU tensor to a device. The copy to CUDA is asynchronous, which requires pinned
+    memory; on MPS, an asynchronous copy could read memory after its reuse (pytorch issue 189690).
     """
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -94,7 +94,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that a device has left for this process, those that torch keeps for reuse included."""
+    """Free memory of a device in bytes, including memory cached by torch."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + kept)

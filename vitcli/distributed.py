@@ -1,8 +1,8 @@
-"""The ranks of a command: one process per device.
+"""The ranks of a distributed command: one process per device.
 
-torchrun, or `--devices N` with the same launcher, starts them; a single process is rank 0 of 1 and
-takes the same path. Rank 0 prints and writes. Ranks agree on decisions through a CPU group (gloo),
-beside the devices' group (NCCL; gloo where torch has no NCCL, as on Windows).
+They are started by torchrun, or by `--devices N` with the same launcher; a single process is rank 0
+of 1 and takes the same code path. Rank 0 prints and writes. Ranks agree on decisions through a CPU
+group (gloo), beside the group of the devices (NCCL, or gloo if torch has no NCCL, as on Windows).
 """
 
 from __future__ import annotations
@@ -35,83 +35,83 @@ from vitcli.train_config import TrainConfig
 T = TypeVar("T")
 
 _GRACE = 5.0
-"""Seconds to wait for the other ranks' reasons once one is unreachable."""
+"""Seconds to wait for the errors of other ranks once one is unreachable."""
 _NCCL_GRACE = 60.0
-"""Seconds that NCCL waits longer than the CPU groups for an unresponsive rank: it aborts the
-process, which can then no longer name that rank."""
+"""Seconds by which NCCL's timeout exceeds that of the CPU groups: NCCL aborts the process, which
+can then no longer report the unresponsive rank."""
 _ONLY_SLOW = "look for an earlier error; if a rank is only slow, raise --rank-timeout"
 
 
 def restarts() -> int:
-    """How often the launcher has started the ranks again, after one of them failed."""
+    """Number of times that the launcher has restarted the ranks after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) if is_launched() else 0
 
 
 def launch_id() -> str:
-    """What all restarts of a launch share; empty without a launcher."""
+    """An ID that all restarts of a launch share; empty without a launcher."""
     if not is_launched():
         return ""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    # Without --rdzv-id torchrun calls each launch so; its process is then the launch.
+    # "none" is torchrun's default without --rdzv-id: identify the launch by the parent process.
     return f"{socket.gethostname()}-{os.getppid()}" if run == "none" else run
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. All ranks call its methods, in the same order."""
+    """This process as one of several ranks. All ranks call the methods in the same order."""
 
     rank: int
     """From 0."""
     count: int
     control: dist.ProcessGroup
-    """For what is not on a device; on the CPU."""
+    """The CPU group, for data that is not on a device."""
     background: dist.ProcessGroup
-    """For a thread of its own: the state of a run is written while the run goes on."""
+    """A CPU group for a background thread, which writes the state of a run during training."""
     store: Store
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that prints and writes."""
+        """Whether this is rank 0, which prints and writes."""
         return self.rank == 0
 
     def share(self, total: int) -> range:
-        """This rank's part of `total` things in a row. The parts of all ranks follow each other and
-        differ by at most one."""
+        """This rank's contiguous part of `total` items. The parts are in the order of the ranks,
+        and their sizes differ by at most one."""
         return range(total * self.rank // self.count, total * (self.rank + 1) // self.count)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """All-reduces a tensor on this rank's device (sum), in place."""
+        """All-reduce a tensor on this rank's device (sum), in place."""
         if self.count > 1:  # MPS has no backend, not even for one rank
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in their order; anything that can be pickled."""
+        """Gather a picklable value from all ranks, in rank order."""
         gathered: list[Any] = [None] * self.count
         dist.all_gather_object(gathered, value, group=self.control)
         return gathered
 
     def from_first(self, value: T) -> T:
-        """Rank 0's value, on all ranks."""
+        """Broadcast rank 0's value to all ranks."""
         values: list[Any] = [value if self.is_first else None]
         dist.broadcast_object_list(values, group=self.control)
         shared: T = values[0]
         return shared
 
     def largest(self, *values: int) -> list[int]:
-        """The largest of all ranks' values, one by one."""
+        """All-reduce integers (max), each on its own."""
         tensor = torch.tensor(values)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
         return [int(value) for value in tensor]
 
     def wait(self) -> None:
-        """Waits until all ranks are here."""
+        """Wait until all ranks have reached this call."""
         dist.barrier(group=self.control)
 
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Lets rank 0 go first, however long it takes, and the others follow, so that what it
-        downloads or indexes is there for them; if it fails, the others exit silently."""
+        """Run the block on rank 0 first, however long it takes, then on the others, which find what
+        it has downloaded or indexed. If rank 0 fails, the others exit silently."""
         key = f"turn/{next(_turns)}"
         while not self.is_first and not self.store.check([key]):
             if self.store.check(["left/0"]):
@@ -121,7 +121,7 @@ class Ranks:
         self.store.set(key, "")
 
     def check_same(self, value: object, what: str) -> None:
-        """Raises RankError, on all ranks, where one has another value than rank 0."""
+        """Raise RankError on all ranks if any has a different value than rank 0."""
         values = self.gather(value)
         if others := [r for r, other in enumerate(values) if other != values[0]]:
             raise RankError(
@@ -133,17 +133,17 @@ class Ranks:
 
 @contextlib.contextmanager
 def joined(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> Iterator[Ranks]:
-    """Makes this process one of the ranks that its launcher started, or rank 0 of 1. Nested
-    calls return the same ranks.
+    """Join the ranks that the launcher started, or become rank 0 of 1. Nested calls yield the same
+    ranks.
 
     Args:
-        device: of this rank (`devices.choose_device`).
+        device: the device of this rank (`devices.choose_device`).
         timeout: seconds after which an unresponsive rank ends the others.
 
     Raises:
         ConfigError: several ranks on MPS, which has no backend for them.
-        RankError: a rank has died or hangs; the rank that says so is the first of the others.
-        LeftError: on the others.
+        RankError: a rank has died or hangs; raised on the lowest of the remaining ranks.
+        LeftError: the same, on the other ranks.
     """
     global _joined
     if _joined is not None:
@@ -171,12 +171,12 @@ _turns = itertools.count()
 
 
 def current() -> Ranks | None:
-    """The ranks that this process has joined, if any."""
+    """Return the ranks that this process has joined, if any."""
     return _joined
 
 
 def _join(device: torch.device, timeout: timedelta) -> Ranks:
-    """Raises RankError: no address, a port in use, a rank that never comes."""
+    """Create the process groups. Raises RankError: no address, a port in use, a missing rank."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     nccl = device.type == "cuda" and dist.is_nccl_available()
@@ -184,7 +184,7 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     try:
         alone = HashStore(), 0, 1
         store, rank, count = next(rendezvous("env://")) if is_launched() else alone
-        store = PrefixStore(f"start-{restarts()}", store)  # the launcher may keep its store
+        store = PrefixStore(f"start-{restarts()}", store)  # which may outlive a restart
         group = PrefixStore("group", store)
         longer = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
         dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=longer)
@@ -200,29 +200,29 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
 
 
 def _await_the_launcher(seconds: float = 0.0) -> None:
-    """Lets the launcher end this rank at once, where another has died: it names that one."""
+    """Let the launcher terminate this rank at once if another has died, which it then reports."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(seconds)
 
 
 SAVING_SECONDS = "120"
-"""What the ranks have to save their state after a signal."""
+"""Seconds that ranks have to save their state after a signal."""
 
 
 def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
-    """Runs a command as `count` ranks on this machine, by torchrun's own launcher.
+    """Run a command as `count` ranks on this machine, with torchrun's launcher.
 
     Args:
-        command: arguments of Python.
-        max_restarts: how often to start them again after one has failed.
+        command: arguments for the Python interpreter.
+        max_restarts: how often to restart the ranks after a failure.
 
     Returns:
-        The exit code of the rank that failed first, or 0; 128 + the number of a signal that this
-        process got.
+        The exit code of the rank that failed first, or 0; 128 + the signal number if this process
+        received a signal.
 
     Raises:
-        RankError: a rank was killed, and could not say so itself.
+        RankError: a rank was killed by a signal, so it could not report that itself.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -230,7 +230,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # what it warns of is said below
+        if name.startswith("torch.distributed.elastic"):  # reported below
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // count)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
@@ -246,7 +246,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
                 run_id=uuid.uuid4().hex,
                 max_restarts=max_restarts,
                 signals_to_handle=",".join(passed_on),
-                logs_specs=DefaultLogsSpecs(str(scratch)),  # the launcher leaves its own behind
+                logs_specs=DefaultLogsSpecs(str(scratch)),  # its default is never removed
             )
             elastic_launch(config, sys.executable)(*command)
     except SignalException as stop:
@@ -264,14 +264,14 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
 
 
 def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
-    """What this rank says when `error` ends it: one voice speaks for all.
+    """Return the error to raise on this rank when `error` ends it, so that only one rank reports.
 
-    A rank that fails by itself says so, unless rank 0 fails in the same way and speaks for it. A
-    rank that only lost another is silent if that one speaks, or if the launcher ends this rank too,
-    because the launcher then names the one that died; else the first of these names the silent.
+    A rank with an error of its own reports it, unless rank 0 reports the same. A rank that only
+    lost another is silent if that one reports, or if the launcher terminates this rank too, as the
+    launcher then names the one that died; else the lowest such rank names the missing ones.
     """
     key = "left/{}".format
-    its_own = torch.OutOfMemoryError, torch.AcceleratorError  # of the device
+    its_own = torch.OutOfMemoryError, torch.AcceleratorError  # device errors
     lost = isinstance(error, RuntimeError) and not isinstance(error, its_own)
     words = "" if lost else f"{type(error).__name__}: {error}"
     if lost:
@@ -288,7 +288,7 @@ def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
                 return LeftError("another rank has failed")
             if not lost and 0 in left:
                 break
-    except RuntimeError:  # the store is gone with its process
+    except RuntimeError:  # the store's process has exited
         return error
     if not lost:
         if ranks.rank and left.get(0) == words:

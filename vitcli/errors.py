@@ -1,21 +1,21 @@
-"""Every error that `vit` raises on purpose.
+"""The exceptions that `vit` raises.
 
     VitError
-    ├── ConfigError         a value that no model, image or run can have
-    ├── CheckpointError     a checkpoint that is damaged, incomplete or of an unknown kind
-    ├── ModelNotFoundError  a name that is neither a path, a registry name nor a Hub repo
-    ├── HubError            the Hub did not answer, or refused
+    ├── ConfigError         an invalid value for a model, image or run
+    ├── CheckpointError     a checkpoint that is corrupt, incomplete or of an unknown kind
+    ├── ModelNotFoundError  a name that is not a path, a registry name or a Hub repo
+    ├── HubError            a request to the Hub that failed
     ├── DataError           a dataset that cannot be used
     │   └── ImageError      an image that cannot be read; others may be fine
-    ├── RunError            a run directory that cannot be started, resumed or trusted
+    ├── RunError            a run that cannot be started, resumed or trusted
     │   ├── DivergedError   a loss that is no longer finite
     │   └── RankError       ranks that cannot work together, or one that died or hangs
-    │       └── LeftError   a rank that has nothing to add, because another says what is wrong
-    ├── OutputError         something that cannot be written
+    │       └── LeftError   a rank that exits silently, because another reports the error
+    ├── OutputError         an output that cannot be written
     └── MissingExtraError   an optional dependency that is not installed
 
-An error says what failed, where, and in a hint what to do. The command line prints it in one or two
-lines and exits with 1.
+An error has a message, the place where it occurred, and a hint on how to fix it. The command line
+prints it in one or two lines and exits with code 1.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 
 class VitError(Exception):
-    """What is wrong, where (a file, a directory, a repo), and a hint on what to do about it."""
+    """What is wrong, where (a file, a directory, a repo), and a hint on how to fix it."""
 
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         super().__init__(what)
@@ -37,28 +37,28 @@ class VitError(Exception):
 
 
 NOT_FINITE = "the weights contain NaN, or values too large for the precision: try --precision fp32"
-"""The hint where a model's outputs are not finite numbers."""
+"""Hint for model outputs that are not finite."""
 
 
 class ConfigError(VitError):
-    """A value that no model, image or run can have."""
+    """An invalid value for a model, image or run."""
 
 
 class CheckpointError(VitError):
-    """A checkpoint that is damaged, incomplete or of an unknown kind."""
+    """A checkpoint that is corrupt, incomplete or of an unknown kind."""
 
 
 class ModelNotFoundError(VitError):
-    """A name that is neither a path, a registry name nor a Hub repo."""
+    """A name that is not a path, a registry name or a Hub repo."""
 
 
 class HubError(VitError):
-    """The Hub did not answer, or refused."""
+    """A request to the Hub that failed."""
 
     reason = ""
-    """Of a request that failed: its key in `hub.retry.MEANINGS`."""
+    """Why the request failed: a key of `hub.retry.MEANINGS`."""
     may_pass = False
-    """Whether the failure says nothing about the repo: no network, a time-out, a Hub in trouble."""
+    """Whether the failure is unrelated to the repo: no network, a timeout, an outage of the Hub."""
 
 
 class DataError(VitError):
@@ -70,7 +70,7 @@ class ImageError(DataError):
 
 
 class RunError(VitError):
-    """A run directory that cannot be started, resumed or trusted."""
+    """A run that cannot be started, resumed or trusted."""
 
 
 class DivergedError(RunError):
@@ -82,11 +82,11 @@ class RankError(RunError):
 
 
 class LeftError(RankError):
-    """A rank that has nothing to add, because another says what is wrong."""
+    """A rank that exits silently, because another reports the error."""
 
 
 class OutputError(VitError):
-    """Something that cannot be written."""
+    """An output that cannot be written."""
 
 
 class MissingExtraError(VitError):
@@ -101,7 +101,7 @@ class MissingExtraError(VitError):
 
 @contextlib.contextmanager
 def failing_as(kind: type[VitError], what: str, where: object) -> Iterator[None]:
-    """Makes what the system refuses in the block an error of this kind: "WHAT: its reason"."""
+    """Convert an OSError in the block to an error of this class: "WHAT: the system's reason"."""
     try:
         yield
     except OSError as error:
@@ -109,4 +109,4 @@ def failing_as(kind: type[VitError], what: str, where: object) -> Iterator[None]
 
 
 class VitWarning(UserWarning):
-    """Something that a user should know; the command line prints it once."""
+    """A warning for the user; the command line prints each one once."""

@@ -1,7 +1,7 @@
-"""Evaluation of a model on labelled images.
+"""Evaluation of a model on labeled images.
 
-`evaluate` is for a checkpoint on any data, whose classes `open_labelled` matches to the model's;
-`evaluate_source` for images that have the model's classes, as a training run's have.
+`evaluate` evaluates a checkpoint on any dataset, after `open_labelled` has matched its classes to
+the model's. `evaluate_source` is for images with the model's own classes, as in a training run.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def evaluate_source(
     on_progress: Callable[[int], None],
     on_unreadable: Callable[[ImageError], None],
 ) -> Evaluation:
-    """The metrics of a model on images whose classes are its own, in the same order.
+    """Evaluate a model on images whose classes are the model's own, in the same order.
 
     Args:
-        on_progress: called with the number of images of each batch.
-        on_unreadable: called with each image that cannot be read, which is not counted.
+        on_progress: called with the number of images in each batch.
+        on_unreadable: called with the error for each unreadable image, which is not counted.
 
     Raises:
-        DataError: none can be read.
+        DataError: no image can be read.
     """
     tally = Tally(len(source.classes), inference.info.score)
     preprocess = inference.info.preprocess
@@ -66,8 +66,8 @@ def _count(
     tally: Tally,
     aligned: Alignment | None = None,
 ) -> Iterator[tuple[list[Slot], list[list[tuple[int, float]]]]]:
-    """Adds the logits of all images to a tally; gives each batch, and for each of its images at
-    most five classes of the tally with their scores, the best first: none where it has an error."""
+    """Add the logits of all images to `tally`. Yields each batch with up to five top classes and
+    scores per image, best first; an empty list for an image with an error."""
     done = 0
     for slots, logits in batches:
         read = np.array([slot.error is None for slot in slots])
@@ -78,8 +78,8 @@ def _count(
 
 
 def _among(logits: Tensor, aligned: Alignment | None) -> Tensor:
-    """Logits (B, K) of a model's classes as those of the classes of an evaluation; where several
-    stand for one class, the highest of them."""
+    """Map logits (B, K) of the model's classes to the evaluated classes. If several of the model's
+    classes map to one, take their maximum."""
     import torch
 
     if aligned is None or len(aligned.classes) == logits.shape[1]:
@@ -91,69 +91,69 @@ def _among(logits: Tensor, aligned: Alignment | None) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------
-# A checkpoint on any data
+# A checkpoint on any dataset
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Images to evaluate on, and their classes beside a model's."""
+    """A dataset to evaluate on, with its classes aligned to a model's."""
 
     data: str
     split: str
-    """Which images of the data, in words."""
+    """Description of the split."""
     source: Source
-    """Labelled with indices of the aligned classes."""
+    """Its labels are indices into the aligned classes."""
     aligned: Alignment
     model: tuple[ClassLabel, ...]
     """The model's classes."""
     accepted: Accepted | None
-    """ReaL labels, counted beside the data's own."""
+    """ReaL labels, evaluated in addition to the dataset's own."""
     has_labels: bool
-    """Whether the data's own mean anything: without class directories they do not."""
+    """Whether the dataset has labels of its own; images without class directories have none."""
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `evaluate` found."""
+    """The result of `evaluate`."""
 
     model: str
     data: str
     split: str
-    """Which images of the data, in words."""
+    """Description of the split."""
     resolution: Size
-    """Of the model's input, height and width."""
+    """Height and width of the model's input."""
     device: str
     precision: str
-    """What the encoder computed in: "float32", "bfloat16" or "float16"."""
+    """Dtype of the encoder: "float32", "bfloat16" or "float16"."""
     classes: tuple[ClassLabel, ...]
-    """What labels and answers are indices of: the model's classes, or those it may answer."""
+    """What labels and predictions index: the model's classes, or those that it may predict."""
     indices: tuple[int, ...]
-    """The model's index of each; of several that stand for one, the first."""
+    """Index of each class in the model; the first if several map to one."""
     images: int
-    """How many were read."""
+    """Number of images read."""
     evaluation: Evaluation | None
-    """None where the images have no labels of their own."""
+    """None if the images have no labels of their own."""
     real: Reassessment | None
-    """Under labels that accept several classes."""
+    """Accuracy on ReaL labels, which accept several classes per image."""
     warnings: tuple[str, ...]
     errors: tuple[tuple[str, DataError], ...]
-    """Images that could not be read; no metric counts them."""
+    """Names and errors of unreadable images, which no metric counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A model's answer for one labelled image, or why it could not be read."""
+    """The prediction for one labeled image, or the error that prevented reading it."""
 
     file: str
     label: ClassLabel | None
-    """None where none came with the data."""
+    """None if the dataset has no labels."""
     best: tuple[tuple[ClassLabel, float], ...] = ()
-    """At most five classes and their scores, the best first."""
+    """The top five classes (or fewer) and their scores, best first."""
     correct: bool = False
-    """Whether the best is the label."""
+    """Whether the top class is the label."""
     accepted: bool | None = None
-    """Whether the best is among the classes that are right, where several may be."""
+    """Whether the top class is among the ReaL labels; None if they do not apply."""
     error: DataError | None = None
 
 
@@ -165,16 +165,16 @@ def evaluate(
     on_answer: Callable[[Answer], None] = lambda answer: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """Evaluates a checkpoint on images.
+    """Evaluate a checkpoint on a dataset.
 
     Args:
         images: opened with this predictor, or one of the same model at another resolution.
-        workers: threads that decode images; None: one for each core.
-        on_answer: called with the answer for each image, in order.
+        workers: number of decoding threads; None for one per core.
+        on_answer: called with the prediction for each image, in order.
         on_progress: called with the number of images done and the total.
 
     Raises:
-        DataError: none can be read.
+        DataError: no image can be read.
     """
     info, source, aligned = predictor.info, images.source, images.aligned
     real = None
@@ -237,19 +237,19 @@ def open_labelled(
     accepted: Accepted | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Labelled:
-    """A dataset to evaluate a checkpoint on; classes are matched by id, then by unique name.
+    """Open a dataset for evaluation, matching classes by id, then by unique name.
 
     Args:
-        split: "auto" takes the test split, else the validation split (on the data that the model
-            was trained on: what its run held out), else all images.
-        rules: how classes are matched, and among which the model answers; None: the defaults.
-        accepted: ReaL labels (`imagenet.read_accepted`); a directory of images without class
-            directories has no others.
-        report: called with a line about what takes time.
+        split: "auto" takes the test split, else the validation split (on the model's own training
+            data, the images that its run held out), else all images.
+        rules: how classes are matched, and which the model may predict; None for the defaults.
+        accepted: ReaL labels (`imagenet.read_accepted`), the only labels of a directory of images
+            without class directories.
+        report: called with a status message.
 
     Raises:
-        DataError: the data cannot be used, or has classes that are not the model's.
-        ConfigError: the model does not classify, or does not name its classes.
+        DataError: the dataset cannot be used, or has classes that the model does not have.
+        ConfigError: the model is not a classifier, or its classes have no names.
     """
     info, rules = predictor.info, rules or MatchRules()
     if not info.model.num_classes:
@@ -290,7 +290,7 @@ def open_labelled(
 def _classes_of(
     predictor: Predictor, source: Source, imagenet: bool
 ) -> tuple[tuple[ClassLabel, ...], list[str]]:
-    """The model's classes, and what had to be assumed where it does not name them."""
+    """The model's classes, and a warning about what was assumed if they have no names."""
     count = predictor.info.model.num_classes
     if predictor.info.classes:
         return predictor.classes, []
@@ -308,7 +308,7 @@ def _classes_of(
 
 
 def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
-    """The images of classes that can be answered, labelled with these; a line about the others."""
+    """Select and relabel the images of classes that can be predicted; warn about the others."""
     labels, counts = aligned.of_data[source.labels], source.counts()
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
@@ -326,7 +326,7 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
 
 
 def _split_record(directory: Path) -> dict[str, Any] | None:
-    """The split of a run (its split.json)."""
+    """Read the split of the run in this directory (split.json), if it has one."""
     try:
         record = json.loads((directory / "split.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Features of labelled images: which representation they are, and a cache of them by content, so
-that a second run computes none.
+"""Features of labeled images: choosing the representation, and a content-addressed cache that saves
+computing them again.
 
-A cache is one SQLite file for each model and way of computing (hash of the weights, architecture,
-preprocessing, device, precision). Its rows are keyed by the hash of an image's bytes, so renamed
-and moved images cost nothing.
+There is one SQLite file per model and configuration (hash of weights, architecture, preprocessing,
+device and precision). Rows are keyed by the hash of the image's bytes, so renamed and moved images
+are still cached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vitcli.inference import current_ranks
 from vitcli.prediction import Predictor
 
 COMMIT_EVERY = 1000
-"""Vectors after which a cache is written to disk: a kill loses no more."""
+"""Number of vectors between writes to disk, and the most that are lost if killed."""
 BIG_VISION: dict[str, Any] = {
     "interpolation": "bilinear",
     "antialias": False,
@@ -44,8 +44,8 @@ BIG_VISION: dict[str, Any] = {
 
 
 def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInfo:
-    """A checkpoint without its head, with the pool, layer and transform of a configuration: another
-    model, whose tensors are among the checkpoint's. `pre_logits` belongs to the head's own pool and
+    """Describe a checkpoint without its head, with the pool, layer and transform from `config`. Its
+    tensors are a subset of the checkpoint's. `pre_logits` is kept only with the head's own pool and
     the last layer.
 
     Raises:
@@ -77,7 +77,7 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
 
 
 class FeatureCache:
-    """Feature vectors by the hash of their image; in memory only, if the file cannot be used."""
+    """Feature vectors by image hash. Falls back to memory if the file cannot be used."""
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
         self.added = dict[bytes, bytes]()
@@ -95,7 +95,7 @@ class FeatureCache:
         return database
 
     def get(self, image: bytes) -> npt.NDArray[np.float32] | None:
-        """The vector of an image, if it is known."""
+        """Return the vector of an image, or None if it is not cached."""
         if image in self.added:
             return np.frombuffer(self.added[image], "<f4")
         with contextlib.suppress(sqlite3.Error):
@@ -105,26 +105,26 @@ class FeatureCache:
         return None
 
     def put(self, image: bytes, vector: npt.NDArray[np.float32]) -> None:
-        """Adds a vector; `close` writes it to disk, if not before."""
+        """Add a vector; it is written to disk by `close` at the latest."""
         self.added[image] = vector.astype("<f4").tobytes()
         if len(self.added) % COMMIT_EVERY == 0:
             self._write()
 
     def _write(self) -> None:
-        """In one short transaction, because other processes may use the same cache."""
+        """Write in one short transaction, as other processes may use the same cache."""
         with contextlib.suppress(sqlite3.Error), self.database:
             rows = self.added.items()
             self.database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
             self.added = {}
 
     def close(self) -> None:
-        """Writes what was added."""
+        """Write pending vectors and close the database."""
         self._write()
         self.database.close()
 
 
 def cache_name(predictor: Predictor) -> str:
-    """A hash of everything that decides a feature beside the image."""
+    """Return a hash of everything but the image that affects the features."""
     digest = hashlib.sha256()
     for path in files_of(predictor.file):
         with open(path, "rb") as file:
@@ -144,17 +144,17 @@ def source_features(
     source: Source,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[npt.NDArray[np.float32], dict[int, ImageError]]:
-    """Features of a source's images, (N, feature_dim) in its order, and what is wrong with images
-    that cannot be read; their rows hold NaN.
+    """Return the features of a source's images in order, (N, feature_dim), and the errors of those
+    that cannot be read, whose rows are NaN.
 
     Args:
-        workers: threads that decode images; None: one for each core.
-        strict: raise the error of an image that cannot be read.
-        on_progress: called with the number of images that are done.
+        workers: number of decoding threads; None for one per core.
+        strict: raise the error of the first image that cannot be read.
+        on_progress: called with the number of images done.
 
     Raises:
         CheckpointError: a feature is not finite.
-        ImageError: see `strict`.
+        ImageError: an image cannot be read and `strict` is set.
     """
     ranks = current_ranks()
     features = np.full((len(source), predictor.info.model.feature_dim), np.nan, np.float32)
@@ -169,7 +169,7 @@ def source_features(
         else:
             features[i] = known
             on_progress(i + 1 - len(missing))
-    if ranks is not None:  # they may not share a cache
+    if ranks is not None:  # ranks may not share a cache
         features, missing = ranks.from_first((features, missing))
     images = (ImageInput(source.where(i), partial(source.read, i)) for i in missing)
     embeddings = predictor.embed(images, batch_size, workers) if missing else ()

@@ -1,6 +1,6 @@
-"""Few-shot classification on frozen features, by big_vision's protocol (paper, section 4.1): a few
-images of each class are drawn, least squares maps their features to classes, and all of the test
-split is classified. (big_vision/evaluators/fewshot_lsr.py)
+"""Few-shot classification on frozen features, following big_vision's protocol (paper, section 4.1):
+sample a few images per class, fit a linear classifier to their features by least squares, and
+classify the whole test split. (big_vision/evaluators/fewshot_lsr.py)
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from vitcli.ridge import Ints, LinearHead, RidgeSolver
 from vitcli.words import counted
 
 AUTO_L2 = tuple(2.0**power for power in range(-10, 20))
-"""The candidates of l2 auto: the sweep of the authors' code."""
+"""Candidates for automatic l2: the sweep in the authors' code."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The accuracy, in [0, 1], of one draw of training images at one l2."""
+    """Accuracy, in [0, 1], for one sample of training images and one l2."""
 
     shots: int
     seed: int
@@ -47,20 +47,20 @@ class Trial:
 
 @dataclass(frozen=True)
 class Report:
-    """What `measure` found."""
+    """The result of `measure`."""
 
     model: CheckpointInfo
-    """The model that gave the features: without a head, perhaps cut after a layer."""
+    """The model that computed the features: without a head, possibly truncated after a layer."""
     trials: tuple[Trial, ...]
-    """By shots, then seed, then l2, in the order of the configuration."""
+    """Ordered by shots, then seed, then l2, as in the configuration."""
     splits: Splits
     tested: int
-    """Images of the test split that were classified."""
+    """Number of test images classified."""
     unreadable: tuple[ImageError, ...]
-    """Images that were skipped."""
+    """Errors of skipped images."""
     saved: tuple[Trial, LinearHead] | None
-    """The trial of the most shots and the first seed and l2, and its head, whose logits are scaled
-    so that their softmax fits left-out examples best."""
+    """The trial with the most shots and the first seed and l2, and its head, with logits scaled to
+    minimize the leave-one-out cross-entropy."""
 
 
 def measure(
@@ -72,20 +72,20 @@ def measure(
     strict: bool = False,
     workers: int | None = None,
 ) -> Report:
-    """Measures the accuracy that a model's features reach with a few images of each class. Instead
-    of a training image that cannot be read, another one of its class is drawn.
+    """Measure the few-shot accuracy of a model's features. An unreadable training image is
+    replaced by another of its class.
 
     Args:
-        on_progress: called with the number of images whose features are known, and of all.
+        on_progress: called with the number of images whose features are known, and the total.
         keep_head: keep a head for `save_head`.
-        strict: stop at the first image that cannot be read.
-        workers: threads that decode images; None: one for each core.
+        strict: raise the error of the first image that cannot be read.
+        workers: number of decoding threads; None for one per core.
 
     Raises:
         ConfigError: the model has no such features, no checkpoint can hold a head on them, or the
-            l2 cannot be used.
+            system is singular at the given l2.
         DataError: the dataset cannot be used, or a class has too few images.
-        CheckpointError: the model's features are not finite.
+        CheckpointError: the features are not finite.
     """
     wanted = representation(predictor.info, config)
     model = predictor.with_info(wanted)
@@ -112,7 +112,7 @@ def measure(
         while True:
             check_shots(train, max(config.shots), unreadable, config.data.path)
             chosen = [choose_shots(train.labels, classes, *draw, unreadable) for draw in draws]
-            # Of a large training split, only the images that are drawn are read.
+            # Read only the sampled images of the training split, which may be large.
             used = np.unique(np.concatenate(chosen))
             total = len(used) + len(test)
             x, errors = features(train.select(used), advance(0, total))
@@ -144,8 +144,8 @@ def measure(
 def check_shots(
     train: Source, shots: int, unreadable: Collection[int] = (), where: object = None
 ) -> None:
-    """Raises DataError if a class has fewer readable images than shots. Classes without any image,
-    as a long list of classes may have, are left out."""
+    """Raise DataError if a class has fewer readable images than `shots`. Classes without images,
+    which a long list of classes may contain, are ignored."""
     counts = train.counts()
     left = counts - np.bincount(train.labels[list(unreadable)], minlength=len(counts))
     short = np.flatnonzero((counts > 0) & (left < shots))
@@ -164,11 +164,11 @@ def check_shots(
 def choose_shots(
     labels: Ints, num_classes: int, shots: int, seed: int, unreadable: Collection[int] = ()
 ) -> Ints:
-    """Indices of `shots` examples of each class (or all that it has), class by class, passing over
-    those that cannot be read.
+    """Sample `shots` readable examples of each class (all if it has fewer); return their indices,
+    grouped by class.
 
-    One generator permutes the examples of all classes in order, so the examples of fewer shots
-    with the same seed are among those of more.
+    One generator permutes the examples of all classes in order, so with the same seed, the examples
+    for fewer shots are a subset of those for more.
     """
     rng, most = np.random.default_rng(seed), shots + len(unreadable)
     order = np.argsort(labels, kind="stable")
@@ -181,11 +181,11 @@ def choose_shots(
 
 
 # ---------------------------------------------------------------------------------------------
-# A checkpoint with the head
+# Saving the head
 
 
 def check_savable(model: Architecture) -> None:
-    """Raises ConfigError if no checkpoint can hold a head on these features."""
+    """Raise ConfigError if no checkpoint can hold a head on these features."""
     if isinstance(model, ModelConfig) and model.distill_token and model.pool != "token":
         raise ConfigError(
             f"a head on pool '{model.pool}' cannot be saved: the heads of a distilled model read "
@@ -195,23 +195,23 @@ def check_savable(model: Architecture) -> None:
 
 
 def model_file(path: Path) -> Path:
-    """The file that `save_head` writes the model to."""
+    """Path of the weights file that `save_head` writes."""
     return path if path.suffix == ".safetensors" else path / "model.safetensors"
 
 
 def save_head(
     predictor: Predictor, config: FewshotConfig, report: Report, path: Path, command: str = ""
 ) -> None:
-    """Writes the model with the head that `measure` kept, as an ordinary checkpoint; a model that
-    was cut after a layer ends there.
+    """Save the model with the head kept by `measure` as an ordinary checkpoint, truncated after the
+    layer if one was chosen.
 
     Args:
-        path: a .safetensors file, or a directory, which gets config.json, the model card and the
-            split too.
-        command: how the user called it, for the model card.
+        path: a .safetensors file, or a directory, which also gets config.json, the model card and
+            the split.
+        command: the user's command line, for the model card.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the checkpoint cannot be written.
     """
     assert report.saved is not None
     (trial, head), classes = report.saved, report.splits.classes
@@ -233,7 +233,7 @@ def save_head(
     rows = {"weight": head.weight.astype(np.float32), "bias": head.bias.astype(np.float32)}
     tensors = {
         name: rows[name.rpartition(".")[2]].reshape(shape)
-        if name.startswith("head")  # both of a distilled model, whose logits are their mean
+        if name.startswith("head")  # a distilled model has two, and averages their logits
         else stored[name]
         for name, shape in model.tensor_shapes().items()
     }
@@ -250,7 +250,7 @@ def save_head(
 
 
 def _stored(predictor: Predictor) -> dict[str, np.ndarray | LazyTensor]:
-    """The file's tensors, at the size of the predictor's images."""
+    """The checkpoint's tensors, resized for the predictor's resolution."""
     stored = open_checkpoint(predictor.file).tensors
     old, new = predictor.stored, predictor.info.model
     if new == old:

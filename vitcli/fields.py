@@ -1,11 +1,11 @@
-"""Fields of configurations: what each may hold, and the command-line option that sets it.
+"""Fields of configurations: the values that each allows, and the command-line option that sets it.
 
-A field declares its option where it stands, with its type and default:
+A field declares its option together with its type and default:
 
     steps: int | None = option(None, "--steps N", "Number of optimizer steps.", min=1)
 
-`vitcli/cli/parameters.py` makes the options of a command from such fields. `check_fields` holds
-every other source (JSON, Python) to the same choices and limits.
+`vitcli/cli/parameters.py` builds the options of a command from such fields. `check_fields` enforces
+the same choices and limits for all other sources (JSON, Python).
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from vitcli.weight_files import SUFFIXES
 Size = tuple[int, int]
 """(height, width)."""
 NOT_DIRECTORIES = (*SUFFIXES, ".onnx", ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
-"""Suffixes that a directory is not given on purpose; others, as in "vit_base.augreg", may be."""
+"""Suffixes that no directory should have; others, as in "vit_base.augreg", are allowed."""
 LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
     "min": ("at least", operator.ge),
     "above": ("above", operator.gt),
     "max": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-"""Limits of a number: their words, and the comparison that must hold."""
+"""Limits of a number: {name: (words for messages, comparison that must hold)}."""
 
 
 class Requirement(NamedTuple):
-    """What an option needs of the others to have an effect."""
+    """A condition on the other options, without which an option has no effect."""
 
     words: str
-    """What an error says of the option without it: "requires --optimizer sgd"."""
+    """The error, after the option's name, if the condition is false: "requires --optimizer sgd"."""
     holds: Callable[[Any], bool]
-    """Whether the options of a command, as attributes, satisfy it."""
+    """Whether the options of a command, given as attributes, satisfy the condition."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What the metadata of a field holds as "option"; `option` describes it."""
+    """The value of "option" in the metadata of a field; see `option`."""
 
     names: tuple[str, ...]
     metavar: str | None
@@ -62,7 +62,7 @@ class Option:
     requires: Requirement | None = None
 
     def help_of(self, task: str) -> str:
-        """The help of a command."""
+        """Return the help text for a command."""
         return self.help if isinstance(self.help, str) else self.help.get(task, self.help[""])
 
 
@@ -78,21 +78,20 @@ def option(
     requires: Requirement | None = None,
     **limits: float,
 ) -> Any:
-    """A dataclass field that is a command-line option.
+    """Return a dataclass field that is also a command-line option.
 
     Args:
-        default: the field's default; `...` for a field that must be given.
-        usage: the names and the placeholder of the value, as in "--batch-size -b N"; further long
-            names are former ones, which `--help` does not show. A placeholder alone, as in
-            "IMAGES", makes an argument.
-        help: with the default if the field's value does not say it; "" hides the option. Where
-            commands differ, {task: help}, with "" for the others.
-        group: the heading in `--help` of this option and of those after it in the class.
-        parse: makes a value of a word; None: by the field's type (`from_text`).
+        default: default value of the field; `...` if it is required.
+        usage: names and metavar, as in "--batch-size -b N"; additional long names are deprecated
+            aliases, hidden from `--help`. A metavar alone, as in "IMAGES", declares an argument.
+        help: help text, including the default if it differs from the field's; "" hides the option.
+            If commands differ, {task: help}, with "" as the key for the others.
+        group: heading in `--help` for this option and those after it in the class.
+        parse: converts the text of the option to a value; None: by the field's type (`from_text`).
         task: the only command that has the option; None: all that use the dataclass.
-        on_resume: whether a resumed run may be given another value.
-        requires: without it the option has no effect, and is refused where it is given.
-        limits: any of min and max (included), above and below (excluded), for a number and for
+        on_resume: whether a resumed run may have another value.
+        requires: condition without which the option has no effect and is refused.
+        limits: any of min and max (inclusive), above and below (exclusive), for a number or for
             each number of a tuple.
     """
     words = usage.split(" ")
@@ -108,20 +107,20 @@ def option(
 
 
 def limited(default: Any = ..., **limits: float) -> Any:
-    """A dataclass field that is no option, with limits as of `option`."""
+    """Return a dataclass field that is not an option, with limits as in `option`."""
     start = {} if default is ... else {"default": default}
     return dataclasses.field(**start, metadata={"limits": limits})
 
 
 @functools.cache
 def field_types(kind: Any) -> dict[str, Any]:
-    """{name: type} of a dataclass's fields."""
+    """Return the type of each field of a dataclass, by name."""
     return get_type_hints(kind)
 
 
 def check_fields(config: Any) -> None:
-    """Raises ConfigError where a field of a dataclass has a value outside its type's choices or
-    its limits."""
+    """Raise ConfigError if a field of a dataclass has a value that its type's choices or its limits
+    exclude."""
     kind: Any = type(config)
     hints = field_types(kind)
     for field in dataclasses.fields(config):
@@ -132,7 +131,7 @@ def check_fields(config: Any) -> None:
 
 
 def check_choice(name: str, kind: Any, value: object) -> None:
-    """Raises ConfigError where an argument is none of a Literal's choices."""
+    """Raise ConfigError if an argument is not one of a Literal's choices."""
     try:
         _require_choice(kind, value)
     except ValueError as error:
@@ -145,14 +144,14 @@ def _require_choice(kind: Any, value: object) -> None:
 
 
 def check_positive(**arguments: int | None) -> None:
-    """Raises ConfigError where an argument is below 1; None is allowed."""
+    """Raise ConfigError if an argument is below 1; None is allowed."""
     for name, value in arguments.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name}: {value} is not at least 1")
 
 
 def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
-    """Raises ValueError where a value is none of a Literal's choices, not finite or outside the
+    """Raise ValueError if a value is not one of a Literal's choices, not finite or outside the
     limits."""
     if get_origin(hint) is Literal:
         _require_choice(hint, value)
@@ -169,11 +168,11 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
 
 
 def from_text(hint: Any, text: str) -> Any:
-    """A word as the annotated type: a number, bool, string, Literal, or a tuple of them with
-    commas.
+    """Parse text as the annotated type: a number, bool, string, Literal, or a comma-separated tuple
+    of them.
 
     Raises:
-        ValueError: it is not of that type.
+        ValueError: the text is not of that type.
     """
     for value in ([_scalar(part) for part in text.split(",")], _scalar(text), text):
         with contextlib.suppress(ValueError, OverflowError):
@@ -182,7 +181,7 @@ def from_text(hint: Any, text: str) -> Any:
 
 
 def _scalar(text: str) -> int | float | bool | str:
-    """What a word may mean in JSON."""
+    """Parse text as a JSON number or bool if possible."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -192,7 +191,7 @@ def _scalar(text: str) -> int | float | bool | str:
 
 
 def words_of(hint: Any) -> str:
-    """A type as an error message names it."""
+    """Describe a type for an error message."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return " or ".join(words_of(arg) for arg in args if arg is not types.NoneType)
@@ -205,10 +204,10 @@ def words_of(hint: Any) -> str:
 
 
 def parse_size(text: str, what: str = "a size such as 384 or 192x320 (height x width)") -> Size:
-    """ "384" or "192x320" as (height, width).
+    """Parse "384" or "192x320" as (height, width).
 
     Args:
-        what: how an error describes such a value.
+        what: the expected value, for the error message.
     """
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
@@ -217,7 +216,7 @@ def parse_size(text: str, what: str = "a size such as 384 or 192x320 (height x w
 
 
 def parse_sizes(text: str) -> tuple[Size, ...]:
-    """Sizes separated by commas, each once."""
+    """Parse comma-separated sizes, without duplicates."""
     return tuple(dict.fromkeys(map(parse_size, text.split(","))))
 
 
@@ -225,17 +224,17 @@ parse_grid = functools.partial(parse_size, what="a grid such as 24 or 10x20 (row
 
 
 def parse_output(text: str) -> str:
-    """The path of an output, unchanged."""
+    """Validate the path of an output and return it unchanged."""
     if text == "-":
         raise ValueError("cannot write to stdout ('-')")
     return text
 
 
 def parse_directory(text: str, wanted: str = "a directory") -> str:
-    """The path of an output directory, unchanged.
+    """Validate the path of an output directory and return it unchanged.
 
     Args:
-        wanted: what an error asks for.
+        wanted: the expected value, for the error message.
     """
     parse_output(text)
     if text.lower().endswith(NOT_DIRECTORIES) and not os.path.isdir(text):
@@ -244,17 +243,17 @@ def parse_directory(text: str, wanted: str = "a directory") -> str:
 
 
 def parse_device(text: str) -> str:
-    """ "auto", "cpu", "mps", "cuda" or "cuda:1", unchanged."""
+    """Validate "auto", "cpu", "mps", "cuda" or "cuda:1" and return it unchanged."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text):
         raise ValueError(f"'{text}' is not auto, cpu, cuda, cuda:N or mps")
     return text
 
 
 def key_value(kind: Any, **fixed: str) -> Callable[[str], tuple[str, Any]]:
-    """A parser of "depth=6" as ("depth", 6), a field of a dataclass and its value.
+    """Return a parser of "depth=6" as ("depth", 6), a field of a dataclass and its value.
 
     Args:
-        fixed: fields that cannot be given, each with what sets it.
+        fixed: fields that cannot be set this way, each with what sets it instead.
     """
 
     def parse(text: str) -> tuple[str, Any]:
@@ -267,7 +266,7 @@ def key_value(kind: Any, **fixed: str) -> Callable[[str], tuple[str, Any]]:
             raise ValueError(f"{wrong}; fields are {', '.join(hints)}")
         hint, field = hints[key], next(f for f in dataclasses.fields(kind) if f.name == key)
         if get_origin(hint) is tuple and hint != Size:
-            with contextlib.suppress(ValueError):  # one number for the three channels
+            with contextlib.suppress(ValueError):  # one number for all channels
                 value = ",".join([str(float(value))] * len(get_args(hint)))
         try:
             found = parse_size(value) if hint == Size else from_text(hint, value)

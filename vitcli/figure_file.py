@@ -1,7 +1,7 @@
-"""How figures are written: one style, fonts for any script, whole files.
+"""Writing figures: a common style, fonts for any script, atomic writes.
 
-matplotlib is used without pyplot: nothing opens a window. The file's suffix (.png, .pdf, .svg)
-decides its format.
+Uses matplotlib without pyplot, so no window is opened. The suffix of the file (.png, .pdf, .svg)
+determines its format.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ STYLE = {
     "hatch.linewidth": 0.6,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
-    "text.parse_math": False,  # a class may be called "$5 or $10"
+    "text.parse_math": False,  # a class may be named "$5 or $10"
 }
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#555555"
 COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GREY)
-"""Distinct for colour-blind readers too (Okabe and Ito)."""
+"""A colorblind-safe palette (Okabe and Ito)."""
 
 
 @contextlib.contextmanager
 def figure_file(
     path: str | Path, width: float, height: float, text: str = "", grid: bool = True
 ) -> Iterator[Figure]:
-    """A figure of this size in inches, in the style of all plots and with fonts for a text of any
-    script; written at the end of the block, whole or not at all.
+    """Context manager that creates a figure (size in inches) in the common style, with fonts that
+    cover `text`, and writes it atomically on exit.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     kind = Path(path).suffix.lower().removeprefix(".") or "png"
-    # Without date and version, the same numbers give the same file.
+    # Omit date and version, so that the output is reproducible.
     stamps = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Producer"]}
     style: Any = {**STYLE, "axes.grid": grid, "font.family": _fonts(text)[0]}
     with mpl.rc_context(style):
@@ -65,14 +65,14 @@ def figure_file(
 
 
 def _fonts(text: str) -> tuple[list[str], set[str]]:
-    """The font families that show a text, matplotlib's own before others of this machine, and the
-    characters that no font has."""
+    """Return font families that cover `text`, matplotlib's own before other installed fonts, and
+    the characters that no font covers."""
     families, missing = ["DejaVu Sans"], {c for c in text if c.isprintable()}
     fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: font.name != families[0])
     for font in fonts:
         if not missing:
             break
-        if font.style != "normal" or "Last" in font.name:  # Last Resort draws the code of a script
+        if font.style != "normal" or "Last" in font.name:  # Last Resort has only placeholders
             continue
         with contextlib.suppress(OSError, RuntimeError):
             held = {c for c in missing if ord(c) in font_manager.get_font(font.fname).get_charmap()}
@@ -82,13 +82,13 @@ def _fonts(text: str) -> tuple[list[str], set[str]]:
 
 
 def one_line(text: str, most: int) -> str:
-    """At most so many characters of a text, as a figure can show it."""
+    """Truncate text to `most` characters, with unprintable ones replaced by spaces."""
     line = "".join(c if c.isprintable() else " " for c in text)
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def drawable(names: Sequence[str], path: str | Path) -> list[str]:
-    """Names of classes as an image can show them: shortened, or "#3" if no font can show one."""
+    """Class names as they can be drawn: truncated, or "#3" if no font covers one."""
     lines = [one_line(name, 24) for name in names]
     if str(path).lower().endswith(".svg"):
         return lines

@@ -1,5 +1,5 @@
-"""ImageNet's validation images with the ReaL labels of "Are we done with ImageNet?" (Beyer et al.
-2020, arXiv 2006.07159): for each of the 50,000 all the classes that are right, possibly none.
+"""ReaL labels from "Are we done with ImageNet?" (Beyer et al. 2020, arXiv 2006.07159): all correct
+classes, possibly none, for each of ImageNet's 50,000 validation images.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from vitcli.hub import registry
 from vitcli.typed_json import from_json, parse
 
 IMAGES, CLASSES = 50_000, 1_000
-"""Of ImageNet's validation split."""
+"""Size of ImageNet's validation split."""
 
 Accepted = Sequence[Sequence[int]]
-"""For each validation image the indices of its right classes in ImageNet-1k."""
+"""ImageNet-1k indices of the correct classes of each validation image."""
 
 
 def imagenet_classes() -> tuple[ClassLabel, ...]:
-    """The 1,000 classes, in index order."""
+    """The 1,000 classes of ImageNet-1k, in index order."""
     return registry.labels("imagenet-1k")
 
 
 def read_accepted(path: str | Path | None = None) -> Accepted:
-    """The ReaL labels that ship with vit, or those of a JSON file.
+    """Return the bundled ReaL labels, or read them from a JSON file.
 
     Raises:
-        DataError: the file does not hold a list of 50,000 lists of class indices.
+        DataError: the file is not a list of 50,000 lists of class indices.
     """
     if path is None:
         return registry.real_labels()
@@ -56,11 +56,11 @@ def read_accepted(path: str | Path | None = None) -> Accepted:
 
 
 class Reassessment:
-    """Counts how often a prediction is among an image's right classes. Images without any are left
-    out, as in the paper (section 3.4).
+    """ReaL accuracy: how often the prediction is among an image's correct classes. Images without
+    any are left out, as in the paper (section 3.4).
 
     Args:
-        model: the classes of a model, whose predictions are indices of `alignment.classes`.
+        model: the model's classes; its predictions are indices into `alignment.classes`.
 
     Raises:
         DataError: images do not have ImageNet's file names, or the model has none of its classes.
@@ -76,16 +76,16 @@ class Reassessment:
             raise DataError("ReaL labels are for ImageNet, and the model has none of its classes")
         numbers = (_image_number(source, i) for i in range(len(source)))
         self.accepted = [{place[label] for label in accepted[number]} for number in numbers]
-        """For each image; -1 is a class that the model cannot predict."""
+        """Correct classes of each image; -1 for those that the model cannot predict."""
         self.right = self.count = self.left_out = 0
 
     @property
     def accuracy(self) -> float:
-        """The share of right predictions, in [0, 1]; NaN without any prediction."""
+        """Fraction of correct predictions, in [0, 1]; NaN if nothing was counted."""
         return self.right / self.count if self.count else math.nan
 
     def add(self, image: int, prediction: int) -> bool | None:
-        """Whether a prediction is right; None if the image has no class that could be predicted."""
+        """Count a prediction and return whether it is correct; None if no class could be."""
         accepted = self.accepted[image]
         if not accepted - {-1}:
             self.left_out += 1
@@ -96,7 +96,7 @@ class Reassessment:
 
 
 def _image_number(source: Source, i: int) -> int:
-    """Which of ImageNet's validation images this is, from 0, by its name."""
+    """Parse the zero-based index of a validation image from its file name."""
     match = re.search(r"ILSVRC2012_val_(\d{8})(?!\d)", source.names[i])
     if match is None or not 1 <= int(match[1]) <= IMAGES:
         raise DataError(

@@ -1,8 +1,8 @@
-"""Runs a model over images that threads decode while it computes.
+"""Batched inference, with images decoded in background threads.
 
-Prediction, evaluation (of a checkpoint, or of a model in training) and features all come this way,
-so the same weights at the same precision give the same numbers everywhere. Importing this module
-imports nothing heavy: the first images are decoded while torch is being imported.
+Prediction, evaluation (of a checkpoint or during training) and feature extraction share this code,
+so the same weights at the same precision give the same numbers everywhere. Heavy imports are
+deferred, so that the first images are decoded while torch is being imported.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CORE_BATCH = 4
-"""Images for each core of a CPU at once; more of them outgrow its caches."""
+"""Batch size per CPU core; larger batches do not fit in its caches."""
 GPU_BATCH = 64
 LONG_SEQUENCE = 4096
-"""Tokens of an image above which users are warned."""
+"""Number of tokens per image above which to warn."""
 SLOW = (
     "{:,} tokens per image: the time that attention takes grows quadratically; a lower resolution "
     "or a larger patch size is much faster"
 )
-"""The warning."""
+"""Warning for long sequences."""
 
 
 def check_memory(model: Architecture, device: str = "cpu") -> None:
-    """Raises ConfigError where images are too large for the memory that is free; an estimate, made
-    before any work: 16 decoded images wait for the model, which keeps a few vectors per token."""
+    """Raise ConfigError if images are too large for the free memory. A rough estimate: 16 decoded
+    images are queued for the model, which keeps a few vectors per token."""
     height, width = model.image_size
     needed = 72 * height * width
     if isinstance(model, ModelConfig) and not device.startswith("cuda"):
@@ -63,18 +63,18 @@ def check_memory(model: Architecture, device: str = "cpu") -> None:
 
 
 class Slot(NamedTuple):
-    """An image of a batch; one with an error has no row in the batch's tensor."""
+    """An image in a batch. If it has an error, it has no row in the output tensor."""
 
     name: str
     error: DataError | None
 
 
 class Inference:
-    """A model in evaluation mode, its encoder in `dtype` and its head in float32: the head takes a
-    thousandth of the time, and logits with the 8 bits of bf16 may tie.
+    """A model in evaluation mode, with its encoder in `dtype` and its head in float32: the head
+    takes a thousandth of the time, and logits with the 8 bits of bf16 may tie.
 
     Args:
-        tensors: its weights; shared where they need no conversion.
+        tensors: the weights; shared unless they need conversion.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Inference:
         self.at_once = sys.maxsize
 
     def compute(self, output: Literal["logits", "features"], pixels: list[Pixels]) -> Tensor:
-        """Logits or features of images, float32 (n, ...) on the CPU."""
+        """Compute logits or features of images, float32 (n, ...) on the CPU."""
         import numpy as np
         import torch
 
@@ -115,7 +115,7 @@ class Inference:
             return self._within_memory(function, images).float().cpu()
 
     def _within_memory(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        """A batch in parts of `at_once` images, which is halved until a part fits into memory."""
+        """Process a batch in chunks of `at_once` images, halving it when memory runs out."""
         import torch
 
         from vitcli.devices import ran_out_of_memory
@@ -134,7 +134,7 @@ class Inference:
 
 
 Batches = Iterator[tuple[list[Slot], "Tensor"]]
-"""The slots of each batch, in order, and the model's output for those without an error."""
+"""The slots of each batch, in order, and the model output for those without an error."""
 
 
 def run(
@@ -146,13 +146,13 @@ def run(
     workers: int | None = None,
     pause: float | None = PAUSE,
 ) -> Batches:
-    """Computes images in batches. Ranks deal out the batches among them, and each has all results.
+    """Run a model over images in batches, distributed over ranks; every rank yields all results.
 
     Args:
-        load: gives the model; called once the first images are on their way.
-        batch_size: images at once; None: by device.
-        workers: threads that decode; None: one for each core.
-        pause: seconds without a new image after which a smaller batch is computed; None: never.
+        load: returns the model; called once decoding of the first images has started.
+        batch_size: None for the device's default.
+        workers: number of decoding threads; None for one per core.
+        pause: seconds to wait for an image before running a partial batch; None to wait forever.
     """
     if (ranks := current_ranks()) is None:
         yield from _run(images, preprocess, load, output, batch_size, workers, pause)
@@ -170,7 +170,7 @@ def run(
 
 
 def current_ranks() -> Ranks | None:
-    """The ranks that share the work of this command; None where it is alone."""
+    """The ranks that share this command's work; None in a single process."""
     if not is_launched():
         return None
     from vitcli import distributed
@@ -187,14 +187,14 @@ def _run(
     workers: int | None,
     pause: float | None,
 ) -> Batches:
-    """`run` in this process."""
+    """Implement `run` for this process."""
     with Decoder(images, preprocess, batch_size or 0, workers, pause) as decoder:
         inference = load()
         count = batch_size or inference.batch_size
         with contextlib.closing(Cores(inference.device)) as cores:
             running: deque[tuple[list[Slot], Callable[[], Tensor]]] = deque()
             while True:
-                # The next batch is under way before this one's slowest core is done.
+                # Start the next batch before the slowest core has finished this one.
                 while not running or (len(running) < 2 and decoder.ready(count)):
                     if not (decoded := decoder.take(count)):
                         break
@@ -218,7 +218,7 @@ def run_source(
     batch_size: int | None = None,
     workers: int | None = None,
 ) -> Batches:
-    """`run` over the images of a source, always in the same batches."""
+    """Like `run` for the images of a source, always in the same batches."""
     images = (ImageInput(source.where(i), partial(source.read, i)) for i in range(len(source)))
     return run(images, preprocess, load, output, batch_size, workers, pause=None)
 
@@ -230,15 +230,15 @@ def features_of(
     on_progress: Callable[[int], None],
     on_unreadable: Callable[[ImageError], None],
 ) -> tuple[Tensor, Ints]:
-    """The features of the images that can be read, float32 (n, feature_dim) on the CPU, and the
-    indices of these images in the source (n,).
+    """Return the features of all readable images, float32 (n, feature_dim) on the CPU, and their
+    indices in the source (n,).
 
     Args:
-        on_progress: called with the number of images of each batch.
-        on_unreadable: called with each image that cannot be read.
+        on_progress: called with the number of images in each batch.
+        on_unreadable: called with the error for each unreadable image.
 
     Raises:
-        DataError: none can be read.
+        DataError: no image can be read.
     """
     import numpy as np
     import torch
@@ -257,7 +257,7 @@ def features_of(
 
 
 def none_readable(source: Source) -> DataError:
-    """The error where no image of a split can be read."""
+    """The DataError for a split without any readable image."""
     return DataError(
         f"none of the {len(source):,} images can be read",
         where=source.root,
@@ -266,7 +266,7 @@ def none_readable(source: Source) -> DataError:
 
 
 def report_unreadable(slots: list[Slot], on_unreadable: Callable[[ImageError], None]) -> None:
-    """Calls a function with each image that could not be read."""
+    """Call `on_unreadable` with the error for each unreadable image."""
     for name, error in slots:
         if error is not None:
             hint = error.hint or "repair or remove the file"
@@ -274,8 +274,8 @@ def report_unreadable(slots: list[Slot], on_unreadable: Callable[[ImageError], N
 
 
 class Cores:
-    """Splits a batch into one part for each core, which is faster than all cores sharing every
-    matrix product. Small batches, and those of a GPU, stay whole."""
+    """A thread pool that runs one chunk of a batch per CPU core, which is faster than parallelizing
+    each matrix product. Small batches, and those on a GPU, are not split."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -287,17 +287,17 @@ class Cores:
 
             def settle(_: int) -> int:
                 started.wait()
-                return torch.get_num_threads()  # the first query makes the number the thread's own
+                return torch.get_num_threads()  # the first query makes the setting thread-local
 
             list(self.pool.map(settle, range(self.count)))
             torch.set_num_threads(self.count)  # for threads that start later
 
     def close(self) -> None:
-        """Lets the threads end."""
+        """Shut down the pool without waiting."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def start(self, compute: Callable[[list[T]], Tensor], batch: list[T]) -> Callable[[], Tensor]:
-        """Starts to compute a batch; the returned function waits for its rows."""
+        """Start computing a batch; the returned function waits for the result."""
         import torch
 
         if self.count == 1 or len(batch) < 2 * self.count:

@@ -1,5 +1,5 @@
-"""The cores and the memory that this process may use, with the limits of its container, and its
-place among the ranks that a launcher started.
+"""CPU cores and memory available to this process, considering the limits of its container, and its
+rank if a launcher started it.
 
 Standard library only."""
 
@@ -16,7 +16,7 @@ from pathlib import Path
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 ]
-"""Signals that end a run after the step, with a state. Slurm and others send SIGUSR1 on request."""
+"""Signals that stop a run after a step, with its state saved; Slurm can send SIGUSR1 on request."""
 
 
 def is_launched() -> bool:
@@ -25,24 +25,24 @@ def is_launched() -> bool:
 
 
 def rank() -> int:
-    """This process's rank; 0 where it is alone."""
+    """The rank of this process; 0 without a launcher."""
     return int(os.environ["RANK"]) if is_launched() else 0
 
 
 def local_rank() -> int:
-    """The rank among those of this machine."""
+    """The rank on this machine; 0 without a launcher."""
     return int(os.environ.get("LOCAL_RANK", 0)) if is_launched() else 0
 
 
 def cpu_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use, at least 1; a fraction of one counts as one. The ranks of a
-    machine share them evenly. `root` is where /proc and /sys are."""
+    """Number of cores available to this process, at least 1; a container's quota is rounded up. The
+    ranks on a machine share them evenly. `root` contains /proc and /sys."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
     for group in _control_groups("cpu", root):
-        quota = _words(group / "cpu.max")  # version 2: "150000 100000", or "max 100000"
+        quota = _words(group / "cpu.max")  # cgroup v2: "150000 100000", or "max 100000"
         quota = quota or _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
         if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]):
             cores = min(cores, -(-int(quota[0]) // int(quota[1])))
@@ -52,29 +52,29 @@ def cpu_cores(root: Path = Path("/")) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> float:
-    """Bytes that this process can still allocate, within the limits of its container."""
+    """Memory in bytes that this process can still allocate, within the limits of its container."""
     limits = [_machine_memory(root)]
     for group in _control_groups("memory", root):
         limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
         used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
         if limit and used and limit[0].isdecimal():  # not "max"
-            stat = group / "memory.stat"  # the kernel drops cache before it refuses memory
+            stat = group / "memory.stat"  # the kernel frees cache before it runs out
             cache = _field(stat, "total_inactive_file") or _field(stat, "inactive_file")
             limits.append(max(0, int(limit[0]) - int(used[0]) + cache))
     return float(min(limits))
 
 
 def reset_peak_memory() -> None:
-    """Gives freed memory back to the system, and starts `peak_memory` from what is left."""
+    """Return freed memory to the system, and reset `peak_memory` to the current usage."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)  # the GNU C library keeps it otherwise
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps it otherwise
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", "ascii")
 
 
 def peak_memory() -> int | None:
-    """The most bytes that this process has held in memory since `reset_peak_memory`; None where the
-    system does not tell."""
+    """Peak resident memory of this process in bytes since `reset_peak_memory`; None if the system
+    does not report it."""
     return _field(Path("/proc/self/status"), "VmHWM:") * 1024 or None
 
 
@@ -89,8 +89,8 @@ def _machine_memory(root: Path) -> float:
 
 
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:
-    """The control groups (version 1 or 2) of this process, from its own upwards. In a container its
-    own path may be missing; the limits are then at the top."""
+    """Yield the control groups (v1 or v2) of this process, from its own up to the root. In a
+    container its own path may not exist; the limits are then at the root."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         top = root / "sys/fs/cgroup"
@@ -113,6 +113,6 @@ def _words(path: Path) -> list[str]:
 
 
 def _field(path: Path, name: str) -> int:
-    """The number after a name at the beginning of a line; 0 where it is missing."""
+    """The number after `name` at the start of a line; 0 if it is missing."""
     found = re.search(rf"^{name}\s+(\d+)", _text(path), re.MULTILINE)
     return int(found[1]) if found else 0

@@ -1,6 +1,6 @@
-"""Metrics of classification: accuracy, F1, calibration, class by class.
+"""Classification metrics: accuracy, F1, calibration, per-class metrics.
 
-A `Tally` adds up logits batch by batch; its result is an `Evaluation`.
+`Tally` accumulates logits batch by batch; its result is an `Evaluation`.
 """
 
 from __future__ import annotations
@@ -24,95 +24,95 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 BINS = 15
-"""Of equal width, over the confidence (Guo et al. 2017, arXiv 1706.04599, section 5)."""
+"""Number of equal-width confidence bins (Guo et al. 2017, arXiv 1706.04599, section 5)."""
 
 UNIT = 1 << 32
-"""Losses and confidences are summed in units of 1 / UNIT: finer than float32 computes them."""
+"""Losses and confidences are summed in units of 1 / UNIT, finer than the precision of float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassMetrics:
-    """The metrics of one class."""
+    """Metrics of one class."""
 
     index: int
     count: int
-    """Images of the class: its support."""
+    """Number of images of the class (its support)."""
     recall: float
-    """The share of them that is recognised, the accuracy of the class; NaN without images."""
+    """Fraction of them predicted correctly (accuracy of the class); NaN if there are none."""
     precision: float
-    """The share of the images predicted as this class that are of it; NaN where none was."""
+    """Fraction of the predictions of this class that is correct; NaN if there are none."""
     f1: float
-    """The harmonic mean of both, 2 TP / (2 TP + FP + FN): 0 where either is 0 or NaN."""
+    """Their harmonic mean, 2 TP / (2 TP + FP + FN); 0 if either is 0 or NaN."""
     taken_for: int | None
-    """The class that its other images are most often taken for."""
+    """The class most often predicted instead."""
 
 
 class Calibration(NamedTuple):
-    """Confidence against accuracy. The confidence of a prediction is its score; bin m of `BINS`
-    holds those with a confidence in ((m - 1) / BINS, m / BINS]."""
+    """Confidence and accuracy by bin. The confidence of a prediction is its score; bin m of `BINS`
+    contains those with confidence in ((m - 1) / BINS, m / BINS]."""
 
     counts: Ints
-    """(BINS,): predictions."""
+    """(BINS,): number of predictions."""
     confidence: Floats
     """(BINS,): their mean confidence; 0 in an empty bin."""
     accuracy: Floats
-    """(BINS,): the share of them that is right; 0 in an empty bin."""
+    """(BINS,): fraction of them that is correct; 0 in an empty bin."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of one pass over labelled images; all but the loss are in [0, 1]."""
+    """Metrics of one pass over labeled images; all but the loss are in [0, 1]."""
 
     num_classes: int
     labels: Ints
-    """(P,), with `predictions` and `counts`: how many images of a class are predicted as another.
-    Pairs that never occur are left out: 21,843 classes have 477 million."""
+    """(P,), with `predictions` and `counts` a sparse confusion matrix: pairs that never occur are
+    left out, as 21,843 classes have 477 million."""
     predictions: Ints
     counts: Ints
     top5: float | None
-    """The share of the images whose label is among the five best classes; None where there are no
-    more than five."""
+    """Top-5 accuracy: fraction of images whose label is among the top five classes; None if there
+    are no more than five."""
     loss: float
-    """Mean loss of the labels, as the model was trained: softmax or binary cross-entropy, without
-    label smoothing and weights of classes. NaN where one is not a finite number."""
+    """Mean loss that matches the model's score function: softmax or binary cross-entropy, without
+    label smoothing or class weights. NaN if any loss is not finite."""
     calibration: Calibration
 
     @property
     def count(self) -> int:
-        """Images seen."""
+        """Number of images."""
         return int(self.counts.sum())
 
     @property
     def top1(self) -> float:
-        """The share of the images whose best class is their label."""
+        """Top-1 accuracy: fraction of images whose top class is their label."""
         right = self.counts[self.labels == self.predictions].sum()
         return float(right / max(self.count, 1))
 
     @property
     def macro_f1(self) -> float:
-        """The mean F1 of the classes that occur, as a label or as an answer: scikit-learn's
-        `f1_score(average="macro")`. A class without images that is answered counts with 0."""
+        """Mean F1 of the classes that occur as a label or a prediction, like scikit-learn's
+        `f1_score(average="macro")`. A class that is predicted but has no images counts as 0."""
         return float(np.mean([row.f1 for row in self.by_class] or [0.0]))
 
     @property
     def ece(self) -> float:
-        """The expected calibration error: the bins' |accuracy - confidence|, weighted by their
-        answers (Guo et al. 2017, equation 3)."""
+        """Expected calibration error: mean |accuracy - confidence| over the bins, weighted by their
+        counts (Guo et al. 2017, equation 3)."""
         counts, confidence, accuracy = self.calibration
         return float((counts * np.abs(accuracy - confidence)).sum() / max(counts.sum(), 1))
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Those of `METRICS`, each with the prefix; top5 only where there is one."""
+        """Return the values of `METRICS`, with prefixed keys; top5 only if it is not None."""
         known = {name: getattr(self, name) for name in METRICS}
         return {prefix + name: value for name, value in known.items() if value is not None}
 
     @property
     def seen(self) -> list[int]:
-        """The classes that occur, as a label or as an answer, in index order."""
+        """Indices of the classes that occur as a label or a prediction, sorted."""
         return [int(i) for i in np.union1d(self.labels, self.predictions)]
 
     def confusion_of(self, classes: Sequence[int]) -> Ints:
-        """(n, n): the confusion matrix of some classes: row is the label, column the prediction."""
+        """Return the (n, n) confusion matrix of `classes`: rows are labels, columns predictions."""
         place = np.full(self.num_classes, -1)
         place[list(classes)] = np.arange(len(classes))
         rows, columns = place[self.labels], place[self.predictions]
@@ -123,7 +123,7 @@ class Evaluation:
 
     @cached_property
     def by_class(self) -> list[ClassMetrics]:
-        """The metrics of each class that occurs, in index order."""
+        """Metrics of each class in `seen`."""
 
         def totals(of: Ints, counts: Ints) -> list[int]:
             return list(np.bincount(of, counts, self.num_classes).astype(int).tolist())
@@ -147,42 +147,42 @@ class Evaluation:
         ]
 
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
-        """(label, prediction, images) of the most frequent confusions, worst first."""
+        """Return (label, prediction, count) of up to `most` confusions, most frequent first."""
         wrong = np.flatnonzero(self.labels != self.predictions)
         order = wrong[np.argsort(-self.counts[wrong], kind="stable")][:most]
         return [(int(self.labels[i]), int(self.predictions[i]), int(self.counts[i])) for i in order]
 
 
 class Tally:
-    """Adds up logits batch by batch, in memory that the number of images does not change.
+    """Accumulates metrics batch by batch, in memory independent of the number of images.
 
-    All sums are integers (of losses and confidences: in units of 1 / `UNIT`), so they are exact:
-    in whatever order or parts images are added, the metrics are the same to the last digit.
+    All sums are integers (losses and confidences in units of 1 / `UNIT`) and therefore exact: the
+    metrics do not depend on the order of images or on how they are batched.
 
     Args:
-        score: what makes a confidence of a logit, and which loss is meant: softmax cross-entropy,
-            or binary cross-entropy summed over the classes.
+        score: maps logits to confidences and determines the loss: softmax cross-entropy, or binary
+            cross-entropy summed over classes.
     """
 
     def __init__(self, num_classes: int, score: Score = "softmax") -> None:
         self.num_classes, self.score = num_classes, score
         self.pairs = Counter[int]()
-        """How often (label, prediction) occurs, as label * num_classes + prediction."""
+        """Counts of (label, prediction) pairs, encoded as label * num_classes + prediction."""
         self.count = self.among_five = 0
         self.loss: float = 0
-        """An integer; NaN once a loss is not a finite number."""
+        """An integer; NaN once a loss is not finite."""
         self.bins = np.zeros((3, BINS), np.int64)
-        """Rows: answers, the sum of their confidences, how many are right."""
+        """Rows: number of predictions, sum of their confidences, number of correct ones."""
 
     def add(self, logits: Tensor, labels: Ints) -> list[list[tuple[int, float]]]:
-        """Counts a batch.
+        """Add a batch.
 
         Args:
             logits: float32 (B, num_classes), on the CPU.
             labels: (B,)
 
         Returns:
-            For each image at most five classes with their scores, the best first.
+            Up to five top classes and their scores for each image, best first.
         """
         import torch
         import torch.nn.functional as F
@@ -210,13 +210,13 @@ class Tally:
         ]
 
     def add_losses(self, losses: Tensor) -> None:
-        """Counts images (B,) of which the loss is all that there is."""
+        """Add images of which only the losses (B,) are known."""
         self.count += len(losses)
         for loss in losses.tolist():
             self.loss += round(loss * UNIT) if math.isfinite(loss) else math.nan
 
     def result(self) -> Evaluation:
-        """The metrics of all that was added."""
+        """Compute the metrics of everything added so far."""
         pairs = np.array(sorted(self.pairs), np.int64)
         labels, predictions = np.divmod(pairs, max(self.num_classes, 1))
         counts = np.array([self.pairs[int(pair)] for pair in pairs], np.int64)

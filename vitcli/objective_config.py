@@ -27,7 +27,7 @@ MAE = Requirement("requires --objective mae", lambda run: run.objective == "mae"
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """What is hidden of an image and predicted (`train/masked_patch.py`, `train/mae.py`)."""
+    """Masking of patches and the prediction target (`train/masked_patch.py`, `train/mae.py`)."""
 
     ratio: float | None = option(
         None,
@@ -71,7 +71,7 @@ class MaskingConfig:
 
 OBJECTIVE_DEFAULTS: dict[Objective, dict[str, Any]] = {
     "classify": {},
-    # Section B.1.2 of the paper, which names no weight decay.
+    # Section B.1.2 of the paper, which does not mention weight decay.
     "masked-patch": {"optimizer": "adam", "weight_decay": 0.0},
     # Table 8 of arXiv 2111.06377.
     "mae": {
@@ -81,4 +81,4 @@ OBJECTIVE_DEFAULTS: dict[Objective, dict[str, Any]] = {
         "augment": {"crop_area": (0.2, 1.0)},
     },
 }
-"""Defaults of `vit pretrain` that an objective changes."""
+"""Overrides of the defaults of `vit pretrain`, by objective."""

@@ -1,13 +1,13 @@
-"""Patch embeddings at another patch size, in numpy alone.
+"""Resampling of patch embeddings to another patch size, using only numpy.
 
 A patch embedding is a linear function of a patch's pixels. At another patch size it should compute
 the same function of the same image at another resolution. The two are related by area averaging R
 (one row per pixel of the smaller image):
 
 - larger patches: the new weights are R^T w, so that w'.x equals w.(R x), the old function of the
-  area-downsampled image (16 pixels for one: each weight spread over 4 x 4 pixels, over 16);
-- smaller patches: the new weights are U^T w with U the area upsampling, which repeats pixels: the
-  old function of the enlarged image. This undoes the former exactly for whole factors.
+  area-downsampled image (at a factor of 4, each weight / 16 is spread over 4 x 4 pixels);
+- smaller patches: the new weights are U^T w, where U is area upsampling, which repeats pixels: the
+  old function of the upsampled image. For integer factors, this exactly inverts the former.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitcli.posemb import in_float64
 
 
 def area_matrix(old: int, new: int) -> npt.NDArray[np.float64]:
-    """The matrix (new, old) of area averaging: every new pixel is the mean of what it covers."""
+    """The (new, old) matrix of area averaging: each new pixel is the mean of the area it covers."""
     edges_old = np.arange(old + 1) / old
     edges_new = np.arange(new + 1) / new
     left = np.maximum(edges_old[None, :-1], edges_new[:-1, None])
@@ -32,10 +32,10 @@ def area_matrix(old: int, new: int) -> npt.NDArray[np.float64]:
 
 
 def resize_patches(weight: Any, size: Size) -> Any:
-    """Patch embedding weights (D, C, height, width) for another patch size.
+    """Resample patch embedding weights (D, C, height, width) to another patch size.
 
-    A numpy array or a torch tensor; the result is of the same kind and dtype, and equal to the
-    input, bit for bit, where the size is the same.
+    They are a numpy array or a torch tensor; the result has the same type and dtype. If the size
+    does not change, it is the input itself.
     """
     old = (weight.shape[2], weight.shape[3])
     if old == tuple(size):

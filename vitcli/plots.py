@@ -1,4 +1,4 @@
-"""Plots of evaluations and of training runs. Arrays in, an image file out."""
+"""Plots of evaluations and training runs. Each function draws arrays to an image file."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from matplotlib.ticker import (
 from vitcli.figure_file import BLUE, COLOURS, GREY, ORANGE, drawable, figure_file
 
 NUMBERED, NAMED, DRAWN = 25, 100, 2000
-"""The most classes of a confusion matrix whose cells show counts; whose names are all shown; that
-can be drawn at all."""
+"""Maximum number of classes of a confusion matrix to print counts in cells, to label every class,
+and to draw it at all."""
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 
 def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) -> None:
-    """Draws a confusion matrix.
+    """Draw a confusion matrix.
 
     Args:
-        confusion: (K, K) counts: row is the label, column the prediction. Colours are shares of a
-            row, so that classes of any size compare.
-        names: of the K classes; of many, those that are confused most are shown.
+        confusion: (K, K) counts: rows are labels, columns predictions. Colors are normalized by
+            row, so that classes of different sizes are comparable.
+        names: names of the K classes; if there are many, only the most confused are labeled.
     """
     counts, k = np.asarray(confusion), len(confusion)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -44,7 +44,7 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
     short, named = drawable(names, path), _most_confused(counts)
     with figure_file(path, side + 0.8, side, "".join(short), grid=False) as figure:
         axes = figure.add_subplot()
-        # The square root makes a confusion of a few per cent visible beside a full diagonal.
+        # The square root makes confusions of a few percent visible beside a strong diagonal.
         image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
         few = "" if k <= NAMED else f" ({len(named)} of {k:,} named: those confused most)"
         boxes = "\n(#: no font here can show the name)" * any("#" in name[:1] for name in short)
@@ -69,7 +69,7 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
 
 
 def _most_confused(counts: Ints) -> list[int]:
-    """The classes that are confused most, far enough apart to be named; of few classes, all."""
+    """Return the most confused classes whose labels do not overlap; all if there are few."""
     k, named = len(counts), list[int]()
     errors = counts.sum(axis=0) + counts.sum(axis=1) - 2 * np.diag(counts)
     for i in np.argsort(-errors, kind="stable"):
@@ -81,11 +81,11 @@ def _most_confused(counts: Ints) -> list[int]:
 def reliability(
     counts: Ints, confidence: Floats, accuracy: Floats, error: float, path: str | Path
 ) -> None:
-    """Draws a reliability diagram (Guo et al. 2017, figure 1).
+    """Draw a reliability diagram (Guo et al. 2017, figure 1).
 
     Args:
-        counts, confidence, accuracy: (M,) of equally wide bins of the confidence: their answers,
-            mean confidence and accuracy.
+        counts, confidence, accuracy: (M,): number of predictions, mean confidence and accuracy of
+            each of M equal-width confidence bins.
         error: the expected calibration error.
     """
     bins = len(counts)
@@ -100,7 +100,7 @@ def reliability(
         axes.plot([0, 1], [0, 1], **dashes, label="perfect calibration")
         axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         axes.set_title(f"expected calibration error {error:.1%}", loc="left", pad=34)
-        # Above the bars, which may reach every corner of the axes.
+        # Above the axes, as the bars may reach every corner.
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
         share = counts / max(counts.sum(), 1)
         histogram.bar(centres, share, width, color=GREY, edgecolor="white")
@@ -112,13 +112,13 @@ def reliability(
 def training_curves(
     metrics: Iterable[Mapping[str, Any]], path: str | Path, stored: int | None = None
 ) -> None:
-    """Draws a run: loss, accuracy (where there is one) and learning rate against the step.
+    """Plot loss, accuracy (if there is any) and learning rate of a run against the step.
 
     Args:
-        metrics: lines of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
+        metrics: records of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
             {"step", "val_loss", "val_top1"} of evaluations, {"step", "probe_5shot", ...} of
             probes; accuracies in [0, 1].
-        stored: the step of the stored weights, which is marked.
+        stored: step of the saved weights, which is marked.
     """
     lines = list(metrics)
     probes = sorted({key for line in lines for key in line if key.startswith("probe_")}, key=_shots)
@@ -138,7 +138,7 @@ def training_curves(
                 continue
             axes = panels[name]
             steps, values = _series(lines, train)
-            if (window := len(steps) // 30) >= 2:  # a noisy curve, pale, and its running mean
+            if (window := len(steps) // 30) >= 2:  # noisy: plot it pale, and its moving average
                 axes.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
                 values = _running_mean(values, window)
             axes.plot(steps, values, color=BLUE, label="training")
@@ -170,19 +170,19 @@ def training_curves(
 
 
 def _shots(key: str) -> int:
-    """10 of "probe_10shot"."""
+    """Parse the number of shots: 10 for "probe_10shot"."""
     return int(key.removeprefix("probe_").removesuffix("shot"))
 
 
 def _series(lines: Iterable[Mapping[str, Any]], key: str) -> tuple[Floats, Floats]:
-    """(steps, values) of the lines that have a value under `key`."""
+    """Return (steps, values) of the records that have a value for `key`."""
     points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
     steps, values = np.array(points, np.float64).reshape(-1, 2).T
     return steps, values
 
 
 def _running_mean(values: Floats, window: int) -> Floats:
-    """The mean of up to `window` values on each side."""
+    """Centered moving average, with up to `window` values on each side."""
     kernel, ones = np.ones(2 * window + 1), np.ones_like(values)
     mean: Floats = np.convolve(values, kernel, "same") / np.convolve(ones, kernel, "same")
     return mean
@@ -191,11 +191,11 @@ def _running_mean(values: Floats, window: int) -> Floats:
 def accuracy_by_shots(
     shots: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], path: str | Path
 ) -> None:
-    """Draws few-shot accuracy: a dot for each seed, a line through their means.
+    """Plot few-shot accuracy: a dot for each seed, and a line through the means.
 
     Args:
         shots: training images per class.
-        curves: by name, for each number of shots the accuracies of the seeds, in [0, 1].
+        curves: accuracies in [0, 1] by name, then shots, then seed.
     """
     colours: Any = [BLUE]
     if len(curves) > 1:
@@ -220,10 +220,10 @@ def accuracy_by_resolution(
     trained: tuple[int, int],
     path: str | Path,
 ) -> None:
-    """Draws accuracy against the resolution of the images, a line for each dataset.
+    """Plot accuracy against image resolution, one line per dataset.
 
     Args:
-        lines: by the dataset's name, ((height, width), accuracy in [0, 1]) of each resolution.
+        lines: maps dataset names to ((height, width), accuracy in [0, 1]) for each resolution.
         trained: the model's own resolution, which is marked.
     """
     sizes = {size for points in lines.values() for size, _ in points} | {trained}
@@ -249,12 +249,12 @@ def accuracy_by_resolution(
 def speed_by_resolution(
     lines: Mapping[tuple[str, str], Sequence[tuple[tuple[int, int], float, int]]], path: str | Path
 ) -> None:
-    """Draws images per second and the largest batch against the resolution of the images, as the
-    paper's Figure 12 (appendix D.5): a colour for each model, dashed in training.
+    """Plot images per second and largest batch size against image resolution, as in the paper's
+    Figure 12 (appendix D.5): one color per model, dashed lines for training.
 
     Args:
-        lines: by (model, "inference" or "training"), ((height, width), images per second, largest
-            batch) of each resolution.
+        lines: maps (model, "inference" or "training") to ((height, width), images per second,
+            largest batch) for each resolution.
     """
     models = list(dict.fromkeys(model for model, _ in lines))
     names = dict(zip(models, drawable(models, path), strict=True))
@@ -283,11 +283,11 @@ def speed_by_resolution(
 def accuracy_by_rate(
     trials: Sequence[tuple[float, float | None]], best: float, path: str | Path
 ) -> None:
-    """Draws a sweep: validation accuracy against the peak learning rate.
+    """Plot validation accuracy of a sweep against peak learning rate.
 
     Args:
-        trials: (learning rate, accuracy in [0, 1]; None: the loss diverged).
-        best: the learning rate that was chosen.
+        trials: (learning rate, accuracy in [0, 1], or None if the loss diverged).
+        best: the selected learning rate.
     """
     sound = sorted((rate, accuracy) for rate, accuracy in trials if accuracy is not None)
     rates = sorted(rate for rate, _ in trials)
@@ -303,7 +303,7 @@ def accuracy_by_rate(
             (best, chosen),
             xytext=(0, 7),
             textcoords="offset points",
-            ha=side.get(best, "center"),  # centred beside an axis, it would cross it
+            ha=side.get(best, "center"),  # centered text would cross the axis
             color=ORANGE,
         )
         axes.margins(0.1, 0.25 if tied else 0.15)
@@ -313,7 +313,7 @@ def accuracy_by_rate(
 
 
 def _scale_log(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> None:
-    """A logarithmic x axis with these ticks, a y axis in per cent."""
+    """Set a logarithmic x axis with the given ticks, and a y axis in percent."""
     axes.set_xscale("log")
     axes.set_xticks(values, labels)
     axes.minorticks_off()
@@ -323,8 +323,8 @@ def _scale_log(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> No
 def position_similarity(
     tables: Sequence[tuple[str, npt.NDArray[np.float64]]], path: str | Path
 ) -> None:
-    """Draws cosine similarities of position embeddings, one title and one rectangle of tiles each:
-    a tile shows one position's similarity with all others (the paper's Figure 7).
+    """Draw cosine similarities of position embeddings as titled grids of tiles; each tile shows
+    one position's similarity to all others (the paper's Figure 7).
 
     Args:
         tables: (title, (rows * rows, columns * columns)).
@@ -332,7 +332,7 @@ def position_similarity(
     ratios = [math.sqrt(tiles.shape[1] / tiles.shape[0]) for _, tiles in tables]
     widths, heights = [3.6 * ratio for ratio in ratios], [3.6 / ratio for ratio in ratios]
     layout: dict[str, Any]
-    if max(ratios) > 1:  # wide ones one above the other
+    if max(ratios) > 1:  # stack wide grids vertically
         width, height = max(widths), sum(heights) + 0.7 * (len(tables) - 1)
         layout = {"nrows": len(tables), "height_ratios": heights}
     else:
@@ -353,7 +353,7 @@ def position_similarity(
 
 
 def reconstructions(original: Floats, hidden: Floats, filled: Floats, path: str | Path) -> None:
-    """Draws images in three rows: as they are, as the model sees them, and as it completes them.
+    """Draw images in three rows: original, masked, and reconstructed by the model.
 
     Args:
         original, hidden, filled: (n, H, W, 3), RGB in [0, 1].

@@ -1,11 +1,11 @@
-"""Position embeddings: resize matrices and sine-cosine tables, in numpy alone.
+"""Position embeddings: resampling matrices and sine-cosine tables, using only numpy.
 
-A resize is linear and separable, so a method is one small matrix per axis. Three are in use:
+Resizing is linear and separable, so a method is one small matrix per axis. There are three:
 
-- `bilinear`: corners aligned, what the paper's authors do (`scipy.ndimage.zoom(order=1)` in
+- `bilinear`: aligned corners, as in the authors' code (`scipy.ndimage.zoom(order=1)` in
   vit_jax/checkpoint.py and big_vision/models/vit.py);
-- `bicubic`: a = -0.5, corners not aligned, antialiased (timm's `resample_abs_pos_embed`);
-- `bicubic-hf`: a = -0.75, corners not aligned, not antialiased (transformers'
+- `bicubic`: a = -0.5, unaligned corners, antialiased (timm's `resample_abs_pos_embed`);
+- `bicubic-hf`: a = -0.75, unaligned corners, not antialiased (transformers'
   `interpolate_pos_encoding`).
 """
 
@@ -26,7 +26,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 def resize_matrix(old: int, new: int, method: PosembMethod) -> Matrix:
-    """The matrix (new, old) that resamples one axis; its rows sum to 1."""
+    """Return the (new, old) matrix that resamples one axis; its rows sum to 1."""
     if old == new:
         return np.eye(new)
     kinds = {"bilinear": _bilinear, "bicubic": _bicubic, "bicubic-hf": _bicubic_clamped}
@@ -34,16 +34,16 @@ def resize_matrix(old: int, new: int, method: PosembMethod) -> Matrix:
 
 
 def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMethod) -> Any:
-    """Resamples the grid part of a table of position embeddings; prefix tokens keep theirs.
+    """Resample the grid of a table of position embeddings; those of prefix tokens are unchanged.
 
     Args:
         posemb: (1, num_prefix + rows * columns, D), a numpy array or a torch tensor.
-        num_prefix: tokens in front of the grid that have an embedding.
-        old: rows and columns of the table.
-        new: rows and columns wanted; equal to `old` returns `posemb` itself, bit for bit.
+        num_prefix: number of prefix tokens that have an embedding.
+        old: rows and columns of the current grid.
+        new: rows and columns of the new grid; if equal to `old`, `posemb` itself is returned.
 
     Returns:
-        (1, num_prefix + new rows * new columns, D), of the same kind and dtype.
+        (1, num_prefix + new rows * new columns, D), of the same type and dtype.
 
     Raises:
         ConfigError: the table does not have `num_prefix + rows * columns` tokens.
@@ -68,13 +68,13 @@ def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMet
 
 
 def resize_relative(table: Any, old: Size, new: Size, method: PosembMethod) -> Any:
-    """Resamples a block's biases for offsets between patches; those of the class token, the last
-    three, stay. (Offsets that are new are as far apart as the patches are in pixels.)
+    """Resample the relative position biases of a block; the last three, which are those of the
+    class token, are unchanged. (The new offsets are evenly spaced, as the patches are in pixels.)
 
     Args:
         table: ((2 rows - 1) (2 columns - 1) + 3, heads), a numpy array or a torch tensor.
-        old: rows and columns of patches.
-        new: those wanted; equal to `old` returns `table` itself, bit for bit.
+        old: rows and columns of the current grid.
+        new: rows and columns of the new grid; if equal to `old`, `table` itself is returned.
     """
     if old == new:
         return table
@@ -88,16 +88,16 @@ def resize_relative(table: Any, old: Size, new: Size, method: PosembMethod) -> A
 
 
 def in_float64(array: Any, function: Callable[[Matrix], Matrix]) -> Any:
-    """A function of a numpy array or torch tensor, computed in float64; the result is of the same
-    kind and type."""
+    """Apply a function to a numpy array or torch tensor in float64; the result has the input's type
+    and dtype."""
     if hasattr(array, "new_tensor"):
         return array.new_tensor(function(array.detach().cpu().double().numpy()))
     return function(array.astype(np.float64)).astype(array.dtype)
 
 
 def sincos2d(grid: Size, width: int) -> npt.NDArray[np.float32]:
-    """The fixed table (1, rows * columns, width): sines and cosines of the column, then of the
-    row, width / 4 frequencies each (`posemb_sincos_2d` of big_vision/models/vit.py; MoCo v3)."""
+    """Return the table (1, rows * columns, width): sines and cosines of the column, then of the
+    row, width / 4 frequencies each (`posemb_sincos_2d` in big_vision/models/vit.py; MoCo v3)."""
     if width % 4 or width < 8:
         raise ConfigError(f"sincos2d needs a width that is a multiple of 4, from 8, not {width}")
     y, x = np.mgrid[: grid[0], : grid[1]]
@@ -109,14 +109,14 @@ def sincos2d(grid: Size, width: int) -> npt.NDArray[np.float32]:
 
 
 def _bilinear(old: int, new: int) -> Matrix:
-    """Linear interpolation between aligned corners: output i lies at i (old - 1) / (new - 1)."""
+    """Linear interpolation with aligned corners: output i is at i (old - 1) / (new - 1)."""
     at = np.linspace(0.0, old - 1, new)[:, None]
     matrix: Matrix = np.maximum(1.0 - np.abs(at - np.arange(old)), 0.0)
     return matrix
 
 
 def _bicubic(old: int, new: int) -> Matrix:
-    """Antialiased: the kernel is widened when the axis shrinks, cut at the border, normalised."""
+    """Antialiased: the kernel is widened for downsampling, cut off at the border and normalized."""
     scale = old / new
     centres = (np.arange(new)[:, None] + 0.5) * scale
     weights: Matrix = _cubic(
@@ -127,7 +127,7 @@ def _bicubic(old: int, new: int) -> Matrix:
 
 
 def _bicubic_clamped(old: int, new: int) -> Matrix:
-    """Four taps around each output position; taps beyond the border repeat the border."""
+    """Four taps per output position; taps beyond the border are clamped to it."""
     matrix = np.zeros((new, old))
     centres = (np.arange(new) + 0.5) * old / new - 0.5
     for offset in range(-1, 3):
@@ -146,15 +146,15 @@ def _cubic(x: npt.NDArray[Any], a: float) -> Matrix:
 
 
 def similarity(tables: Mapping[str, npt.NDArray[Any]], grid: Size, prefix: int) -> Matrix:
-    """Cosine similarity of each patch's position embedding with every other, as tiles:
+    """Cosine similarity of each patch's position embedding to every other, as tiles:
     (rows * rows, columns * columns), tile (i, j) for the patch in row i and column j.
 
     Args:
-        tables: by our names: "pos_embed", or "pos_embed_row" and "pos_embed_column".
-        prefix: tokens before the patches in "pos_embed".
+        tables: by tensor name: "pos_embed", or "pos_embed_row" and "pos_embed_column".
+        prefix: number of prefix tokens in "pos_embed".
 
     Raises:
-        ConfigError: there are none; biases for offsets are none.
+        ConfigError: there are none; relative position biases do not count.
     """
     rows, columns = grid
     if not tables or next(iter(tables)).endswith(RELATIVE):

@@ -1,6 +1,6 @@
-"""Classes, or features, of images: a model's answers, in order, as they come.
+"""Predict classes or features of images, streaming results in order.
 
-Importing this module imports nothing heavy (see `inference.py`).
+Heavy imports are deferred (see `inference.py`).
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ if TYPE_CHECKING:
     Images = AnyImage | Iterable[AnyImage]
 
 TOP_K = 5
-"""Classes for each image."""
+"""Default number of classes per image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A class that an image may show."""
+    """A predicted class of an image."""
 
     index: int
     id: str
     label: str
-    """The class's name; with its id where several classes have it: "crane (n02012849)"."""
+    """The class name, with the id if it is not unique: "crane (n02012849)"."""
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer for one image, or why it could not be read."""
+    """The predictions for one image, or the error that prevented reading it."""
 
     file: str
     model: str
     predictions: tuple[Prediction, ...] = ()
-    """The best classes first."""
+    """Best first."""
     features: npt.NDArray[np.float32] | None = None
-    """(feature_dim,), the head's input, where features were asked for."""
+    """(feature_dim,), the input of the head; only from `Predictor.embed`."""
     error: DataError | None = None
 
 
@@ -83,24 +83,24 @@ def predict(
     on_progress: Progress | None = None,
     allow_pickle: bool = False,
 ) -> Iterator[Result]:
-    """Classifies images, in order, as they come; one that cannot be read has an `error` instead.
+    """Classify images, yielding results in order. An unreadable image yields a result with `error`.
 
     Args:
         spec: a file, a directory, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
-        images: names as on the command line (files, directories, patterns, URLs), encoded bytes,
-            or Pillow images; one, or any number. An iterator is advanced in a thread of its own.
-        top_k: classes for each image.
+        images: one or more names as on the command line (files, directories, patterns, URLs),
+            encoded bytes, or Pillow images. An iterator is consumed in a background thread.
+        top_k: number of classes per image.
         threshold: leave out classes with a lower score; None keeps all.
-        batch_size: images at once; None: by device.
-        workers: threads that decode images; None: one for each core.
+        batch_size: None for the device's default.
+        workers: number of decoding threads; None for one per core.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: auto (bf16 where the hardware has it), fp32, bf16 or fp16.
-        resolution: of the images, both sides or (height, width); None: the checkpoint's.
-        posemb_method: how position embeddings are resized for another resolution.
-        preprocess: fields of `Preprocess` whose values are not the checkpoint's.
+        precision: auto (bf16 if the hardware supports it), fp32, bf16 or fp16.
+        resolution: image size, an int for both sides or (height, width); None for the checkpoint's.
+        posemb_method: how to resize position embeddings for another resolution.
+        preprocess: fields of `Preprocess` to override.
         offline: never use the network.
         on_progress: called while a checkpoint is downloaded.
-        allow_pickle: accept a Hub repo that has its weights as a pickle only; no code in it is run.
+        allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
 
     Raises:
         VitError: the model cannot be loaded, or has no classification head.
@@ -115,14 +115,14 @@ def predict(
 
 
 class Predictor:
-    """A checkpoint that answers questions about images. Its header is read at once; its weights,
-    and torch, once the first images are on their way.
+    """A checkpoint ready for inference. The header is read immediately; the weights (and torch) are
+    loaded once decoding of the first images has started.
 
     Args:
-        resolution: of its images, where it is not the checkpoint's: the position embeddings are
-            resized by `posemb_method`. The checkpoint's is what its program gives the model:
-            transformers may crop images to fewer pixels than DINOv2 was trained on.
-        preprocess: fields of `Preprocess` whose values are not the checkpoint's.
+        resolution: image size, if not the checkpoint's; position embeddings are resized by
+            `posemb_method`. The checkpoint's is the size that its library feeds the
+            model: transformers may crop images to fewer pixels than DINOv2 was trained on.
+        preprocess: fields of `Preprocess` to override.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Predictor:
     ) -> None:
         check_choice("posemb_method", PosembMethod, posemb_method)
         self.info: CheckpointInfo
-        """The description of the model."""
+        """Metadata of the model."""
         self.info, self.file = read.read_info(
             spec, offline=offline, on_progress=on_progress, allow_pickle=allow_pickle
         )
@@ -165,13 +165,13 @@ class Predictor:
 
     @property
     def classes(self) -> tuple[ClassLabel, ...]:
-        """The model's classes; their indices where the checkpoint does not name them."""
+        """The model's classes, named by index if the checkpoint has no names."""
         count = self.info.model.num_classes
         return self.info.classes or tuple(ClassLabel(str(i), str(i)) for i in range(count))
 
     def with_info(self, info: CheckpointInfo) -> Predictor:
-        """The same file read as another model, whose tensors are among the file's: without a head,
-        or with fewer blocks."""
+        """Return a predictor for the same file, loaded as a different model with a subset of its
+        tensors: without a head, or with fewer blocks."""
         other = copy.copy(self)
         other.info, other._inference = info, None
         return other
@@ -184,7 +184,7 @@ class Predictor:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Iterator[Result]:
-        """The function `predict`, of this model."""
+        """Classify images; see the function `predict`."""
         check_positive(top_k=top_k)
         if not self.classes:
             raise ConfigError(
@@ -205,15 +205,15 @@ class Predictor:
                 yield Result(name, self.name, tuple(found), error=error)
 
     def _best(self, logits: Tensor, top_k: int) -> Iterator[tuple[float, int]]:
-        """The best scores and classes of one image. For a whole batch torch would wait for other
-        cores, which compute the next one."""
+        """Return the top scores and classes of one image. On a whole batch, torch would wait for
+        the other cores, which are computing the next one."""
         scores = to_scores(logits, self.info.score)
         best = scores.topk(min(top_k, len(scores)))
         self.check_finite(float(best.values[0]))  # NaN counts as the largest
         return zip(best.values.tolist(), best.indices.tolist(), strict=True)
 
     def check_finite(self, output: float) -> None:
-        """Warns of an output that is no finite number, and would look like an answer."""
+        """Warn if an output is not finite, as it would look like a valid result."""
         if not math.isfinite(output):
             text = f"{self.name}: some outputs are not finite numbers: {NOT_FINITE}"
             warnings.warn(text, VitWarning, stacklevel=2)
@@ -221,7 +221,7 @@ class Predictor:
     def embed(
         self, images: Images, batch_size: int | None = None, workers: int | None = None
     ) -> Iterator[Result]:
-        """The features of each image, in order."""
+        """Compute the features of each image, in order."""
         for slots, features in self._run(images, "features", batch_size, workers):
             rows = iter(features.numpy())
             for name, error in slots:
@@ -241,7 +241,7 @@ class Predictor:
         return run(found, self.info.preprocess, self.load, output, batch_size, workers)
 
     def load(self) -> Inference:
-        """The model on its device, at its precision; loaded once."""
+        """Load the model onto its device in its precision; cached."""
         if self._inference is None:
             _read_ahead(self.file)
             from vitcli.checkpoints.adapt import adapt
@@ -264,21 +264,21 @@ class Predictor:
 
 
 def to_scores(logits: Tensor, score: Score) -> Tensor:
-    """The scores of logits (..., K), as transformers' pipeline has them."""
+    """Convert logits (..., K) to scores, like transformers' pipeline."""
     if score == "none":
         return logits
     return logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
 
 
 def _read_ahead(file: Path) -> None:
-    """Asks the system to read the weights into memory while torch is being imported."""
+    """Have the kernel prefetch the weights while torch is being imported."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError), open(file, "rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def as_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
-    """Whatever names or is an image, one by one; strings and paths as on the command line."""
+    """Yield image inputs; strings and paths are expanded as on the command line."""
     if isinstance(images, (str, Path, bytes, ImageInput)) or not isinstance(images, Iterable):
         images = [images]
     for image in images:

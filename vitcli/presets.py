@@ -1,4 +1,4 @@
-"""Published recipes (`--preset`) for fine-tuning and pre-training: where they differ from the
+"""Published recipes (`--preset`) for fine-tuning and pre-training: their differences from the
 defaults of TrainConfig, which are the paper's for fine-tuning (SGD with momentum 0.9, no weight
 decay, gradients clipped at norm 1, cosine decay, softmax cross-entropy, inception crops and flips,
 evaluation on squashed images).
@@ -23,11 +23,11 @@ class Preset(NamedTuple):
 
     steps: int
     rates: tuple[float, ...]
-    """Peak learning rates tried on the held-out images; the best one trains on all images."""
+    """Peak learning rates to try on held-out images; the final run on all images uses the best."""
     val_fraction: float
-    """Held out to choose by, if the data has no validation split."""
+    """Fraction to hold out for validation if the dataset has no validation split."""
     warmup: int = 500
-    """Steps (vit_jax/configs/common.py)."""
+    """Number of warm-up steps (vit_jax/configs/common.py)."""
 
 
 PRESETS: dict[PresetName, Preset] = {
@@ -38,23 +38,23 @@ PRESETS: dict[PresetName, Preset] = {
     "cifar100": Preset(10_000, (0.001, 0.003, 0.01, 0.03), val_fraction=0.02),
     "pets": Preset(500, (0.001, 0.003, 0.01, 0.03), val_fraction=0.1, warmup=100),
     "flowers": Preset(500, (0.001, 0.003, 0.01, 0.03), val_fraction=0.1, warmup=100),
-    # Each of the 19 tasks has 1,000 images: 800 to train on and 200 to choose by. The paper's
-    # results are of models trained on all 1,000 (`--val-fraction 0`).
+    # Each of the 19 tasks has 1,000 images: 800 for training and 200 for validation. The paper's
+    # results are from models trained on all 1,000 (`--val-fraction 0`).
     "vtab": Preset(2_500, (0.01,), val_fraction=0.2),
 }
-"""By dataset [paper, Table 4 and section B.1.1]."""
+"""Fine-tuning recipes by dataset (paper, Table 4 and section B.1.1)."""
 
 
 PretrainName = Literal["imagenet", "imagenet21k", "jft", "s16-i1k"]
 
 
 class Pretraining(NamedTuple):
-    """Rows of the paper's Table 3 for one dataset."""
+    """The rows of the paper's Table 3 for one dataset."""
 
     rates: dict[str, tuple[int, float]]
-    """(epochs, peak learning rate) of variants, by a regular expression of their names."""
+    """(epochs, peak learning rate), by a regular expression that matches names of variants."""
     fields: dict[str, Any]
-    """Of TrainConfig, beside or in place of `PRETRAINED`."""
+    """Fields of TrainConfig that extend or override `PRETRAINED`."""
 
 
 PRETRAINED: dict[str, Any] = {
@@ -67,7 +67,7 @@ PRETRAINED: dict[str, Any] = {
     "clip_norm": None,
     "dropout": 0.0,
 }
-"""What Table 3 has in common."""
+"""Settings shared by all rows of Table 3."""
 
 _ANY_VIT = r"(R\d*\+)?\w+/\d+"
 PRETRAINING: dict[PretrainName, Pretraining] = {
@@ -75,9 +75,9 @@ PRETRAINING: dict[PretrainName, Pretraining] = {
         {_ANY_VIT: (300, 3e-3)},
         {"weight_decay": 0.3, "dropout": 0.1, "schedule": "cosine", "clip_norm": 1.0},
     ),
-    # L was trained for 30 epochs too.
+    # L was also trained for 30 epochs.
     "imagenet21k": Pretraining({r"[BL]/\d+": (90, 1e-3)}, {"weight_decay": 0.03, "dropout": 0.1}),
-    # L/16 and R50+L/16 were trained for 14 epochs too.
+    # L/16 and R50+L/16 were also trained for 14 epochs.
     "jft": Pretraining(
         {
             r"(R50\+)?B/(16|32)|R101x1": (7, 8e-4),
@@ -89,8 +89,8 @@ PRETRAINING: dict[PretrainName, Pretraining] = {
         },
         {"weight_decay": 0.1},
     ),
-    # big_vision/configs/vit_s16_i1k.py (arXiv 2205.01580). Its weight decay follows the schedule,
-    # not the rate: read as the paper's, 1e-4 would be a thousandth of it.
+    # big_vision/configs/vit_s16_i1k.py (arXiv 2205.01580). Its weight decay is multiplied by the
+    # schedule, not the learning rate, which would make 1e-4 a thousand times weaker.
     "s16-i1k": Pretraining(
         {_ANY_VIT: (90, 1e-3)},
         {
@@ -112,11 +112,11 @@ PRETRAINING: dict[PretrainName, Pretraining] = {
         },
     ),
 }
-"""By dataset [paper, Table 3 and section 4.1]."""
+"""Pre-training recipes by dataset (paper, Table 3 and section 4.1)."""
 
 
 def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
-    """The fields of TrainConfig that a preset sets, those of its dataclasses below their names.
+    """Return the fields of TrainConfig that a preset sets; nested dataclasses are nested dicts.
 
     Raises:
         ConfigError: a pre-training preset has no rates for the variant, or there is no such

@@ -1,9 +1,8 @@
-"""A model as a program that runs without `vit`: ONNX, or an exported program of torch (.pt2).
+"""Export a model as a program that runs without `vit`: ONNX, or a torch ExportedProgram (.pt2).
 
-The program holds the network and, as far as that is asked for, what surrounds it: normalization
-before, scores after. What no graph holds (how images are resized and cropped, the classes) stands
-in the file as JSON, the same that a checkpoint has in its header: under "vit" in the metadata of
-ONNX, and in the extra file "vit" of a .pt2.
+The program contains the network and, optionally, input normalization and the conversion of logits
+to scores. What a graph cannot express (resizing, cropping, class names) is stored as JSON, as in
+the header of a checkpoint: under "vit" in the metadata of ONNX, in the extra file "vit" of a .pt2.
 """
 
 from __future__ import annotations
@@ -46,41 +45,41 @@ Dtype = Literal["float32", "float16", "int8"]
 
 STAGES = ("tracing the model", "writing the program", "comparing with vit")
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.3}
-"""The largest difference from the model in float32, as a share of the largest value."""
+"""Maximum difference from the float32 model, relative to the largest value."""
 SMALL = 1e-3
-"""Values below this are compared as if they were as large."""
+"""Lower bound of the largest value in that comparison."""
 OPSETS = range(18, 24)
-"""Versions of ONNX's operators that torch's exporter writes."""
+"""ONNX opset versions supported by torch's exporter."""
 
 
 class Port(NamedTuple):
-    """What goes into the program, or comes out of it."""
+    """An input or output of the program."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    """"batch" stands for any number."""
+    """"batch" is a dynamic dimension."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A program that was written, and how far it agrees with the model."""
+    """An exported program, and how closely it matches the model."""
 
     output: Path
     input: Port
     result: Port
     info: CheckpointInfo
-    """Of the model, at the resolution of the program."""
+    """Metadata of the model, at the resolution of the program."""
     dtype: Dtype
-    """Of the weights and of most of the computation."""
+    """Dtype of the weights and of most of the computation."""
     opset: int | None
-    """None: not ONNX."""
+    """None if not ONNX."""
     runtime: str
-    """What ran the program for the comparison, and its version."""
+    """Name and version of the runtime used for the comparison."""
     difference: float
-    """The largest, absolute, from the model in float32."""
+    """Maximum absolute difference from the float32 model."""
     largest: float
-    """The largest absolute value that the model computed."""
+    """Largest absolute output of the float32 model."""
 
 
 def export(
@@ -100,32 +99,32 @@ def export(
     allow_pickle: bool = False,
     on_stage: Callable[[int], None] = lambda stage: None,
 ) -> Exported:
-    """Writes a model as a program, once that has computed what the model computes on random images.
+    """Export a model as a program, after verifying on random images that their outputs match.
 
     Args:
-        spec: a path, a name or a Hub repo, of any layout that we read.
-        output: a .onnx or .pt2 file. Next to .onnx files of more than 2 GB, which the format does
-            not allow, the weights are in a second file, NAME.onnx.data.
+        spec: a path, a registry name or a Hub repo, in any supported layout.
+        output: a .onnx or .pt2 file. The format limits .onnx files to 2 GB; the weights of larger
+            models are stored in a second file, NAME.onnx.data.
         inputs: normalized images, float32 (batch, 3, height, width); or the pixels of resized RGB
             images, uint8 (batch, height, width, 3), which the program normalizes.
-        outputs: logits or their scores, float32 (batch, classes); or the input of the head, float32
-            (batch, feature_dim). None: logits, or features of a model without a head.
-        batch_size: the only one that the program takes; None: it takes any.
-        resolution: of the images, both sides or (height, width); None: the checkpoint's.
-        posemb_method: how position embeddings are resized for another resolution.
-        dtype: of the weights; input and output stay as they are. int8 (ONNX only): matrices of the
-            blocks alone, with a scale each; activations are quantized as the program runs.
-        opset: version of ONNX's operators; None: torch's default.
-        force: replace an existing output.
+        outputs: logits or scores, float32 (batch, classes); or the input of the head, float32
+            (batch, feature_dim). None for logits, or features of a model without a head.
+        batch_size: fixed batch size; None for a dynamic one.
+        resolution: image size, an int for both sides or (height, width); None for the checkpoint's.
+        posemb_method: how to resize position embeddings for another resolution.
+        dtype: dtype of the weights; inputs and outputs do not change. int8 (ONNX only) quantizes
+            only the blocks' matrices, with one scale each, and activations dynamically.
+        opset: ONNX opset version; None for torch's default.
+        force: overwrite an existing output.
         offline: never use the network.
         on_progress: called while a checkpoint is downloaded.
-        allow_pickle: accept a Hub repo that has its weights only as a pickle; nothing in it is run.
+        allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
         on_stage: called with the index of each of `STAGES` when it begins.
 
     Raises:
         VitError: the model cannot be loaded, or has no head; the output exists or cannot be
-            written; the program computes something else.
-        MissingExtraError: a package that ONNX needs is not installed.
+            written; the outputs do not match.
+        MissingExtraError: a package required for ONNX is not installed.
     """
     path, target = Path(output), Path(os.path.realpath(output))
     for name, kind, value in (("inputs", Inputs, inputs), ("dtype", Dtype, dtype)):
@@ -157,7 +156,7 @@ def export(
         found = [written.run(images) for images in examples]
         pairs = list(zip(found, expected, strict=True))
         difference = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
-        if not difference <= TOLERANCES[dtype] * max(largest, SMALL):  # NaN does not agree
+        if not difference <= TOLERANCES[dtype] * max(largest, SMALL):  # also catches NaN
             raise OutputError(
                 f"{written.runtime} computes different {outputs}: the largest difference is "
                 f"{difference:.2g}, the largest value {largest:.3g}; nothing was written",
@@ -166,17 +165,17 @@ def export(
             )
         data = target.with_name(f"{target.name}.data")
         stale = data.exists() and not (directory / data.name).exists()
-    if stale:  # of the program that was replaced
+    if stale:  # left over from the replaced program
         data.unlink()
     info, opset = predictor.info, written.opset
     return Exported(path, *ports, info, dtype, opset, written.runtime, difference, largest)
 
 
 class Program(nn.Module):
-    """What is exported: a model, with what is asked for around it.
+    """The module to export: a model with optional pre- and postprocessing.
 
     Args:
-        inference: the model on the CPU, its encoder in the type of the program.
+        inference: the model on the CPU, with its encoder in the dtype of the program.
     """
 
     def __init__(self, inference: Inference, inputs: Inputs, outputs: Outputs) -> None:
@@ -193,7 +192,7 @@ class Program(nn.Module):
         return to_scores(values, self.info.score) if self.outputs == "scores" else values
 
     def random_images(self, count: int, seed: int) -> Tensor:
-        """Inputs to compare programs on."""
+        """Generate random inputs for the comparison."""
         generator, size = torch.Generator().manual_seed(seed), self.info.model.image_size
         if self.inputs == "uint8":
             return torch.randint(256, (count, *size, 3), generator=generator, dtype=torch.uint8)
@@ -201,7 +200,7 @@ class Program(nn.Module):
 
 
 def _outputs_of(predictor: Predictor, outputs: Outputs | None) -> Outputs:
-    """What comes out of the program. Raises ConfigError."""
+    """Resolve the default of `outputs`. Raises ConfigError if the model has no such output."""
     has_head = predictor.info.model.num_classes > 0
     outputs = outputs or ("logits" if has_head else "features")
     check_choice("outputs", Outputs, outputs)
@@ -217,7 +216,7 @@ def _outputs_of(predictor: Predictor, outputs: Outputs | None) -> Outputs:
 def _ports(
     info: CheckpointInfo, inputs: Inputs, outputs: Outputs, batch_size: int | None
 ) -> tuple[Port, Port]:
-    """Input and output. Names are those of transformers' models in ONNX."""
+    """Return the input and output port. Names follow transformers' ONNX models."""
     batch, (height, width) = batch_size or "batch", info.model.image_size
     given = Port("pixel_values", "float32", (batch, 3, height, width))
     if inputs == "uint8":
@@ -227,13 +226,13 @@ def _ports(
 
 
 def _description(info: CheckpointInfo) -> str:
-    """What a checkpoint has in its header, but for how it was made."""
+    """Return a checkpoint's header JSON, without provenance."""
     return dataclasses.replace(info, provenance={}).to_metadata()["vit"]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' warnings, of which none is about the model."""
+    """Suppress the exporters' warnings, none of which concern the model."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -245,11 +244,11 @@ def _quiet() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------
-# Forms
+# File formats
 
 
 class _Written(NamedTuple):
-    """A program on disk."""
+    """A program written to disk."""
 
     run: Callable[[Tensor], Tensor]
     runtime: str
@@ -260,7 +259,7 @@ _Form = Callable[[Path, ExportedProgram, tuple[Port, Port], "CheckpointInfo"], _
 
 
 def _form_of(path: Path, dtype: Dtype, opset: int | None) -> _Form:
-    """How a file of that name is written. Raises OutputError, ConfigError, MissingExtraError."""
+    """Return the writer for a file name. Raises OutputError, ConfigError, MissingExtraError."""
     suffix = path.suffix.lower()
     if suffix == ".onnx":
         if opset is not None and opset not in OPSETS:
@@ -315,8 +314,8 @@ def _write_onnx(
 
 
 def _quantize(made: torch.onnx.ONNXProgram, file: Path) -> None:
-    """Writes an ONNX file with the matrices of the blocks in int8. Heads, which see one vector for
-    each image, stay as they are."""
+    """Write an ONNX file with the blocks' matrices in int8. Heads, which process one vector per
+    image, are not quantized."""
     quantization: Any = importlib.import_module("onnxruntime.quantization")
     with tempfile.TemporaryDirectory(dir=file.parent) as directory:
         whole = Path(directory, file.name)
@@ -333,7 +332,7 @@ def _quantize(made: torch.onnx.ONNXProgram, file: Path) -> None:
 def _write_pt2(
     file: Path, program: ExportedProgram, ports: tuple[Port, Port], info: CheckpointInfo
 ) -> _Written:
-    with open(file, "wb") as opened:  # which names the reason where it cannot be written
+    with open(file, "wb") as opened:  # open() reports why it fails
         torch.export.save(program, opened, extra_files={"vit": _description(info)})
     again = torch.export.load(file).module()
     return _Written(again, f"torch {torch.__version__}")

@@ -1,9 +1,9 @@
-"""BiT ResNets and the ResNet stems of hybrids: configurations, and tables of their layers. Standard
+"""BiT ResNets and the ResNet stems of hybrids: configurations and tables of layers. Standard
 library only.
 
-Both are the bottleneck ResNet with GroupNorm for BatchNorm and weight-standardised convolutions
-(arXiv 1912.11370). A BiT ResNet is pre-activation and pads symmetrically, a hybrid's stem is
-post-activation and pads as TensorFlow's SAME (vit_jax/models_resnet.py); names are timm's.
+Both are bottleneck ResNets with GroupNorm instead of BatchNorm and weight-standardized convolutions
+(arXiv 1912.11370). A BiT ResNet is pre-activation with symmetric padding; the stem of a hybrid is
+post-activation with TensorFlow's SAME padding (vit_jax/models_resnet.py). Names are timm's.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from vitcli.fields import Size as Size
 from vitcli.fields import check_fields, limited
 
 GROUPS = 32
-"""Groups of every GroupNorm."""
+"""Number of groups of every GroupNorm."""
 MOST_BLOCKS = 1000
-"""A larger depth is a mistake, and its table of layers would fill the memory."""
+"""Maximum depth; a larger one is a mistake, and its table of layers would exhaust memory."""
 LARGEST_IMAGE = 1 << 16
-"""Pixels along an axis."""
+"""Maximum height and width of an image in pixels."""
 EXPANSION = 4
-"""Output channels of a bottleneck, divided by the channels inside."""
+"""Ratio of a bottleneck's output channels to its inner channels."""
 
 DEPTHS: dict[int, tuple[int, ...]] = {
     26: (2, 2, 2, 2),
@@ -44,19 +44,19 @@ class Layer(NamedTuple):
     """A row of the table that describes an architecture."""
 
     name: str
-    """timm's."""
+    """The name in timm."""
     tensors: dict[str, Shape]
-    """Its tensors' full names and shapes; none for a product of activations."""
+    """Shapes by full tensor name; empty for a product of activations."""
     macs: int = 0
-    """Multiply-accumulates for one image; a head's are not counted."""
+    """Multiply-accumulates per image; those of a head are not counted."""
     outputs: int = 0
-    """Values that a dense layer or a convolution computes for one image."""
+    """Number of output values of a linear layer or convolution per image."""
     learned: bool = True
     """Whether its tensors are trained (a sine-cosine table is not)."""
 
 
 def linear(name: str, inputs: int, outputs: int, positions: int, bias: bool = True) -> Layer:
-    """A dense layer that is applied at so many positions of an image."""
+    """A linear layer that is applied at `positions` positions of an image."""
     macs = inputs * outputs * positions
     return Layer(name, _weight(name, (outputs, inputs), bias), macs, outputs * positions)
 
@@ -64,7 +64,7 @@ def linear(name: str, inputs: int, outputs: int, positions: int, bias: bool = Tr
 def conv(
     name: str, inputs: int, outputs: int, kernel: Size, positions: int, bias: bool = False
 ) -> Layer:
-    """A convolution with so many output positions in an image."""
+    """A convolution with `positions` output positions per image."""
     shape = (outputs, inputs, *kernel)
     macs = math.prod(shape) * positions
     return Layer(name, _weight(name, shape, bias), macs, outputs * positions)
@@ -81,46 +81,46 @@ def norm(name: str, channels: int) -> Layer:
 
 @dataclass(frozen=True)
 class Layered:
-    """A model as a table of its layers."""
+    """A model that is described by a table of its layers."""
 
     def layers(self) -> Iterator[Layer]:
-        """Every layer, in the order in which an image passes them."""
+        """Yield all layers, in forward order."""
         raise NotImplementedError
 
     def tensor_shapes(self) -> dict[str, Shape]:
-        """Name and shape of every tensor of a checkpoint, as the module's `state_dict` has them."""
+        """Shape of every tensor of a checkpoint by name, as in the state dict of the module."""
         return {name: shape for layer in self.layers() for name, shape in layer.tensors.items()}
 
     def macs(self) -> int:
-        """Multiply-accumulates of one image's forward pass: convolutions and matrix products,
-        the head excluded (FLOPs = 2 x MACs; one training step = 3 x forward)."""
+        """Multiply-accumulates of a forward pass per image: convolutions and matrix products,
+        without the head (FLOPs = 2 x MACs; one training step = 3 x forward)."""
         return sum(layer.macs for layer in self.layers())
 
     def num_params(self) -> int:
-        """Number of learned values, the head included."""
+        """Number of trainable parameters, including the head."""
         learned = (layer for layer in self.layers() if layer.learned)
         return sum(math.prod(shape) for layer in learned for shape in layer.tensors.values())
 
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """The convolutions of a BiT ResNet, or of a hybrid's stem: all but pooling and head."""
+    """The backbone of a BiT ResNet, or the stem of a hybrid: everything but pooling and head."""
 
     depths: tuple[int, ...]
-    """Blocks per stage; none: only the root (convolution, norm, ReLU, max-pool)."""
+    """Blocks per stage; empty: only the root (convolution, norm, ReLU, max-pool)."""
     width_factor: float = 1.0
     """Channels of the root, divided by 64; each stage doubles them."""
     preact: bool = False
     """Norm and ReLU before each convolution (BiT), or after it (hybrids)."""
     padding: Literal["same", "symmetric"] = "same"
-    """same: TensorFlow's, which puts the odd pixel behind; symmetric: k // 2 on either side."""
+    """same: TensorFlow's, with the odd pixel at the end; symmetric: k // 2 on both sides."""
     pool_padding: Literal["zeros", "-inf"] = "zeros"
-    """What surrounds the root's max-pool: zeros in timm's BiT, -inf in big_vision's. The two agree
-    behind a ReLU, so in every hybrid."""
+    """Padding value of the root's max-pool: zeros in timm's BiT, -inf in big_vision's. Both give
+    the same result after a ReLU, so in every hybrid."""
     std_eps: float = limited(1e-8, min=0, max=1)
-    """Epsilon of weight standardisation: 1e-8 in timm, 1e-5 in vit_jax."""
+    """Epsilon of weight standardization: 1e-8 in timm, 1e-5 in vit_jax."""
     std_eps_in: Literal["variance", "deviation"] = "variance"
-    """variance: weights over sqrt(variance + eps) (timm); deviation: over std + eps (vit_jax)."""
+    """variance: divide weights by sqrt(var + eps) (timm); deviation: by std + eps (vit_jax)."""
     norm_eps: float = limited(1e-5, min=0, max=1)
     """Epsilon of every GroupNorm: 1e-5 in timm, 1e-6 in flax."""
 
@@ -156,17 +156,17 @@ class ResNetConfig:
         return 4 << max(len(self.depths) - 1, 0)
 
     def feature_map(self, image_size: Size) -> Size:
-        """Rows and columns of the last feature map; every halving rounds up."""
+        """Rows and columns of the last feature map; each halving rounds up."""
         rows, columns = (math.ceil(side / self.stride) for side in image_size)
         return rows, columns
 
     def layers(self, image_size: Size = (224, 224), prefix: str = "") -> Iterator[Layer]:
-        """Every layer from the root on, for images of that size; names begin with `prefix`."""
+        """Yield all layers from the root on, for one image size, with a prefix for their names."""
 
         def cells(stride: int) -> int:
             return math.prod(math.ceil(side / stride) for side in image_size)
 
-        root = prefix + ("stem." if self.depths else "")  # timm's stem of no stages is the root
+        root = prefix + ("stem." if self.depths else "")  # timm's stem without stages is the root
         yield conv(f"{root}conv", 3, self.width, (7, 7), cells(2))
         if not self.preact:
             yield norm(f"{root}norm", self.width)
@@ -193,14 +193,14 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class BiTConfig(Layered):
-    """A BiT ResNet: the network, the mean over its last feature map, a linear head."""
+    """A BiT ResNet: a backbone, global average pooling and a linear head."""
 
     resnet: ResNetConfig
-    """Its convolutions; pre-activation."""
+    """The backbone, which is pre-activation."""
     image_size: Size = (224, 224)
-    """Height and width of the images it was trained on; it accepts any size."""
+    """Height and width of the training images; the model accepts any size."""
     num_classes: int = limited(0, min=0, max=10**9)
-    """Outputs of the head; 0 means no head, and `model(images)` gives features."""
+    """Number of outputs of the head; 0: no head, and `model(images)` returns features."""
     posemb: ClassVar[Literal["none"]] = "none"
     rope: ClassVar[Literal["none"]] = "none"
     key_bias: ClassVar[bool] = True
@@ -222,12 +222,12 @@ class BiTConfig(Layered):
 
     @property
     def patch_size(self) -> Size:
-        """Height and width in pixels of a cell of the last feature map."""
+        """Height and width of a cell of the last feature map in pixels."""
         return self.resnet.stride, self.resnet.stride
 
     @property
     def depth(self) -> int:
-        """Number of bottlenecks."""
+        """Number of bottleneck blocks."""
         return sum(self.resnet.depths)
 
     @property
@@ -237,24 +237,24 @@ class BiTConfig(Layered):
 
     @property
     def feature_dim(self) -> int:
-        """Size of what `features` returns: the input of the head."""
+        """Output dimension of `features`, which is the input of the head."""
         return self.resnet.channels
 
     def at(self, image_size: Size) -> BiTConfig:
-        """The same model for images of another size; any will do."""
+        """Return the same architecture for another image size, which can be any."""
         return dataclasses.replace(self, image_size=image_size)
 
     def with_classes(self, num_classes: int) -> BiTConfig:
-        """The same model with another number of classes."""
+        """Return the same architecture with another number of classes."""
         return dataclasses.replace(self, num_classes=num_classes)
 
     def layers(self) -> Iterator[Layer]:
-        """Every layer; timm's head is a 1 x 1 convolution."""
+        """Yield all layers; as in timm, the head is a 1 x 1 convolution."""
         yield from self.resnet.layers(self.image_size)
         if self.num_classes:
             yield conv("head.fc", self.feature_dim, self.num_classes, (1, 1), 0, bias=True)
 
 
 def bit_resnet(depths: tuple[int, ...], width_factor: float) -> ResNetConfig:
-    """The convolutions of a BiT ResNet as timm computes them."""
+    """Return the backbone of a BiT ResNet as in timm."""
     return ResNetConfig(depths, width_factor, preact=True, padding="symmetric")

@@ -1,5 +1,5 @@
-"""The retry policy of all requests over the network: how long and how often to retry, and after
-which answers."""
+"""The retry policy of all network requests: for how long and how often to retry, and after which
+status codes."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT = 60.0
-"""Seconds without progress after which a request is given up, and the longest pause that a server
-may ask for (Retry-After)."""
+"""Seconds without progress after which a request fails, and the longest wait that a server may
+request (Retry-After)."""
 PAUSE = 1.0
-"""Seconds before the first retry; each further pause is twice as long, up to 16 times this."""
+"""Initial backoff in seconds; it doubles after each retry, up to 16 times this."""
 
 
 def is_temporary(status: int) -> bool:
-    """Whether a request that was answered with this status may succeed if it is made again."""
+    """Whether a request that failed with this status code may succeed if retried."""
     return status in (408, 429) or status >= 500
 
 
 def retry_after(headers: Mapping[str, str] | Message) -> float:
-    """Seconds that a server asks to wait: its Retry-After, or the time until its RateLimit, as the
-    Hub has it, allows another request; 0: it does not ask."""
+    """Seconds to wait according to the Retry-After header or, if no requests remain, the Hub's
+    RateLimit header; 0 if neither says."""
     said = re.fullmatch(r"\s*(\d{1,9})\s*", headers.get("Retry-After", ""))
     said = said or re.search(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})", headers.get("RateLimit", ""))
     return float(said[1]) if said else 0.0
 
 
 class Failure(NamedTuple):
-    """What went wrong in one attempt."""
+    """The failure of one attempt."""
 
     meaning: VitError
     may_pass: bool
     """Whether another attempt may succeed."""
     wait: float = 0.0
-    """Seconds that the server asks to wait."""
+    """Seconds to wait as requested by the server."""
     silent: bool = False
-    """Whether the server said nothing for as long as it was allowed to."""
+    """Whether the attempt timed out without receiving data."""
 
 
 def persist(
@@ -57,18 +57,18 @@ def persist(
     position: Callable[[], int] = lambda: 0,
     on_retry: Callable[[Failure, float], None] = lambda failure, wait: None,
 ) -> T:
-    """What `call` returns. Failures that may pass are retried until `timeout` seconds have gone by
-    without `position` growing.
+    """Return the result of `call`. Temporary failures are retried until `timeout` seconds have
+    passed without an increase of `position`.
 
     Args:
-        call: is given the seconds for which the server may be silent.
-        explain: what an exception of `call` means.
+        call: makes one attempt, with this read timeout in seconds.
+        explain: converts an exception of `call` to a Failure.
         timeout: seconds without progress, over all attempts; default TIMEOUT; 0: one attempt.
-        patience: the most seconds of silence in one attempt.
-        on_retry: called before the pause, with its seconds.
+        patience: maximum read timeout of one attempt in seconds.
+        on_retry: called before each wait, with the failure and the seconds to wait.
 
     Raises:
-        VitError: that of `call`, or the meaning of the last failure.
+        VitError: raised by `call`, or the one that explains the last failure.
     """
     timeout = TIMEOUT if timeout is None else timeout
     reached, since, pause = position(), math.inf, PAUSE

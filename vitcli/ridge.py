@@ -1,16 +1,16 @@
-"""Regularised least squares from features onto classes, in closed form.
+"""Closed-form ridge regression from features to classes.
 
-Features are whitened with the mean and standard deviation of the training examples, a constant
-feature is appended, and a linear map sends them to targets in {-1, 1}:
+Features are standardized with the mean and standard deviation of the training examples, a constant
+feature is appended, and a linear map is fitted to targets in {-1, 1}:
 
     W = argmin |X W - Y|^2 + l2 |W|^2          X: (N, D + 1), Y: (N, K), W: (D + 1, K)
       = Q (L + l2)^-1 Q^T X^T Y                X^T X = Q L Q^T    if N > D
       = X^T Q (L + l2)^-1 Q^T Y                X X^T = Q L Q^T    otherwise
 
-One decomposition, in the smaller of the two sizes, serves every l2. Neither X nor Y is formed when
-N is large: X comes in chunks, and as Y = 2 onehot - 1, A^T Y is twice the sums of A's rows by
-class, less the sum of all rows. Beside the features, memory holds a few matrices of (D, K) and
-(D, D). (big_vision/evaluators/fewshot_lsr.py)
+One eigendecomposition, of the smaller of the two matrices, serves every l2. For large N neither X
+nor Y is materialized: X is processed in chunks, and since Y = 2 onehot - 1, A^T Y is twice the sums
+of A's rows by class, minus the sum of all rows. Besides the features, only a few matrices of (D, K)
+and (D, D) are in memory. (big_vision/evaluators/fewshot_lsr.py)
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 BIAS = 100.0
-"""The constant feature. It is regularised like the others, so a large one is a free offset."""
+"""The constant feature. It is regularized too, so a large value makes the offset almost free."""
 STD_FLOOR = 1e-5
-"""Added to the standard deviations that features are divided by."""
+"""Added to the standard deviations, to avoid division by zero."""
 CHUNK = 1024
-"""Examples that are whitened at a time."""
+"""Maximum number of examples per chunk."""
 LOGITS = 1 << 23
-"""Logits that are computed at a time: 64 MB."""
+"""Maximum number of logits per chunk: 64 MB."""
 LEFT_OUT, LEFT_OUT_LOGITS = 10_000, 1 << 24
-"""The most examples that are left out in turn, and the most logits for them."""
+"""Maximum number of examples, and of their logits, for leave-one-out."""
 
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Logits of raw features x: x @ weight.T + bias. The whitening is part of both."""
+    """Logits of raw features x: x @ weight.T + bias, with the standardization folded in."""
 
     weight: Floats
     """(K, D)"""
@@ -48,22 +48,22 @@ class LinearHead:
     """(K,)"""
 
     def predict(self, features: npt.NDArray[np.floating]) -> Ints:
-        """The best class of each row of features (N, D)."""
+        """Return the top class for each row of features (N, D)."""
         best = np.empty(len(features), np.int64)
         for rows in _chunks(len(features), len(self.bias)):
             best[rows] = np.argmax(features[rows] @ self.weight.T + self.bias, axis=1)
         return best
 
     def scaled(self, factor: float) -> LinearHead:
-        """The head with its logits multiplied."""
+        """Return the head with its logits multiplied by `factor`."""
         return LinearHead(factor * self.weight, factor * self.bias)
 
 
 class RidgeSolver:
-    """Regularised least squares on one training set, for any number of l2.
+    """Ridge regression on one training set, for any number of l2 values.
 
     Args:
-        features: (N, D), finite; kept, not copied.
+        features: (N, D), finite; not copied.
         labels: (N,), in [0, num_classes).
     """
 
@@ -93,14 +93,14 @@ class RidgeSolver:
         self.eigenvalues = np.maximum(eigenvalues, 0.0)
 
     def whitened(self, features: npt.NDArray[np.floating]) -> Floats:
-        """Features (n, D) as rows of X, (n, D + 1)."""
+        """Standardize features (n, D) to rows of X, (n, D + 1)."""
         x = np.full((len(features), len(self.mean) + 1), BIAS)
         np.subtract(features, self.mean, out=x[:, :-1])
         x[:, :-1] /= self.std
         return x
 
     def solve(self, l2: float) -> LinearHead:
-        """The solution at one l2.
+        """Solve for one l2.
 
         Raises:
             ConfigError: l2 is 0 and the system is singular.
@@ -125,8 +125,8 @@ class RidgeSolver:
     # Leave-one-out
 
     def left_out(self, l2s: Sequence[float], rows: Ints) -> Iterator[Floats]:
-        """For each l2 the predictions (n, K) for these examples, each by the solution on all
-        others; the whitening stays that of all examples.
+        """Yield leave-one-out predictions (n, K) for the examples `rows`, for each l2. The
+        standardization is that of all examples.
 
         With H = X (X^T X + l2)^-1 X^T and G = (X X^T + l2)^-1, the prediction for example i is
         y_i - (y - H y)_i / (1 - H_ii), which is y_i - (G y)_i / G_ii.
@@ -142,7 +142,7 @@ class RidgeSolver:
             yield targets - product / diagonal[:, None]
 
     def left_out_errors(self, l2s: Sequence[float]) -> Floats:
-        """For each l2 the mean square error of left-out predictions."""
+        """Return the leave-one-out mean squared error for each l2."""
         chosen, squares = self._spread(LEFT_OUT_LOGITS), np.zeros(len(l2s))
         for chunk in _chunks(len(chosen), self.num_classes):
             targets = self._targets(chosen[chunk])
@@ -151,21 +151,21 @@ class RidgeSolver:
         return squares / (len(chosen) * self.num_classes)
 
     def best_l2(self, candidates: Sequence[float]) -> float:
-        """The candidate with the least left-out error. (Accuracy on some tens of examples is too
-        coarse to choose by.)"""
+        """Return the candidate with the lowest leave-one-out error. (Accuracy on a few dozen
+        examples is too coarse a criterion.)"""
         return candidates[int(self.left_out_errors(candidates).argmin())]
 
     def sharpness(self, l2: float) -> float:
-        """The factor of the logits, from 1/16 to 1024, at which the softmax of left-out predictions
-        has the least cross-entropy. Least squares puts logits near -1 and 1, whose softmax is
-        almost flat."""
+        """Return the factor for the logits, from 1/16 to 1024 (an inverse temperature), that
+        minimizes the leave-one-out cross-entropy. Least squares yields logits near -1 and 1, whose
+        softmax is almost uniform."""
         rows = self._spread(LOGITS)
         (predicted,) = self.left_out([l2], rows)
         labels = self.labels[rows]
         if not (predicted.argmax(axis=1) == labels).any():
-            return 1.0  # one example per class: nothing to learn from
+            return 1.0  # as with one example per class: nothing to calibrate on
         # With logits z relative to the label's, the cross-entropy log sum exp(s z) is convex in s.
-        # One more example, of any class, keeps a few correct answers from meaning certainty.
+        # One more example, of any class, keeps a few correct predictions from implying certainty.
         z = predicted - predicted[np.arange(len(rows)), labels][:, None]
         any_class = z.mean() / (len(rows) + 1)
         low, high = -4.0, 10.0
@@ -178,31 +178,31 @@ class RidgeSolver:
         return float(2**middle)
 
     def _targets(self, rows: Ints) -> Floats:
-        """Y of these examples, (n, K)."""
+        """Return Y for the examples `rows`, (n, K)."""
         targets = np.full((len(rows), self.num_classes), -1.0)
         targets[np.arange(len(rows)), self.labels[rows]] = 1.0
         return targets
 
     def _spread(self, logits: int) -> Ints:
-        """Indices of all examples or, of many, of some that are spread evenly over them."""
+        """Return the indices of all examples or, if there are many, of an evenly spaced subset."""
         taken = max(1, min(len(self.labels), LEFT_OUT, logits // self.num_classes))
         return np.arange(taken, dtype=np.int64) * len(self.labels) // taken
 
 
 def _add_by_class(sums: Floats, rows: Floats, labels: Ints) -> None:
-    """Adds rows (n, columns) to those of their classes in sums (K, columns)."""
+    """Add rows (n, columns) to the row of their class in sums (K, columns)."""
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)
     sums[present] += np.add.reduceat(rows[order], starts, axis=0)
 
 
 def _times_targets(sums: Floats) -> Floats:
-    """A^T Y, (columns, K), from the sums of A's rows by class, (K, columns)."""
+    """Return A^T Y, (columns, K), from the sums of A's rows by class, (K, columns)."""
     product: Floats = (2 * sums - sums.sum(axis=0)).T
     return product
 
 
 def _chunks(count: int, num_classes: int = 1) -> list[slice]:
-    """Examples of which X, and the logits of so many classes, are formed at a time."""
+    """Split examples into chunks within the limits on examples and logits."""
     size = max(1, min(CHUNK, LOGITS // num_classes))
     return [slice(start, start + size) for start in range(0, count, size)]

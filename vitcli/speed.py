@@ -1,6 +1,6 @@
-"""How fast a model runs on this machine, and how large a batch fits (`vit bench`).
+"""Measure a model's speed and the largest batch that fits in memory (`vit bench`).
 
-Weights are random: speed does not depend on them. Images are random pixels on the device, so
+Weights are random, as speed does not depend on them. Images are random pixels on the device, so
 decoding and copying are not measured.
 """
 
@@ -32,47 +32,47 @@ Compute = Callable[[Tensor], object]
 """A forward pass or a training step on images (B, 3, H, W)."""
 
 CLASSES = 1000
-"""Classes of the head that a model without one gets."""
+"""Number of classes of the head added to a model without one."""
 TRAINING_BATCH = {"cpu": 32, "cuda": 128, "mps": 32}
 PRODUCT = {"cpu": 2048, "cuda": 8192, "mps": 4096}
-"""Rows and columns of the square matrices whose product is the peak for MFU."""
+"""Size of the square matrices whose product defines peak FLOPs for MFU."""
 SEEN = 256 << 20
-"""Bytes by which a CPU process must grow before its growth gives the memory per image."""
+"""Bytes that a CPU process must grow before memory per image is estimated from its growth."""
 TIMED_SECONDS, TIMED_RUNS = 1.0, 3
-"""A measurement takes at least this long and this many runs."""
+"""Minimum duration and number of runs of a measurement."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured of one model at one resolution, in inference or in training."""
+    """The measurements of one model at one resolution, in inference or training."""
 
     model: str
     resolution: Size
     work: Work
-    """training: a step of forward pass, backward pass, gradient clipping and AdamW."""
+    """Training is a step of forward pass, backward pass, gradient clipping and AdamW."""
     device: str
     precision: str
     threads: int
     parameters: int
     tokens: int | None
-    """Per image; None for a ResNet."""
+    """Tokens per image; None for a ResNet."""
     flops: int
-    """Of the forward pass of one image; a training step takes three times as many."""
+    """FLOPs of the forward pass per image; a training step takes three times as many."""
     batch_size: int
-    """Of the next three fields."""
+    """Batch size for the next three fields."""
     images_per_second: float
     mfu: float
-    """FLOPs per second, as a share of those of a large matrix product in the same precision."""
+    """FLOPs per second, relative to a large matrix product in the same precision."""
     memory: int | None
-    """Peak memory in bytes: allocated by torch on a GPU, or used by this process on a CPU; None if
-    the system does not report it."""
+    """Peak memory in bytes: allocated by torch on a GPU, used by this process on a CPU; None if the
+    system does not report it."""
     largest_batch: int
-    """The largest batch that fits in memory, up to the limit of the search. On a CPU, where a
-    process that uses too much is killed, extrapolated from the memory that smaller batches used."""
+    """Largest batch that fits in memory, up to the search limit. On a CPU, where a process that
+    uses too much is killed, it is extrapolated from the memory use of smaller batches."""
 
 
 def matrix_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOPs per second of the product of two large matrices, at best."""
+    """Measure the best FLOPs per second of the product of two large matrices."""
     size = PRODUCT[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
     return 2 * size**3 / min(_times(lambda: a @ b, device))
@@ -88,13 +88,13 @@ def measure(
     max_batch: int,
     ceiling: float,
 ) -> Speed:
-    """Measures a model at its resolution.
+    """Measure a model at its resolution.
 
     Args:
-        dtype: of inference, and of autocast in training.
-        batch_size: of the measurement, not of the search for the largest; None: a default for the
-            device.
-        max_batch: upper limit of this search, at least `batch_size`.
+        dtype: dtype for inference, or for autocast in training.
+        batch_size: batch size of the measurement, not of the search for the largest; None for the
+            device's default.
+        max_batch: upper limit of the search, at least `batch_size`.
         ceiling: `matrix_flops` of the device.
 
     Raises:
@@ -121,7 +121,7 @@ def measure(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif device.type == "mps":
-        torch.mps.empty_cache()  # what the larger batches of the search took is not of this one
+        torch.mps.empty_cache()  # release memory used by the larger batches of the search
     else:
         machine.reset_peak_memory()
     images = torch.randn((count, 3, *config.image_size), device=device).to(kind)
@@ -146,21 +146,21 @@ def measure(
 
 
 # ---------------------------------------------------------------------------------------------
-# The work
+# Workloads
 
 
 def _build(config: Architecture) -> ViT | BiT:
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
     model.init_weights(0)
     for weight in model.head.parameters():
-        nn.init.normal_(weight, std=0.02)  # with zeros, all gradients would be zero
+        nn.init.normal_(weight, std=0.02)  # with zeros, most gradients would be zero
     return model
 
 
 def _inference(
     config: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, int]:
-    """Inference as in `vit predict`, and its batch size."""
+    """Return a forward pass as in `vit predict`, and its default batch size."""
     info = CheckpointInfo(config, Preprocess(size=config.image_size))
     inference, cores = Inference(info, _build(config).state_dict(), device, dtype), Cores(device)
 
@@ -177,7 +177,7 @@ def _inference(
 def _training(
     config: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, int]:
-    """A training step, and its batch size."""
+    """Return a training step, and its default batch size."""
     step = training_step(_build(config).to(device).train(), config.num_classes, device, dtype)
     return step, TRAINING_BATCH[device.type]
 
@@ -185,7 +185,7 @@ def _training(
 def training_step(
     model: nn.Module, classes: int, device: torch.device, dtype: torch.dtype
 ) -> Compute:
-    """A step as in the training loop, with autocast to `dtype`: forward pass, backward pass,
+    """Return a step as in the training loop, with autocast to `dtype`: forward pass, backward pass,
     gradient clipping and AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -207,13 +207,13 @@ def training_step(
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # without it the current one, which may be another
+        torch.cuda.synchronize(device)  # the default is the current device, maybe another
     elif device.type == "mps":
         torch.mps.synchronize()
 
 
 def _times(compute: Callable[[], object], device: torch.device) -> list[float]:
-    """Seconds of each of several runs, after a warm-up run."""
+    """Return the seconds taken by each of several runs, after a warm-up run."""
     compute()
     _wait(device)
     times: list[float] = []
@@ -238,13 +238,13 @@ def _fits(run: Callable[[int], None], count: int) -> bool:
     except RuntimeError as error:
         if not ran_out_of_memory(error):
             raise
-    if torch.cuda.is_available():  # outside the except clause: the traceback holds tensors
+    if torch.cuda.is_available():  # not in the except clause, where the traceback holds tensors
         torch.cuda.empty_cache()
     return False
 
 
 def _largest_by_trial(run: Callable[[int], None], limit: int) -> int:
-    """The largest batch up to the limit that runs, by doubling and bisection; 0: none."""
+    """Find the largest batch up to `limit` that runs, by doubling and bisection; 0 if none."""
     fits, fails = 0, limit + 1
     while fails - fits > 1:
         count = min(max(1, 2 * fits), limit) if fails > limit else (fits + fails) // 2
@@ -253,15 +253,15 @@ def _largest_by_trial(run: Callable[[int], None], limit: int) -> int:
 
 
 def _largest_by_estimate(run: Callable[[int], None], limit: int) -> int:
-    """The same on a CPU, estimated from the growth of this process; the limit without any."""
-    run(1)  # loads what every batch needs
+    """Estimate it on a CPU from the growth of this process; `limit` if it does not grow."""
+    run(1)  # warm-up: loads what every batch needs
     one = _peak_of(run, 1)
     count, growth = 1, 0
     while growth < SEEN and count < min(64, limit):
         count *= 4
         growth = _peak_of(run, count) - one
     per_image = growth / max(1, count - 1)
-    machine.reset_peak_memory()  # gives back what the batches took
+    machine.reset_peak_memory()  # release what the batches used
     if per_image <= 0:
         return limit
     fixed = one - per_image

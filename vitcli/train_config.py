@@ -1,6 +1,6 @@
-"""What a training run is: every option of `vit pretrain` and `vit finetune`, declared once.
+"""Configuration of a training run: all options of `vit pretrain` and `vit finetune`.
 
-A new option is a new field here; its help, its parsing, `--config` and config.json follow.
+A new option is a new field here; help, parsing, `--config` and config.json follow from it.
 Standard library only.
 """
 
@@ -66,7 +66,7 @@ DEVICES = Requirement(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One run of `vit pretrain` or `vit finetune`; None means that the auto rule decides."""
+    """A run of `vit pretrain` or `vit finetune`; None means automatic or off."""
 
     data: DataConfig
     train_images: int | None = option(
@@ -92,9 +92,9 @@ class TrainConfig:
         min=1,
     )
     task: Literal["pretrain", "finetune"] = "finetune"
-    """Where the weights start and which defaults hold; the loop is the same."""
+    """Determines the initial weights and the defaults; the training loop is the same."""
     command: str = ""
-    """How the user called it, for the model card."""
+    """The command line of the user, for the model card."""
     note: str = ""
     """A line for the model card."""
     model: str | None = option(
@@ -519,7 +519,7 @@ class TrainConfig:
     )
 
     def new_architecture(self) -> Architecture:
-        """What `variant` and `overrides` describe. Raises ConfigError."""
+        """Return the architecture given by `variant` and `overrides`. Raises ConfigError."""
         patch = {"patch_size": (self.patch_size,) * 2} if self.patch_size else {}
         fields = {"image_size": self.resolution or (224, 224), **patch, **self.overrides}
         return architecture(self.variant, **fields)
@@ -545,7 +545,7 @@ class TrainConfig:
             raise ConfigError(
                 f"--grad-accum {self.accumulate} exceeds --batch-size {self.batch_size}"
             )
-        # Bilinear, because it may be the model's that goes with antialias=False.
+        # Bilinear, since antialias=False requires it and the model may set it.
         Preprocess(**{"interpolation": "bilinear", **self.preprocess})
         if self.task == "pretrain" and self.model is None:
             self.new_architecture()

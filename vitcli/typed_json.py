@@ -1,4 +1,4 @@
-"""JSON from outside, checked once: `parse` lets plain values in, `from_json` gives them types."""
+"""Validation of external JSON: `parse` reads plain values, `from_json` converts them to types."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import typing
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MAX_DEPTH = 40
-"""How deep lists and tables may be nested; a configuration has five levels or so."""
+"""Maximum nesting depth of arrays and objects; a configuration has about five levels."""
 
 
 def parse(text: str | bytes) -> Any:
-    """A JSON value whose numbers are finite and fit in 64 bits and whose strings are valid Unicode.
+    """Parse JSON whose numbers are finite and fit in 64 bits and whose strings are valid Unicode.
 
     Raises:
-        ValueError: it is not JSON, or holds another number or string, or is nested too deeply.
+        ValueError: it is not JSON, has invalid numbers or strings, or is nested too deeply.
     """
     try:
         value = json.loads(text, parse_int=_int64, parse_float=_finite, parse_constant=_finite)
@@ -30,7 +30,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """A value to write: numbers that JSON does not have (NaN) as null."""
+    """Replace numbers that JSON does not have (NaN, infinity) with None, for writing."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -59,12 +59,12 @@ def _check_depth(value: Any, depth: int) -> None:
 
 
 def from_json(hint: Any, value: Any) -> Any:
-    """A JSON value as the annotated type: a dataclass, TypedDict (which may hold more than it
-    declares), tuple, list, dict, Literal, number, string or bool.
+    """Convert a JSON value to the annotated type: a dataclass, TypedDict (with unknown keys
+    allowed), tuple, list, dict, Literal, number, string or bool.
 
     Raises:
         ValueError: it is not of that type.
-        ConfigError: a dataclass refuses it.
+        ConfigError: a dataclass rejects it.
     """
     origin, args = get_origin(hint), get_args(hint)
     if typing.is_typeddict(hint) and isinstance(value, dict):
@@ -104,7 +104,7 @@ def from_json(hint: Any, value: Any) -> Any:
 
 
 def _field(name: str, hint: Any, value: Any) -> Any:
-    """The value of a field; an error names the field."""
+    """Convert the value of a field; errors name the field."""
     try:
         return from_json(hint, value)
     except ValueError as error:

@@ -33,10 +33,10 @@ VARIANTS = {
 
 
 def model_config(variant: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a ViT such as "B/16" or a hybrid such as "R50+B/16", with any field
-    overridden. A hybrid's number is its stride: at 16 the layers of stage 4 are in stage 3 (section
-    3.1), and a root alone, "R+Ti/16", has the patches of the released one: 8 x 8 cells of 4 pixels.
-    "R(3-4)x0.5+Ti/8" names the blocks of each stage, and has half the channels.
+    """Return the configuration of a ViT such as "B/16" or a hybrid such as "R50+B/16", with fields
+    overridden. The patch size of a hybrid is its stride: at 16 the blocks of stage 4 are in stage 3
+    (section 3.1). A root only, "R+Ti/16", has the patches of the released model: 8 x 8 cells of 4
+    pixels. "R(3-4)x0.5+Ti/8" gives the blocks of each stage, and has half the channels.
 
     Raises:
         ConfigError: there is no such variant.
@@ -58,19 +58,19 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
 
 
 _RESNET = r"R(?P<number>\d*)(?:\((?P<blocks>\d+(-\d+)*)\))?(?:x(?P<factor>\d+(\.\d+)?))?"
-"""A ResNet by its number or by the blocks of its stages, and its width factor."""
+"""A ResNet: its number or the blocks of its stages, and its width factor."""
 _VIT = rf"(?:{_RESNET}\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)"
-"""A ViT's size and patch size; a hybrid's ResNet in front."""
+"""A ViT: its size and patch size, after the ResNet of a hybrid."""
 
 
 def has_form_of_variant(name: str) -> bool:
-    """Whether a name is meant as a variant's, known or not."""
+    """Whether a name has the form of a variant, known or not."""
     resnet = re.fullmatch(_RESNET, name, re.IGNORECASE)
     return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet["factor"]))
 
 
 ROOT_PATCH = 32
-"""Pixels of a patch of R+Ti/16: its name says 16, its stride is 32."""
+"""Patch size of R+Ti/16 in pixels: 16 in the name, but the actual stride is 32."""
 
 
 def _stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
@@ -83,7 +83,7 @@ def _stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
 
 
 def _depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
-    """The blocks of the stages of a `_RESNET`; none for the root alone."""
+    """The blocks per stage of a `_RESNET` match; empty for only a root."""
     number, blocks = match["number"], match["blocks"]
     if number and (blocks or int(number) not in DEPTHS):
         raise _no_variant(variant)
@@ -93,7 +93,7 @@ def _depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
 
 
 def bit_config(variant: str, **overrides: Any) -> BiTConfig:
-    """The configuration of a BiT ResNet such as "R50x1", as timm computes it.
+    """Return the configuration of a BiT ResNet such as "R50x1", as in timm.
 
     Raises:
         ConfigError: there is no such variant.
@@ -106,7 +106,7 @@ def bit_config(variant: str, **overrides: Any) -> BiTConfig:
 
 
 def architecture(variant: str, **overrides: Any) -> Architecture:
-    """What any variant's name means: "B/16", "R50+B/16", "R50x1".
+    """Return the configuration of any variant: "B/16", "R50+B/16", "R50x1".
 
     Raises:
         ConfigError: there is no such variant, or it has no such field.
@@ -129,7 +129,7 @@ def _no_variant(variant: str) -> ConfigError:
 
 
 def variant_name(config: Architecture) -> str:
-    """The short name of an architecture, "B/16"; other sizes are spelled out."""
+    """The short name of an architecture, such as "B/16"; other sizes are spelled out."""
     if isinstance(config, BiTConfig):
         return f"{_resnet_name(config.resnet.depths)}x{config.resnet.width_factor:g}"
     sizes = Variant(config.depth, config.width, config.mlp_dim, config.num_heads)
@@ -150,7 +150,7 @@ def variant_name(config: Architecture) -> str:
 
 
 def _resnet_name(depths: tuple[int, ...]) -> str:
-    """ "R50" for its stages, also where those of stage 4 are in stage 3; "R" for a root alone."""
+    """The name of a ResNet: "R50", even if stage 4 is merged into stage 3; "R" for only a root."""
     for name, stages in DEPTHS.items():
         if depths in (stages, (*stages[:2], stages[2] + stages[3])):
             return f"R{name}"

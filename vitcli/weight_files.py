@@ -1,4 +1,4 @@
-"""What files of weights are called, in a directory and in a Hub repo. Standard library only."""
+"""Names of weight files in directories and Hub repos. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
 SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
-"""Patterns of files that hold nothing but tensors, the best first."""
+"""Patterns of files that contain only tensors, in order of preference."""
 PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
-"""Patterns of torch's pickles, the best first."""
+"""Patterns of torch pickles, in order of preference."""
 SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
-"""Suffixes of weights, whether `vit` reads them or not."""
+"""Suffixes of weight files, whether `vit` can read them or not."""
 NOT_A_MODEL = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
 
 
 def weights_among(names: Iterable[str], patterns: Iterable[str] = SAFE + PICKLES) -> list[str]:
-    """The weights among a directory's file names: all those of the best pattern that occurs."""
+    """Return the weight files among the names in a directory: all that match the best pattern."""
     top = [name for name in names if "/" not in name]
     top = [name for name in top if not any(fnmatch(name, other) for other in NOT_A_MODEL)]
     found = ([name for name in top if fnmatch(name, pattern)] for pattern in patterns)
@@ -27,8 +27,8 @@ def weights_among(names: Iterable[str], patterns: Iterable[str] = SAFE + PICKLES
 
 
 def output_suffix(output: str | Path) -> str:
-    """The suffix of an output file; "" for a directory, which has none that looks like a file's, or
-    exists, or ends with a slash."""
+    """The suffix of an output file; "" for a directory, which has no suffix that looks like a
+    file's, or exists, or ends with a slash."""
     suffix = Path(output).suffix
     file = re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]*", suffix)
     directory = str(output).endswith(("/", os.sep)) or Path(output).is_dir()

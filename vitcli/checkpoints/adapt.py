@@ -1,4 +1,4 @@
-"""A model's tensors at another image size or patch size."""
+"""Resampling a model's tensors to another image size or patch size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> CheckpointInfo:
-    """A checkpoint's description for images of another size; provenance records the resize.
+    """Return a checkpoint's description for another image size; provenance records the resize.
 
     Raises:
         ConfigError: the size is not a multiple of the patch size.
@@ -26,26 +26,26 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     old, new = info.model, info.model.at(size)
     provenance = {k: v for k, v in info.provenance.items() if k != "input_size"}
     if old.posemb_tables:
-        provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # of the old size
+        provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # at the old size
         provenance["posemb_resize"] = record(old, new, method)
     preprocess = dataclasses.replace(info.preprocess, size=size)
     return dataclasses.replace(info, model=new, preprocess=preprocess, provenance=provenance)
 
 
 def record(old: Architecture, new: Architecture, method: PosembMethod) -> dict[str, Any]:
-    """How position embeddings are resized: an `info.Resized`."""
+    """The provenance record of a position embedding resize, an `info.Resized`."""
     return {"method": actual_method(old, method), "from": list(old.grid), "to": list(new.grid)}
 
 
 def resampled_tensors(model: Architecture) -> tuple[str, ...]:
-    """Names of the tensors that depend on the grid or on the patch size."""
+    """Names of the tensors whose shapes depend on the grid or the patch size."""
     patches = () if isinstance(model, BiTConfig) else ("patch_embed.proj.weight",)
     return (*model.posemb_tables, *patches)
 
 
 def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:
-    """transformers' own resize antialiases in Dinov2WithRegisters, which then is timm's. (A token
-    of DeiT's that no head reads is like a register, and has a position embedding.)"""
+    """The method to use for a model: transformers antialiases in Dinov2WithRegisters, as timm does.
+    (DeiT's token that no head reads counts as a register, but has a position embedding.)"""
     dino = not isinstance(model, BiTConfig) and model.num_registers and model.posemb_prefix == 1
     return "bicubic" if method == "bicubic-hf" and dino else method
 
@@ -53,10 +53,10 @@ def actual_method(model: Architecture, method: PosembMethod) -> PosembMethod:
 def adapt(
     tensors: Mapping[str, T], old: Architecture, new: Architecture, method: PosembMethod
 ) -> dict[str, T]:
-    """The tensors of `old`, numpy or torch, resampled to the grid and the patch size of `new`.
+    """Resample the tensors of `old`, numpy or torch, to the grid and the patch size of `new`.
 
-    Only the position embeddings and the patch embedding change, and become float32 if they are
-    stored in 16 bits. The two configurations must agree in all else but the head.
+    Only the position embeddings and the patch embedding change; those stored in 16 bits become
+    float32. Apart from that and the head, the two configurations must agree.
     """
     found = dict(tensors)
     for name in found.keys() & set(resampled_tensors(old)):
@@ -67,7 +67,7 @@ def adapt(
 
 
 def _in_32_bits(tensor: Any) -> Any:
-    """The tensor in float32, or what it is if that has more bits."""
+    """Convert to float32, unless the dtype has 32 bits or more."""
     if tensor.itemsize >= 4:
         return tensor
     return tensor.float() if hasattr(tensor, "float") else tensor.astype(np.float32)
@@ -76,7 +76,7 @@ def _in_32_bits(tensor: Any) -> Any:
 def adapt_tensor(
     name: str, tensor: Any, old: Architecture, new: Architecture, method: PosembMethod
 ) -> Any:
-    """One of `resampled_tensors`, numpy or torch, in its own type."""
+    """Resample one of `resampled_tensors`, numpy or torch; its dtype is kept."""
     assert isinstance(old, ModelConfig) and isinstance(new, ModelConfig)
     (rows, columns), (new_rows, new_columns) = old.grid, new.grid
     if name == "patch_embed.proj.weight":

@@ -1,4 +1,4 @@
-"""The mean of several models' weights ("model soups", arXiv 2203.05482)."""
+"""Averaging the weights of several models ("model soups", arXiv 2203.05482)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _COMPARED = {
     "score": "another score function",
     "preprocess": "another preprocessing",
 }
-"""Fields of a description that models with a mean have in common."""
+"""Fields of `CheckpointInfo` that must be equal, and how an error describes a difference."""
 
 
 def mean_of(
     models: Sequence[Checkpoint], names: Sequence[str]
 ) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
-    """The first model's description, without metrics, and the mean of each tensor: computed in
-    float64 when it is read, of the first model's type.
+    """Return the first model's description, without metrics, and the mean of each tensor, which is
+    computed in float64 when read and has the first model's dtype.
 
     Args:
-        names: what the user calls the models, for the description.
+        names: the models as named by the user, for provenance.
 
     Raises:
-        ConfigError: one has another architecture, other classes or another preprocessing.
+        ConfigError: the models differ in architecture, classes, score function or preprocessing.
     """
     first, *others = models
     for other in others:

@@ -1,4 +1,4 @@
-"""What a conversion may change beside the layout: head, types, patches, preprocessing."""
+"""What a conversion can change besides the layout: head, dtype, patch size, preprocessing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _read_labels(path: str) -> tuple[ClassLabel, ...]:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a conversion changes: options of `vit convert`."""
+    """The changes that a conversion makes: options of `vit convert`."""
 
     dtype: SaveDtype | None = option(
         None,
@@ -89,10 +89,10 @@ class Changes:
 def change(
     info: CheckpointInfo, tensors: Mapping[str, LazyTensor], changes: Changes
 ) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
-    """A checkpoint with these changes made.
+    """Apply changes to a checkpoint.
 
     Raises:
-        ConfigError: one that this model cannot have.
+        ConfigError: a change is not valid for this model.
     """
     info = _with_given(info, changes)
     old, model = info.model, _with_head(info.model, changes)
@@ -104,7 +104,7 @@ def change(
             )
         size = (changes.patch_size, changes.patch_size)
         pixels = (model.grid[0] * size[0], model.grid[1] * size[1])
-        if "input_size" in info.provenance:  # of as many patches as before
+        if "input_size" in info.provenance:  # keep the number of patches
             pairs = zip(info.provenance["input_size"], model.patch_size, strict=True)
             sides = [side // patch * changes.patch_size for side, patch in pairs]
             info = dataclasses.replace(info, provenance={**info.provenance, "input_size": sides})
@@ -117,7 +117,7 @@ def change(
             changed[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
             continue
         tensor = _cast(name, tensors[name], changes.dtype)
-        if tensor.shape != shape:  # the patch embedding at another size
+        if tensor.shape != shape:  # the resampled patch embedding
             read = functools.partial(_adapted, name, tensor, old, model)
             tensor = LazyTensor(tensor.dtype, shape, read)
         changed[name] = tensor
@@ -125,7 +125,7 @@ def change(
 
 
 def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
-    """With the heads, and what else a name of timm's stands for, that the file does not state."""
+    """Fill in what the file does not state: number of heads, and what else a timm name implies."""
     if not changes.arch and not changes.num_heads:
         return info
     model, assumed = info.model, assumptions(info)
@@ -135,7 +135,7 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     if "num_heads" in fields and not isinstance(model, ModelConfig):
         raise ConfigError("a BiT ResNet has no attention heads")
     heads = getattr(model, "num_heads", None)
-    # Earlier versions stored a list of sentences, which may be about the heads.
+    # Earlier versions stored a list of sentences, one of which may be about the heads.
     asked = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
     if fields.get("num_heads", heads) != heads and not asked:
         raise ConfigError(
@@ -154,7 +154,7 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
 
 
 def _said_by(arch: str, model: Architecture) -> dict[str, Any]:
-    """Fields of a model that its tensors do not show and a variant's name, or timm's, decides."""
+    """Model fields that tensor shapes do not show, taken from a variant's name or timm's."""
     timms = "_" in arch
     known = timm.architecture_from_args(arch, {}) if timms else architecture(arch)
     if isinstance(known, BiTConfig) or isinstance(model, BiTConfig):
@@ -191,7 +191,7 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 
 
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
-    """The description of the changed model: how images are prepared, the names of its classes."""
+    """The description of the changed model: preprocessing, class names and score function."""
     size = {"size": model.image_size} if changes.patch_size else {}
     prepared = dataclasses.replace(info, model=model).prepared(size | changes.preprocess)
     model = prepared.model
@@ -205,7 +205,7 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
         )
     provenance = dict(info.provenance)
     if not same_head or (model, prepared.preprocess) != (info.model, info.preprocess):
-        provenance.pop("metrics", None)  # of the old one
+        provenance.pop("metrics", None)  # of the old model
     score = info.score if same_head else "softmax"
     return dataclasses.replace(prepared, classes=classes, score=score, provenance=provenance)
 

@@ -1,7 +1,7 @@
-"""A checkpoint of any layout that we read, written in any that we write, tensor by tensor.
+"""Converting a checkpoint from any supported layout to any that can be written, tensor by tensor.
 
-What a layout cannot express of a model is refused by name; what it has no place for (class names in
-an .npz) is a warning.
+Model features that the target layout cannot express are errors; metadata that it cannot store
+(class names in an .npz) is a warning.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from vitcli.weight_files import output_suffix
 
 
 class Renamed(NamedTuple):
-    """One tensor, in the source and in the target."""
+    """A tensor's names in the source and in the target."""
 
     name: str
-    """Of vit's layout."""
+    """In vit's layout."""
     shape: tuple[int, ...]
     dtype: str
-    """As it is written."""
+    """As written."""
     source: tuple[str, ...]
-    """Names; none of a new tensor."""
+    """Names in the source; empty for a new tensor."""
     target: tuple[str, ...]
     was: str
-    """Its shape and type in the source, where these change."""
+    """Its shape and dtype in the source, if they change."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `write` will do: decided and checked, but not written yet."""
+    """A conversion that is planned and checked, for `write` to carry out."""
 
     source: read.Checkpoint
     others: list[read.Checkpoint]
-    """Those that it is averaged with."""
+    """Checkpoints that `source` is averaged with."""
     output: Path
     is_file: bool
     """Whether the output is a file, not a directory."""
     format: Format
     info: CheckpointInfo
     tensors: dict[str, LazyTensor]
-    """Under the names of the target, changed as asked for."""
+    """By their names in the target, with all changes applied."""
     names: list[Renamed]
-    """Each tensor of the model."""
+    """One for each tensor of the model."""
     warnings: list[str]
     nan: list[str] = field(default_factory=list)
-    """Names of tensors that hold NaN, known once they are written."""
+    """Names of tensors that contain NaN, filled in as they are written."""
 
     def to_json(self) -> dict[str, Any]:
-        """What is read and written, tensor by tensor."""
+        """A summary of source and output, with an entry for each tensor."""
         rows = [row._asdict() for row in self.names]
         return {
             "source": str(self.source.file),
@@ -93,21 +93,21 @@ def convert(
     offline: bool = False,
     allow_pickle: bool = False,
 ) -> Path:
-    """Writes a checkpoint in another layout; returns the file or directory.
+    """Convert a checkpoint to another layout; return the output file or directory.
 
     Args:
-        spec: a path, a name or a Hub repo, of any layout that we read.
+        spec: a path, a name or a Hub repo, in any supported layout.
         output: a .safetensors or .npz file, or a directory.
-        to: by default the authors' for .npz, else ours.
-        changes: what else is changed.
-        average: models whose weights are averaged with those of `spec`.
+        to: the target layout; by default the authors' for .npz, else ours.
+        changes: what else to change.
+        average: models to average with `spec`.
         force: replace an existing output.
         old_grid: rows and columns of the position embeddings, if the file does not state them.
         offline: never use the network.
-        allow_pickle: accept a Hub repo that has its weights only as a pickle; nothing in it is run.
+        allow_pickle: accept a Hub repo whose weights are only pickled; no code in them is run.
 
     Raises:
-        VitError: the source cannot be read, or the target cannot express it or be written.
+        VitError: the source cannot be read, or the target cannot express the model or be written.
     """
     fetching: read.Fetching = {"offline": offline, "allow_pickle": allow_pickle}
     job = plan_convert(spec, output, to, changes, average, old_grid, **fetching)
@@ -124,7 +124,7 @@ def plan_convert(
     old_grid: Size | None = None,
     **fetching: Unpack[read.Fetching],
 ) -> Conversion:
-    """Reads the source's header and decides what is written. Arguments and errors as `convert`."""
+    """Read the source's header and plan the output. Arguments and errors are those of `convert`."""
     check_output(output, to)
     kind, changes = output_suffix(output), changes or Changes()
     specs = [str(spec), *average]
@@ -159,7 +159,7 @@ def plan_convert(
 
 
 def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
-    """Assumptions, and tensors that are left out."""
+    """Warnings about assumptions and about tensors that are left out."""
     found = []
     if assumed := assumptions_text(info):
         found.append(assumed)
@@ -170,8 +170,8 @@ def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
 
 
 def check_output(output: str | Path, to: Format | None) -> None:
-    """Raises OutputError if such a file or a directory cannot hold the layout, which is `to`, or
-    the default for the suffix."""
+    """Raise OutputError if an output of this kind (file suffix or directory) cannot hold the
+    layout `to`, or the default for the suffix."""
     kind, target = output_suffix(output), to or OURS
     if target not in formats():
         raise OutputError(f"no layout '{target}'", hint=f"choose from {', '.join(formats())}")
@@ -197,11 +197,11 @@ def check_output(output: str | Path, to: Format | None) -> None:
 
 
 _OF_A_RUN = ("split.json", "metrics.jsonl")
-"""Files that only runs have."""
+"""Files found only in run directories."""
 
 
 def write(job: Conversion, force: bool = False) -> None:
-    """Writes what was planned: the file, or all files of the directory, or none.
+    """Write a planned conversion: the file or all files of the directory, or nothing at all.
 
     Raises:
         OutputError: the target exists (without `force`), or cannot be written.
@@ -235,7 +235,7 @@ def write(job: Conversion, force: bool = False) -> None:
 
 
 def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
-    """The tensor; reading it notes its name if it holds NaN."""
+    """Wrap a tensor so that reading it adds its name to `nan` if it contains NaN."""
 
     def read() -> np.ndarray:
         array = tensor.read()

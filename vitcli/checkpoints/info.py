@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 Resized = TypedDict(
     "Resized", {"method": PosembMethod, "from": tuple[int, int], "to": tuple[int, int]}
 )
-"""How position embeddings were resized, from and to a grid of (rows, columns)."""
+"""A resize of position embeddings, between grids of (rows, columns)."""
 
 
 class Run(TypedDict, total=False):
-    """One run that made a checkpoint."""
+    """A run that produced a checkpoint."""
 
     made_by: str
     """Command and versions."""
     command: str
-    """As it was typed."""
+    """The command line as typed."""
     data: str
     """Name of the dataset."""
     train_images: int
     parent: str
     """The checkpoint it started from."""
     teacher: str
-    """The model whose scores it learnt."""
+    """The model that it was distilled from."""
     seed: int
     steps: int
     seconds: float
@@ -58,54 +58,54 @@ class Provenance(Run, total=False):
     history: list[Run]
     """Earlier runs, oldest first."""
     metrics: dict[str, float | None]
-    """Of the stored weights, as in {"val_top1": 0.93}."""
+    """Metrics of the stored weights, such as {"val_top1": 0.93}."""
     note: str
     ema: float
-    """Decay of the weights' running average."""
+    """Decay of the moving average of the weights."""
     store: Literal["last"]
-    """The last weights of the run are stored, not the best on validation."""
+    """Present if the weights are the run's last, not the best on the validation split."""
     posemb_resize: Resized
     input_size: tuple[int, int]
-    """Of the images that transformers gives the model, which interpolates its position embeddings
-    for them."""
+    """Size of the images that transformers passes to the model, which interpolates its position
+    embeddings to match."""
     given: str
-    """What a conversion was given, because the file does not state it: an architecture, heads."""
+    """What the user of a conversion specified and the file does not: architecture, heads."""
     average_of: list[str]
-    """The models whose mean it is."""
+    """The models whose weights were averaged."""
     converted_from: str
-    """Name of a layout."""
+    """Name of the source's layout."""
     timm: dict[str, Any]
-    """timm's names of the architecture and of the pre-training, where a release states them."""
+    """timm's names for the architecture and the pre-training, if a release states them."""
     assumed: dict[str, str] | list[str]
-    """What the file does not state, and what was assumed. (A list in files of earlier versions.)"""
+    """What was assumed because the file does not state it. (A list in older versions' files.)"""
     left_out: list[str]
-    """Tensors behind the output of the original model."""
+    """Tensors that follow our output in the original model, such as projections."""
     took: list[str]
-    """What was chosen where a file holds several models."""
+    """Which weights were chosen from a file with several models."""
 
 
 RENAMED = {"figures": "metrics", "train_pictures": "train_images", "told": "given"}
-"""Keys of provenance in files written by earlier versions, and today's."""
+"""Provenance keys of earlier versions, mapped to the current ones."""
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """All that a checkpoint holds beside its tensors."""
+    """Everything in a checkpoint besides its tensors."""
 
     model: Architecture
     preprocess: Preprocess
     classes: tuple[ClassLabel, ...] = ()
     """In the order of the head's outputs; empty if unknown."""
     score: Score = "softmax"
-    """What turns logits into scores: softmax, or sigmoid for models trained on many labels."""
+    """The function from logits to scores: softmax, or sigmoid for multi-label models."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """JSON values; see `Provenance`."""
 
     def prepared(self, fields: Mapping[str, Any]) -> CheckpointInfo:
-        """The same model with other values of some fields of its preprocessing.
+        """Return a copy with some preprocessing fields replaced.
 
         Raises:
-            ConfigError: a value cannot be, or is a size that the position embeddings do not have.
+            ConfigError: a value is invalid, or a size that does not fit the position embeddings.
         """
         old, model = self.preprocess, self.model
         try:
@@ -125,7 +125,7 @@ class CheckpointInfo:
         return dataclasses.replace(self, model=model, preprocess=new)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; `from_dict` reads it back."""
+        """Convert to JSON values that `from_dict` reads."""
         return {
             "version": 1,
             "model": _without_defaults(self.model),
@@ -137,7 +137,7 @@ class CheckpointInfo:
 
     @classmethod
     def from_dict(cls, data: Any, where: object = None) -> CheckpointInfo:
-        """Raises CheckpointError unless the JSON is what `to_dict` writes."""
+        """Parse what `to_dict` returns. Raises CheckpointError if it is invalid."""
         try:
             if data["version"] != 1:
                 raise CheckpointError(
@@ -163,7 +163,7 @@ class CheckpointInfo:
             raise _unreadable(error, where) from error
 
     def to_metadata(self) -> dict[str, str]:
-        """For the header of a safetensors file; "format" is what transformers looks for."""
+        """Metadata for the header of a safetensors file; transformers requires "format"."""
         text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
         return {"format": "pt", "vit": text}
 
@@ -171,10 +171,10 @@ class CheckpointInfo:
     def from_metadata(
         cls, metadata: Mapping[str, str], where: object = None
     ) -> CheckpointInfo | None:
-        """None if the header holds no description by vit.
+        """Parse the metadata of a safetensors header; None if it has no description by vit.
 
         Raises:
-            CheckpointError: it holds one that cannot be read.
+            CheckpointError: the description cannot be read.
         """
         if "vit" not in metadata:
             return None
@@ -187,27 +187,27 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An open file: its description, and its tensors, each read when it is needed."""
+    """An open checkpoint: its description, and its tensors, which are read on demand."""
 
     file: Path
     info: CheckpointInfo
     tensors: dict[str, LazyTensor]
-    """Under our names."""
+    """By our names."""
     sources: Mapping[str, tuple[str, ...]]
-    """Our name -> the names in the file; none of a tensor that is computed."""
+    """Our name -> the names in the file; empty for a computed tensor."""
     kind: str
-    """Of the file; see `Store`."""
+    """The kind of file; see `Store.kind`."""
     layout: str = "vit"
-    """"vit" (which is timm's), or one of `layouts`."""
+    """"vit" (timm's names), or one of `layouts`."""
     dropped: tuple[str, ...] = ()
-    """Names in the file that are not part of the model."""
+    """Names of tensors in the file that are not part of the model."""
     entry: RegistryEntry | None = None
-    """The released model that it is, if the registry knows it."""
+    """The registry entry, if this is a released model."""
 
 
 def _without_defaults(config: Any) -> dict[str, Any]:
-    """The fields of a model that do not have their default, so that earlier versions of vit read it
-    unless it has a part that they do not know."""
+    """The fields that differ from their defaults, so that an earlier version of vit can read the
+    model unless it has a feature that the version does not support."""
     stated = {}
     for entry in dataclasses.fields(config):
         value = getattr(config, entry.name)
@@ -227,7 +227,7 @@ def _unreadable(error: Exception, where: object) -> CheckpointError:
 
 
 def _provenance(stored: Any) -> dict[str, Any]:
-    """Provenance under today's keys, checked by type; what is stored keeps its JSON types."""
+    """Rename old provenance keys and check the types; values keep their JSON types."""
     renamed = {RENAMED.get(key, key): value for key, value in stored.items()}
     if "history" in renamed:
         runs = renamed["history"]
@@ -237,19 +237,19 @@ def _provenance(stored: Any) -> dict[str, Any]:
 
 
 def assumptions(info: CheckpointInfo) -> dict[str, str]:
-    """What was assumed of a model: a text by the fact, a field's name such as "num_heads"."""
+    """What was assumed about a model: field name, such as "num_heads" -> text."""
     found = info.provenance.get("assumed", {})
     return found if isinstance(found, dict) else {text: text for text in found}
 
 
 def assumptions_text(info: CheckpointInfo) -> str | None:
-    """What was assumed of a model, in words."""
+    """A message about what was assumed about a model; None if nothing was."""
     found = ", ".join(assumptions(info).values())
     return f"assuming {found}, which the checkpoint does not specify" if found else None
 
 
 def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
-    """Names to show; those that several classes share are followed by the class's id."""
+    """Names to display; a name shared by several classes is followed by the class id."""
     count = Counter(label.name for label in classes)
     return [
         label.name if count[label.name] == 1 else f"{label.name} ({label.id})" for label in classes
@@ -257,12 +257,12 @@ def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
 
 
 def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:
-    """Provenance of a model whose initial weights are those of `start`, called `name`."""
+    """Provenance of a model that was initialized from `start`, which is called `name`."""
     before = {key: start.provenance[key] for key in Run.__annotations__ if key in start.provenance}
     history = [*start.provenance.get("history", []), *([before] * bool(before))]
     return {"parent": stored_name(name), "history": history}
 
 
 def stored_name(model: str) -> str:
-    """What a checkpoint calls another model: of a path only the last component."""
+    """The name of a model in another's provenance: the last component of a path, else `model`."""
     return Path(model).name if os.path.exists(os.path.expanduser(model)) else model

@@ -1,4 +1,4 @@
-"""A checkpoint as a torch model."""
+"""Loading a checkpoint as a torch model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitcli.models.vit import ViT
 
 
 class Described:
-    """A model with the description of its checkpoint."""
+    """Mixin for a model with the description of its checkpoint."""
 
     info: CheckpointInfo
 
@@ -34,16 +34,16 @@ class Described:
 
     @property
     def preprocess(self) -> Preprocess:
-        """How an image becomes the model's input."""
+        """Preprocessing of the model's input images."""
         return self.info.preprocess
 
     @property
     def score(self) -> Score:
-        """What turns logits into scores: "softmax" or "sigmoid"."""
+        """The function from logits to scores: "softmax" or "sigmoid"."""
         return self.info.score
 
     def transform(self, image: Any) -> Tensor:
-        """A path, bytes or a PIL image as this model's input, (3, H, W) in float32.
+        """Preprocess an image (path, bytes or PIL) into the model's input, (3, H, W) in float32.
 
         Raises:
             ImageError: the image cannot be read.
@@ -62,8 +62,8 @@ class LoadedBiT(Described, BiT):
 
 
 LoadedModel = LoadedViT | LoadedBiT
-"""`model(images)` gives logits, `model.features(images)` the head's input,
-`model.transform(image)` the image that both take."""
+"""`model(images)` returns logits, `model.features(images)` the head's input, and
+`model.transform(image)` an input for both."""
 
 
 class Weights(NamedTuple):
@@ -71,7 +71,7 @@ class Weights(NamedTuple):
 
     info: CheckpointInfo
     tensors: dict[str, Tensor]
-    """Mapped from the file: read on first use, and never written back."""
+    """Memory-mapped where possible: read on first access, never written back."""
 
 
 def load(
@@ -84,24 +84,24 @@ def load(
     on_progress: hub.Progress | None = None,
     allow_pickle: bool = False,
 ) -> LoadedModel:
-    """A model ready to predict.
+    """Load a model for inference.
 
     Args:
         spec: a file, a directory, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
-        device: where its weights go.
-        dtype: of its weights; None keeps the file's.
-        resolution: of its images, if not the checkpoint's: position embeddings are resized.
+        device: the device of the weights.
+        dtype: the dtype of the weights; None keeps the file's.
+        resolution: image size, if not the checkpoint's; position embeddings are resized to match.
             Accuracy drops until the model is fine-tuned at that resolution.
-        posemb_method: how they are resized; bilinear is the paper's.
+        posemb_method: how to resize them; bilinear is the paper's.
         offline: never use the network.
-        on_progress: called while a checkpoint is fetched.
-        allow_pickle: accept a Hub repo that has its weights only as a pickle; nothing in it is run.
+        on_progress: called with the progress of a download.
+        allow_pickle: accept a Hub repo whose weights are only pickled; no code in them is run.
 
     Raises:
         ModelNotFoundError: there is no such model.
-        HubError: it cannot be fetched from the Hub.
-        CheckpointError: it is damaged, or its tensors are not those of the model it describes.
-        ConfigError: it cannot have that resolution, or there is no such device.
+        HubError: the model cannot be downloaded from the Hub.
+        CheckpointError: the file is damaged, or its tensors do not match its description.
+        ConfigError: the model does not support the resolution, or there is no such device.
     """
     fetching: read.Fetching = {
         "offline": offline,
@@ -123,10 +123,10 @@ def load(
 
 
 def load_weights(spec: str | Path, **fetching: Unpack[read.Fetching]) -> Weights:
-    """A checkpoint's description and tensors, which are those of the model it describes.
+    """Load a checkpoint's description and its tensors, which are checked against each other.
 
     Raises:
-        VitError: as `load`.
+        VitError: as for `load`.
     """
     opened = read.open_checkpoint(spec, **fetching)
     if opened.layout != "vit":
@@ -145,11 +145,11 @@ def build(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = torch.float32,
 ) -> LoadedModel:
-    """A module around these tensors. It is built without storage and takes them as they are, so
-    nothing is initialised that is then overwritten, and what needs no conversion is not copied.
+    """Build a model from tensors. It is created on the meta device and the tensors are assigned to
+    it, so nothing is initialized only to be overwritten, or copied unless it must be converted.
 
     Raises:
-        CheckpointError: a tensor is missing, unexpected or of another shape.
+        CheckpointError: a tensor is missing, unexpected or has the wrong shape.
     """
     with torch.device("meta"):
         config = info.model

@@ -1,5 +1,5 @@
-"""An .npz file: a zip archive with one .npy file for each array. numpy reads and writes the headers
-of these; here the arrays are read and written one at a time, while numpy takes all at once.
+"""An .npz file: a zip archive with one .npy file per array. numpy reads and writes their headers;
+the arrays are read and written here one at a time, whereas numpy needs all of them at once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 MOST_INFLATED = 60
-"""A zip archive that inflates to more than this many times its size is refused as a bomb: weights
-hardly compress, except for heads of zeros."""
+"""Compression ratio above which an archive is rejected as a zip bomb: weights hardly compress,
+except for zero-initialized heads."""
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever zipfile and numpy raise on a damaged file becomes a CheckpointError."""
+    """Convert whatever zipfile and numpy raise for a damaged file into a CheckpointError."""
     try:
         yield
     except (VitError, MemoryError):
@@ -42,10 +42,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def open_npz(path: Path) -> Store:
-    """The arrays of an .npz file.
+    """Open an .npz file.
 
     Raises:
-        CheckpointError: it is damaged, holds Python objects, or inflates beyond reason.
+        CheckpointError: the file is damaged, contains Python objects, or looks like a zip bomb.
     """
     with reading(path):
         archive = zipfile.ZipFile(path)
@@ -71,7 +71,7 @@ def open_npz(path: Path) -> Store:
 
 
 def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyTensor:
-    """One array of an archive, of which the header is read."""
+    """One array of an archive, of which only the header is read yet."""
     from numpy.lib import format as npy
 
     with archive.open(member) as file:
@@ -89,7 +89,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
         raise CheckpointError(
             f"the size of '{member.filename}' does not match its shape {shape}", where=path
         )
-    # As big_vision stores it, and numpy names it.
+    # bfloat16 as big_vision stores it: numpy writes it as 2-byte void.
     dtype = numpy_dtype("bfloat16") if dtype.str == "|V2" else dtype
 
     def read() -> np.ndarray:
@@ -97,7 +97,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
 
         with reading(path):  # zipfile verifies the checksum
             array = np.frombuffer(archive.read(member), dtype, offset=start)
-            # As torch takes it: in the machine's order of bytes.
+            # torch requires native byte order.
             array = array.astype(dtype.newbyteorder("="), copy=False)
             return array.reshape(shape, order="F" if fortran else "C")
 
@@ -105,11 +105,11 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
 
 
 def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> None:
-    """Writes an uncompressed .npz file whole or not at all, one array at a time. The metadata
-    becomes lines of the archive's comment, which other readers pass over.
+    """Write an uncompressed .npz file, whole or not at all, one array at a time. The metadata
+    becomes lines of the archive's comment, which other readers ignore.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     from numpy.lib import format as npy
 
@@ -118,7 +118,7 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
             data, dtype = tensor_bytes(tensor), str(tensor.dtype)
             descr = "|V2" if dtype == "bfloat16" else numpy_dtype(dtype).str
             about = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
-            # Dated 1980, ZipInfo's default: the same arrays make the same file.
+            # ZipInfo's default date, 1980, makes the file reproducible.
             member = zipfile.ZipInfo(f"{name}.npy")
             with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:
                 npy.write_array_header_1_0(out, about)

@@ -1,4 +1,4 @@
-"""Torch's pickles (.bin, .pth, .pth.tar), read with `weights_only=True` and nothing else."""
+"""Torch pickles (.bin, .pth, .pth.tar), always read with `weights_only=True`."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ STATES = (
     "student",
     "module",
 )
-"""Where training states keep their weights; averaged ones first, as timm and DINO do."""
+"""Keys of the weights in training states; averaged weights first, as in timm and DINO."""
 
 
 def read_pickle(path: Path) -> Store:
-    """The tensors of a torch pickle.
+    """Open a torch pickle.
 
     Raises:
-        CheckpointError: it is damaged, holds something that could run code, or no tensors.
+        CheckpointError: it is damaged, contains something that could run code, or no tensors.
     """
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            # A Namespace holds options and runs nothing. torch warns of TorchScript and refuses it.
+            # A Namespace only holds options. torch warns about TorchScript, then rejects it.
             warnings.simplefilter("ignore")
             zipped = zipfile.is_zipfile(path)
             found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except MemoryError:
         raise
-    except Exception as error:  # whatever a damaged pickle may raise
+    except Exception as error:  # a damaged pickle can raise anything
         raise _refusal(path, error) from error
     notes, metadata = list[str](), _options(found)
     while isinstance(found, dict) and not any(isinstance(v, Tensor) for v in found.values()):
@@ -70,7 +70,7 @@ def read_pickle(path: Path) -> Store:
 
 
 def _options(state: Any) -> dict[str, str]:
-    """{"args": JSON}: the options of the run that saved a training state, where it keeps them."""
+    """{"args": JSON}: the options of the run that saved a training state, if it contains them."""
     options = state.get("args") if isinstance(state, dict) else None
     if isinstance(options, argparse.Namespace):
         options = vars(options)
@@ -81,10 +81,10 @@ def _options(state: Any) -> dict[str, str]:
 
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:
-    """What a pickle is that torch refuses; not in torch's words, which advise to run its code."""
+    """The error for a pickle that torch rejects; torch's own message suggests running its code."""
     hint = "use a safetensors file of the same weights, or save only the state_dict()"
     with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
-        # TorchScript, as OpenAI released CLIP; torch.export.
+        # TorchScript, as in OpenAI's CLIP releases; torch.export.
         programs = {
             "/constants.pkl": "a TorchScript archive",
             "/models/model.json": "a .pt2 archive",
@@ -94,7 +94,7 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
             if any(name.endswith(member) for name in names):
                 what = f"{kind}, which is a program; nothing in it was run"
                 return CheckpointError(what, where=path, hint=hint)
-    if type(error).__name__ == "UnpicklingError":  # what torch raises for all but tensors
+    if type(error).__name__ == "UnpicklingError":  # raised by torch for all but tensors
         named = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
         what = f"objects ({named[1] or named[2]})" if named else "objects, or is damaged"
         return CheckpointError(
@@ -106,7 +106,7 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
 
 def _lazy(name: str, tensor: Tensor, path: Path) -> LazyTensor:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    # Neither sparse, nor a billion views of one number.
+    # Reject sparse tensors, and expanded ones that are larger than their storage.
     if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
         raise CheckpointError(f"'{name}' is not stored as a plain tensor", where=path)
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -114,7 +114,7 @@ def _lazy(name: str, tensor: Tensor, path: Path) -> LazyTensor:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    """A tensor's values as they are; numpy has bfloat16 from ml_dtypes."""
+    """Convert a tensor to numpy with the same dtype; bfloat16 is that of ml_dtypes."""
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:
         array: np.ndarray = tensor.contiguous().view(torch.int16).numpy()
@@ -123,7 +123,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """The way back; read-only arrays are copied."""
+    """Convert an array to torch with the same dtype; a read-only one is copied."""
     import numpy as np
 
     array = np.require(array, requirements=["C", "W"])

@@ -1,4 +1,4 @@
-"""From a model's name to its file and the description in it. Reads headers only; no torch."""
+"""Finding the file of a model and reading its description. Reads headers only; no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitcli.weight_files import weights_among
 
 
 class Fetching(TypedDict, total=False):
-    """How a model is fetched from the Hub: arguments of `hub.fetch.fetch`."""
+    """Options of a download from the Hub: arguments of `hub.fetch.fetch`."""
 
     offline: bool
     on_progress: hub.Progress | None
@@ -33,10 +33,10 @@ class Fetching(TypedDict, total=False):
 def open_checkpoint(
     spec: str | Path, grid: Size | None = None, **fetching: Unpack[Fetching]
 ) -> Checkpoint:
-    """A model's file, of any layout that we read; it is fetched if need be.
+    """Open a model's file, in any supported layout; it is downloaded if necessary.
 
     The description comes from the file's header, else from a configuration beside it, else from
-    the shapes, and `provenance["assumed"]` then lists what shapes do not show.
+    the tensor shapes; then `provenance["assumed"]` lists what shapes do not show.
 
     Args:
         spec: a path, a registry name or a Hub repo.
@@ -44,9 +44,9 @@ def open_checkpoint(
 
     Raises:
         ModelNotFoundError: there is no such model.
-        HubError: it cannot be fetched from the Hub.
-        CheckpointError: it is damaged, of an unknown layout, or holds other tensors than the model
-            that it describes.
+        HubError: the model cannot be downloaded from the Hub.
+        CheckpointError: the file is damaged, has an unknown layout, or its tensors do not match
+            its description.
     """
     found = registry.resolve(spec)
     entry = found if isinstance(found, RegistryEntry) else None
@@ -58,13 +58,13 @@ def open_checkpoint(
 
 
 def read_info(spec: str | Path, **fetching: Unpack[Fetching]) -> tuple[CheckpointInfo, Path]:
-    """The description of a checkpoint, and its file. Raises VitError as `open_checkpoint`."""
+    """Return a checkpoint's description and file. Raises VitError as `open_checkpoint` does."""
     found = open_checkpoint(spec, **fetching)
     return found.info, found.file
 
 
 def _weights_file(path: Path) -> Path:
-    """The file that a path means: a directory's standard one, or its only one of a kind."""
+    """The weights file at a path: in a directory, the standard one or the only one of a kind."""
     if not path.is_dir():
         return path
     names = weights_among(file.name for file in path.iterdir() if file.is_file())
@@ -75,7 +75,7 @@ def _weights_file(path: Path) -> Path:
         found = ", ".join(names)
         raise CheckpointError(f"contains several checkpoints: {found}", where=path, hint=hint)
     found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
-    is_run = (path / "state").is_dir()  # of what an unfinished run resumes from
+    is_run = (path / "state").is_dir()  # the training state of a run
     raise CheckpointError(
         f"no checkpoint in this directory; found {found}",
         where=path,
@@ -86,7 +86,7 @@ def _weights_file(path: Path) -> Path:
 def open_file(
     file: Path, entry: RegistryEntry | None = None, grid: Size | None = None
 ) -> Checkpoint:
-    """`open_checkpoint` of a file that is here; `entry` if it is a released model."""
+    """`open_checkpoint` for a local file; `entry` is that of a released model."""
     store = open_store(file)
     stated = CheckpointInfo.from_metadata(store.metadata, where=file)
     if stated is not None and not timm.has_other_names(stated.model):
@@ -113,8 +113,8 @@ def open_file(
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:
-    """Class names and score function if the file leaves them to the registry, to timm's tag
-    ("augreg_in21k"), or to the number of classes, as releases do."""
+    """Fill in class names and score function that the file does not state, from the registry, from
+    timm's tag ("augreg_in21k") or from the number of classes."""
     classes, score, count = info.classes, info.score, info.model.num_classes
     named: registry.Labels | None = None
     timms = info.provenance.get("timm")
@@ -125,13 +125,13 @@ def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> Ch
         if re.search(r"in1k(_\d+)?$", tag) and count == 1000:
             named = "imagenet-1k"
         elif tag.endswith("in21k") and count == 21843:
-            # AugReg's models of ImageNet-21k were trained with a sigmoid per class.
+            # AugReg's ImageNet-21k models were trained with a sigmoid per class.
             named = "imagenet-21k"
             score = "sigmoid" if tag == "augreg_in21k" else "softmax"
     elif (layout := info.provenance.get("converted_from")) is not None and count in _LISTS:
         known = registry.labels(_LISTS[count])
         first = known[0].name.partition(",")[0]  # "tench", "organism"
-        # A configuration of transformers says that there are no names.
+        # A configuration of transformers that lists no names means that there are none.
         if classes[0].name.startswith(first) if classes else layout != "transformers":
             return dataclasses.replace(info, classes=known)
     if named and not classes:
@@ -145,7 +145,7 @@ _LISTS: dict[int, registry.Labels] = {1000: "imagenet-1k", 21843: "imagenet-21k"
 
 
 def _with_synset_names(classes: tuple[ClassLabel, ...]) -> tuple[ClassLabel, ...]:
-    """Readable names for classes that are named by their synset alone."""
+    """Replace class names that are only a synset id by readable ones."""
     if not any(re.fullmatch(r"n\d{8}", label.name) for label in classes):
         return classes
     names = {label.id: label.name for label in registry.labels("imagenet-21k")}

@@ -1,7 +1,7 @@
-"""Position embeddings of a checkpoint on disk, resized; all other tensors stay, bit for bit.
+"""Resizing the position embeddings of a checkpoint on disk; all other tensors are kept bit for bit.
 
-One tensor is in memory at a time, and torch is needed for pickles only. The layout stays; a file
-that is read but never written, such as a pickle, becomes safetensors in our layout.
+One tensor is in memory at a time, and only pickles require torch. The layout is kept; a kind of
+file that is never written, such as a pickle, becomes safetensors in our layout.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from vitcli.weight_files import INDEX, SUFFIXES, output_suffix
 
 @dataclass(frozen=True)
 class Resize:
-    """What `resize_posemb` will do: decided and checked, but not written yet."""
+    """A resize that is planned and checked, for `resize_posemb` to carry out."""
 
     checkpoint: read.Checkpoint
     file: Path
-    """The file of weights that is written; of shards the index."""
+    """The weights file to write; for shards, the index."""
     output: Path
-    """The same, or the directory that is written."""
+    """The same, or the directory to write."""
     directory: Path | None
-    """The input's, whose other files are copied; None if the input is a single file."""
+    """The input directory, whose other files are copied; None if the input is a single file."""
     info: CheckpointInfo
-    """Of the output."""
+    """The description of the output."""
     models: tuple[ModelConfig, ModelConfig]
-    """Of the input and of the output."""
+    """The models of the input and of the output."""
     method: PosembMethod
     tables: Mapping[str, np.ndarray]
-    """The position embeddings of the input, under our names."""
+    """The position embeddings of the input, by our names."""
     resized: Mapping[str, np.ndarray]
-    """And of the output; empty if the grid stays."""
+    """Those of the output; empty if the grid does not change."""
 
     @property
     def source(self) -> Path:
-        """The file that is read; of shards the index."""
+        """The weights file to read; for shards, the index."""
         return self.checkpoint.file
 
     @property
@@ -64,22 +64,22 @@ class Resize:
 
     @property
     def keeps_kind(self) -> bool:
-        """Whether the output is of the input's kind; if that is only read, it is safetensors."""
+        """Whether the output is of the input's kind; otherwise it is safetensors."""
         return self.checkpoint.kind in COPIES
 
     @property
     def record(self) -> dict[str, Any]:
-        """An `info.Resized`."""
+        """The provenance record, an `info.Resized`."""
         return record(*self.models, self.method)
 
     def to_json(self) -> dict[str, Any]:
-        """Paths, the record and the difference."""
+        """Paths, the provenance record and the difference."""
         paths = {"source": str(self.source), "output": str(self.output)}
         return {**paths, **self.record, "difference": self.difference()}
 
     def difference(self) -> float:
-        """What the new grid cannot hold: the root mean square change of the embeddings after the
-        resize and back, relative to their size."""
+        """The information lost on the new grid: the RMS change of the embeddings after resizing to
+        it and back, relative to their RMS."""
         old, new = self.models
         error = size = 0.0
         for name, table in self.tables.items():
@@ -91,10 +91,10 @@ class Resize:
         return (error / size) ** 0.5 if size else 0.0
 
     def changed(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        """The new tables under the file's names, each with as many axes as its own in the file.
+        """The new tables by their names in the file, each with as many axes as the one it replaces.
 
         Args:
-            shapes: the file's, by its names.
+            shapes: the shapes of the file's tensors, by their names in the file.
         """
         found = {}
         for ours, table in self.resized.items():
@@ -118,21 +118,21 @@ def plan_resize(
     old_grid: Size | None = None,
     **fetching: Unpack[read.Fetching],
 ) -> Resize:
-    """Reads a checkpoint's header and its position embeddings, and resizes them in memory.
+    """Read a checkpoint's header and its position embeddings, and resize them in memory.
 
     Args:
-        spec: a file of any layout that we read, a model's directory, a name or a Hub repo.
-        grid: rows and columns of patches, or else
-        resolution: height and width of the images.
+        spec: a file in any supported layout, a model's directory, a name or a Hub repo.
+        grid: rows and columns of patches.
+        resolution: height and width of the images, instead of `grid`.
         output: a file of the input's kind, or a directory; by default beside the input, with the
             grid in its name.
-        in_place: the output replaces the input.
+        in_place: replace the input.
         old_grid: rows and columns of the stored embeddings, if the checkpoint does not state them.
 
     Raises:
-        ConfigError: a size that the model cannot have.
+        ConfigError: the model does not support the size.
         CheckpointError: the checkpoint has no position embeddings or cannot be read.
-        OutputError: the output cannot be where it is asked for.
+        OutputError: the output path is missing or not possible.
     """
     registry.resolve(spec)  # raises if there is no such model
     path = Path(os.path.expanduser(spec))
@@ -169,14 +169,14 @@ def plan_resize(
             where=file,
             hint="to replace it, pass --in-place instead of --output",
         )
-    # A file of the standard name belongs to the configuration beside it.
+    # A file with the standard name belongs with the configuration beside it.
     alone = path.is_file() and opened.file.name not in ("model.safetensors", INDEX)
     directory = None if alone else opened.file.parent
     return Resize(opened, file, target, directory, info, (old, new), method, tables, resized)
 
 
 def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
-    """The position embeddings that the file holds. Raises CheckpointError if there are none."""
+    """The position embeddings stored in the file. Raises CheckpointError if there are none."""
     names = [name for name in opened.info.model.posemb_tables if opened.sources[name]]
     if not names:
         model = opened.info.model
@@ -191,7 +191,7 @@ def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
 
 
 def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
-    """Raises ConfigError if transformers' class could not load the result."""
+    """Raise ConfigError if the model's class in transformers could not load the result."""
     from vitcli.layouts.transformers import KINDS, read_config
 
     height, width = model.image_size
@@ -213,7 +213,7 @@ def _output(
     output: str | Path | None,
     in_place: bool,
 ) -> tuple[Path, bool]:
-    """Where the result goes, and whether that is a directory. Raises ConfigError, OutputError."""
+    """The output path, and whether it is a directory. Raises ConfigError, OutputError."""
     file, kind = opened.file, opened.kind
     suffix = COPIES.get(kind, ".safetensors")
     if in_place and output is not None:
@@ -248,7 +248,7 @@ def _output(
 
 
 def resize_posemb(job: Resize, force: bool = False) -> None:
-    """Writes what was planned: a file, or all files of a directory, whole or not at all.
+    """Write a planned resize: the file or all files of the directory, or nothing at all.
 
     Raises:
         CheckpointError: a configuration beside the weights cannot be read.
@@ -263,7 +263,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
     if not is_directory and not (job.in_place and job.directory):
         _write_weights(job, job.file)
         return
-    # In place, weights move first: they state their own grid, whatever the configuration says.
+    # In place, weights are moved first: they state their own grid, which overrides any config.
     with whole_directory(job.file.parent) as place:
         _write_weights(job, place / job.file.name)
         if not job.in_place:
@@ -276,7 +276,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
 
 
 def _write_weights(job: Resize, file: Path) -> None:
-    """Writes the file that holds the position embeddings; of shards, those that hold one."""
+    """Write the file with the position embeddings; for shards, those that contain any."""
     if not job.keeps_kind:
         write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
     elif not job.resized:
@@ -290,8 +290,8 @@ def _write_weights(job: Resize, file: Path) -> None:
 
 
 def _copy_others(job: Resize, directory: Path) -> None:
-    """Copies the shards that do not change, and the other files of a model's directory, such as its
-    card, but not other weights."""
+    """Copy the unchanged shards, and the other files of a model's directory, such as its card, but
+    no other weights."""
     for path in job.directory.iterdir() if job.directory else ():
         weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name[0] != ".":
@@ -303,7 +303,7 @@ def _copy_others(job: Resize, directory: Path) -> None:
 
 
 def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
-    """Writes the source's configurations with the new size, and its card with a note about it."""
+    """Write the source's configurations with the new size, and its card with a note about it."""
     old, new = job.models[0].image_size, job.models[1].image_size
     if (source / "README.md").is_file():
         text = (source / "README.md").read_text("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""A table of float32 rows in a file; their number is known at the end only."""
+"""Writing a table of float32 rows to a file, when their number is known only at the end."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 AddRow = Callable[[str, "npt.NDArray[np.float32] | None"], None]
 SUFFIXES = (".npy", ".safetensors", ".parquet")
 GROUP = 1000
-"""Rows of a parquet file that are written together, and are in memory until then."""
+"""Rows of a parquet file that are buffered in memory and written together."""
 
 
 def holds_a_model(path: str | Path) -> bool:
-    """Whether a file is a safetensors file of other tensors than a table's."""
+    """Whether a file is a safetensors file with tensors other than those of a table."""
     with contextlib.suppress(CheckpointError):
         return read_header(path).tensors.keys() != {"features"}
     return False
 
 
 def arrow_library() -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet. Raises MissingExtraError."""
+    """Import pyarrow and pyarrow.parquet. Raises MissingExtraError."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -42,12 +42,12 @@ def arrow_library() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
-    """A table that is written whole or not at all. Yields a function that appends a row, given the
-    name of an image and its (width,) values, or None where there are none.
+    """Write a table, whole or not at all. Yields a function that appends a row, given the name of
+    an image and its values (width,), or None if it has none.
 
-    - .npy: the values alone; NaN where there are none.
-    - .safetensors: the same under "features", and `metadata` in the header.
-    - .parquet: columns "file" and "features" (null where there are none), and `metadata`.
+    - .npy: the values alone; NaN for None.
+    - .safetensors: the same under the key "features", and `metadata` in the header.
+    - .parquet: columns "file" and "features" (null for None), and `metadata`.
 
     Raises:
         OutputError: the path has another suffix or cannot be written.
@@ -72,7 +72,7 @@ def _array(file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str) -
     count = 0
 
     def header() -> bytes:
-        """Of the same length for any number of rows."""
+        """The file's header, which has the same length for any number of rows."""
         if kind == ".npy":
             from numpy.lib import format as npy
 

@@ -1,5 +1,5 @@
-"""A model's directory: `model.safetensors`, which stands alone, and `config.json` for timm and
-transformers. No torch here: tensors become arrays through their own methods."""
+"""Saving a model's directory: `model.safetensors`, which is self-contained, and `config.json` for
+timm and transformers. torch is not imported: tensors are converted by their own methods."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def save_checkpoint(
     dtype: SaveDtype = "float32",
     train: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory, each file whole or not at all; returns the directory.
+    """Write a model's directory, each file whole or not at all; return the directory.
 
     Args:
-        directory: made if it does not exist; other files in it stay.
+        directory: created if it does not exist; other files in it are kept.
         tensors: numpy arrays or torch tensors (of any device), such as a `state_dict`.
         info: the description of the checkpoint.
-        dtype: of the stored floating-point tensors.
-        train: the configuration of the run that made it, for config.json.
+        dtype: the dtype of the stored floating-point tensors.
+        train: the configuration of the run that produced it, for config.json.
 
     Raises:
         OutputError: the directory or a file cannot be written.
@@ -44,7 +44,7 @@ def save_checkpoint(
 
 
 def write_weights(path: str | Path, tensors: Arrays, info: CheckpointInfo) -> None:
-    """Write the tensors of a model, given by our names, under those that timm has for them.
+    """Write the tensors of a model, given by our names, under timm's names.
 
     Raises:
         OutputError: the file cannot be written.
@@ -55,7 +55,7 @@ def write_weights(path: str | Path, tensors: Arrays, info: CheckpointInfo) -> No
 def rewrite_info(
     directory: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
 ) -> None:
-    """Give a model's directory another description; its tensors stay, bit for bit.
+    """Replace the description in a model's directory; its tensors are kept bit for bit.
 
     Raises:
         CheckpointError: there is no such model, or it is damaged.
@@ -69,8 +69,8 @@ def rewrite_info(
 def write_config(
     path: str | Path, info: CheckpointInfo, train: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the `config.json` of a checkpoint: timm's, with our description under "vit" (and a
-    run's configuration under "train" in it).
+    """Write the `config.json` of a checkpoint: timm's, with our description under "vit" and, inside
+    that, a run's configuration under "train".
 
     Raises:
         OutputError: it cannot be written.
@@ -82,13 +82,13 @@ def write_config(
 
 
 def _lazy(tensor: Any, dtype: SaveDtype) -> LazyTensor:
-    """One conversion in memory at a time, whatever the size of the model."""
+    """Convert a tensor only when it is read, so that just one is in memory at a time."""
     own = str(tensor.dtype).removeprefix("torch.")
     stored = dtype if "float" in own else own
 
     def read() -> Any:
         array = tensor
-        if hasattr(tensor, "detach"):  # torch, whose bfloat16 numpy cannot take
+        if hasattr(tensor, "detach"):  # torch, whose bfloat16 has no .numpy()
             array = tensor.detach().cpu()
             array = (array.float() if own == "bfloat16" else array).numpy()
         return array.astype(numpy_dtype(stored), copy=False)

@@ -1,5 +1,5 @@
-"""Several safetensors files and their index, `model.safetensors.index.json`, as transformers and
-timm split large checkpoints."""
+"""Sharded safetensors files and their index, `model.safetensors.index.json`, which transformers and
+timm write for large checkpoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vitcli.weight_files import weights_among
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Names of tensors and of the files that they are in, from `model.safetensors.index.json`.
+    """Read an index: name of a tensor -> name of the file that contains it.
 
     Raises:
-        CheckpointError: it is not such an index, or names files outside its directory.
+        CheckpointError: the file is not an index, or names files outside its directory.
     """
     try:
         index = parse(path.read_bytes())
@@ -37,7 +37,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def open_shards(path: Path) -> Store:
-    """The tensors that an index finds in several files."""
+    """Open the shards listed in an index."""
     names, shards, metadata = read_index(path), {}, dict[str, str]()
     for file in set(names.values()):
         require_file(path.with_name(file))

@@ -1,8 +1,8 @@
-"""Files that hold named arrays: safetensors (whole or in shards), npz, torch pickles.
+"""Files of named arrays: safetensors (single or sharded), npz, torch pickles.
 
-The kind of a file is recognised by its first bytes. Arrays are read one at a time, when needed.
-A new kind is a module, recognised in `kind_of` and listed in the tables below; its suffix goes to
-`weight_files.py`.
+The kind of a file is detected from its first bytes. Arrays are read lazily, one at a time.
+To add a kind, write a module for it, detect it in `kind_of` and list it in the tables below; its
+suffix goes to `weight_files.py`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 def open_store(path: Path) -> Store:
-    """The arrays of a file of any kind.
+    """Open a file of any kind.
 
     Raises:
-        CheckpointError: it is damaged or not a checkpoint.
+        CheckpointError: the file is damaged or not a checkpoint.
     """
     return READERS[kind_of(path)](path)
 
 
 def kind_of(path: Path) -> str:
-    """The kind of a file, by its first bytes and, for a zip archive, by its members.
+    """Detect the kind of a file from its first bytes and, for a zip archive, its members.
 
     Raises:
-        CheckpointError: it cannot be read, is of no known kind, or is a pointer of git lfs.
+        CheckpointError: the file cannot be read, is of an unknown kind, or is a Git LFS pointer.
     """
     try:
         require_file(path)
@@ -53,7 +53,7 @@ def kind_of(path: Path) -> str:
         with npz.reading(path), zipfile.ZipFile(path) as archive:
             arrays = any(name.endswith(".npy") for name in archive.namelist())
         return "npz" if arrays else "pickle"
-    if start.startswith(b"\x80") and start[8:9] != b"{":  # no length of a header of JSON
+    if start.startswith(b"\x80") and start[8:9] != b"{":  # not a safetensors header
         return "pickle"
     if start.startswith(b"{"):
         return "shards"
@@ -64,12 +64,12 @@ def kind_of(path: Path) -> str:
 
 
 def _other_kind(start: bytes) -> tuple[str, str | None]:
-    """What a file is that begins so and is no checkpoint, and a hint; ("", None) if it may be."""
+    """The kind of a file that is not a checkpoint, and a hint; ("", None) if it may be one."""
     if start.startswith(b"version https:/"):
         return "a Git LFS pointer, not the file itself", "download the file with `git lfs pull`"
     with contextlib.suppress(UnicodeDecodeError):
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
-        # A safetensors file has a zero byte among its first eight.
+        # A safetensors file has a zero byte among its first eight bytes.
         if all(character.isprintable() or character.isspace() for character in text):
             page = text.lstrip().lower().startswith(("<!doctype", "<html"))
             hint = "download the file itself instead of its page" if page else None
@@ -80,7 +80,7 @@ def _other_kind(start: bytes) -> tuple[str, str | None]:
 
 
 def recorded(store: Store) -> dict[str, Any] | None:
-    """How the position embeddings of a file were resized, if it is recorded; a `Resized`."""
+    """The `Resized` record of position embeddings in a file's metadata, if there is one."""
     try:
         found: dict[str, Any] | None = parse(store.metadata.get(RECORD, "null"))
         from_json(Resized | None, found)
@@ -96,7 +96,7 @@ def _open_pickle(path: Path) -> Store:
 
 
 def files_of(path: Path) -> list[Path]:
-    """A file of weights; of an index, its shards too."""
+    """The files of a checkpoint: the file itself and, for an index, its shards."""
     if kind_of(path) != "shards":
         return [path]
     return [path, *(path.with_name(name) for name in sorted(set(shards.read_index(path).values())))]
@@ -109,23 +109,23 @@ READERS = {
     "pickle": _open_pickle,
 }
 COPIES = {"safetensors": ".safetensors", "shards": "", "npz": ".npz"}
-"""The suffix of a changed copy of each kind, "" for a directory; a pickle is only read."""
+"""Kind -> suffix of a modified copy, "" for a directory; pickles are never written."""
 WRITERS = {".safetensors": tensor_file.write, ".npz": npz.write}
-"""How a file is written, by its suffix."""
+"""Suffix -> function that writes such a file."""
 
 
 def rewrite(
     store: Store, target: Path, changed: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a file again with these arrays in place of its own, and this metadata added; of
-    shards the index and those that change.
+    """Write a copy of a file with some arrays replaced and metadata added; for shards, write the
+    index and the shards that change.
 
     Raises:
         CheckpointError: the file is damaged.
         OutputError: the target cannot be written.
     """
     if store.kind != "shards":
-        check_types(store.tensors, store.path)  # also of what is not part of the model
+        check_types(store.tensors, store.path)  # also those outside the model
         write = WRITERS[COPIES[store.kind]]
         return write(target, {**store.tensors, **changed}, {**store.metadata, **metadata})
     names, index = shards.read_index(store.path), parse(store.path.read_bytes())

@@ -1,8 +1,8 @@
 """A safetensors file: an 8-byte little-endian length, a JSON header of that length, and the bytes
 of the tensors, back to back (https://github.com/huggingface/safetensors, "Format").
 
-The library reads the tensors and checks the whole header. Here the header is read without it, as it
-imports numpy (0.1 s), and a file is written tensor by tensor, while its writer takes all at once.
+The library reads tensors and validates the whole header. The header is parsed here because it
+imports numpy (0.1 s), and files are written here because its writer needs all tensors at once.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""safetensors' names of element types, and numpy's; bfloat16 is the one of ml_dtypes."""
+"""safetensors dtype -> numpy dtype; bfloat16 is that of ml_dtypes."""
 FLOATS = tuple(name for name in DTYPES.values() if "float" in name)
-"""Types that models compute with."""
+"""Floating-point dtypes, those that the weights of a model may have."""
 
 
 class LazyTensor(NamedTuple):
-    """A tensor that is made or read only when it is needed."""
+    """A tensor that is read or computed on demand."""
 
     dtype: str
-    """numpy's name of the element type."""
+    """Name of the numpy dtype."""
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
 
 
 def zeros_like(tensor: LazyTensor) -> LazyTensor:
-    """Zeros of the same shape and type."""
+    """Zeros of the same shape and dtype."""
     return tensor._replace(read=lambda: tensor.read() * 0)
 
 
@@ -62,17 +62,17 @@ Arrays = Mapping[str, "np.ndarray | LazyTensor"]
 
 @dataclass(frozen=True)
 class Store:
-    """An open file of named arrays, which are not read yet."""
+    """An open file of named arrays, which are read on demand."""
 
     path: Path
     kind: str
     """A key of `store.READERS`."""
     tensors: dict[str, LazyTensor]
-    """In the order of the file."""
+    """In file order."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """Texts that are stored beside the arrays."""
+    """Strings stored beside the arrays."""
     notes: list[str] = field(default_factory=list)
-    """What was chosen where it holds several models, such as the averaged weights."""
+    """Which weights were chosen from a file with several models, such as averaged ones."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -80,20 +80,20 @@ class Store:
 
 
 RECORD = "posemb_resize"
-"""Key of the metadata under which a resize is recorded where a layout has no place for it."""
+"""Metadata key of the record of a resize, for layouts that have no other place for it."""
 
 
 def require_file(path: Path) -> None:
-    """Raises CheckpointError for a pipe or a device, which might make a reader wait for ever."""
+    """Raise CheckpointError for a pipe or a device, which could block a reader forever."""
     if path.exists() and not path.is_file():
         raise CheckpointError("not a regular file", where=path)
 
 
 def read_header(path: str | Path) -> Store:
-    """Names, types and shapes of a safetensors file's tensors, and its metadata.
+    """Read the header of a safetensors file: names, dtypes and shapes of tensors, and metadata.
 
     Raises:
-        CheckpointError: it cannot be read, is cut short, or its header is damaged.
+        CheckpointError: the file cannot be read, is truncated, or has a damaged header.
     """
     try:
         with open(path, "rb") as file:
@@ -122,7 +122,7 @@ def read_header(path: str | Path) -> Store:
 def check_types(
     tensors: Mapping[str, LazyTensor], where: Path, types: Collection[str] = tuple(DTYPES.values())
 ) -> None:
-    """Raises CheckpointError for a tensor of a type that is not one of these."""
+    """Raise CheckpointError for a tensor whose dtype is not in `types`."""
     for name, tensor in tensors.items():
         if tensor.dtype not in types:
             raise CheckpointError(f"'{name}' has the unsupported type {tensor.dtype}", where=where)
@@ -133,11 +133,11 @@ def _read_tensor(path: str | Path, name: str) -> np.ndarray:
     from safetensors import SafetensorError, safe_open
 
     try:
-        # Opened for each tensor: a file that stays mapped would fill the memory.
+        # Reopened for each tensor: pages of a file that stays mapped would fill the memory.
         with safe_open(path, framework="np") as file:
             array: np.ndarray = file.get_tensor(name)
             return array
-    except (OSError, SafetensorError, AttributeError) as error:  # a type that numpy does not have
+    except (OSError, SafetensorError, AttributeError) as error:  # a dtype unknown to numpy
         raise _damaged(path, error) from error
 
 
@@ -150,7 +150,7 @@ def _damaged(path: str | Path, error: Exception) -> CheckpointError:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy type of that name, little-endian as in files."""
+    """The numpy dtype with this name, little-endian as in files."""
     import numpy as np
 
     if name == "bfloat16":
@@ -162,9 +162,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whole or not at all, with one tensor in memory at a time.
+    """Write a safetensors file, whole or not at all, with one tensor in memory at a time.
 
-    The order is the mapping's, but wider types come first, so that each tensor lies aligned.
+    The order is the mapping's, but wider dtypes come first, so that every tensor is aligned.
 
     Raises:
         OutputError: the file cannot be written.
@@ -178,7 +178,7 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         shape, code = list(tensors[name].shape), codes[_dtype(tensors[name]).name]
         start, end = end, end + math.prod(shape) * sizes[name]
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
-    with whole_file(path) as file:  # which refuses text that is not Unicode
+    with whole_file(path) as file:  # turns UnicodeEncodeError into OutputError
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         file.write(len(text).to_bytes(8, "little") + text)
@@ -191,14 +191,14 @@ def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype[Any]:
 
 
 def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
-    """The bytes of a tensor as they stand in a file: C order, little-endian."""
+    """The bytes of a tensor as stored in a file: C order, little-endian."""
     import numpy as np
 
     array = tensor.read() if isinstance(tensor, LazyTensor) else tensor
     if isinstance(tensor, LazyTensor) and (array.dtype.name, array.shape) != tensor[:2]:
         raise ValueError(f"announced {tensor[:2]}, made {(array.dtype.name, array.shape)}")
     if array.ndim == 2 and array.flags.f_contiguous:  # a transposed kernel
-        # A few columns at a time stay in the processor's cache: 4 times faster than whole.
+        # A few columns at a time fit in the CPU cache: 4 times faster than all at once.
         transposed, array = array, np.empty(array.shape, array.dtype)
         for start in range(0, array.shape[1], 16):
             array[:, start : start + 16] = transposed[:, start : start + 16]

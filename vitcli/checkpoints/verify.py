@@ -1,7 +1,7 @@
-"""Whether a checkpoint computes here what it computes in the library whose layout it has.
+"""Verifying that a checkpoint computes the same here as in the library whose layout it has.
 
-Both models see the same random image in float64, so that a difference is one of the models, not of
-rounding. The library reads the file with its own code.
+Both models get the same random image in float64, so that a difference is due to the models, not to
+rounding. The library loads the file with its own code.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from vitcli.layouts.foreign_json import read_json
 from vitcli.layouts.transformers import read_config
 
 TOLERANCE = 1e-6
-"""Of the largest value. The same arithmetic agrees to about 1e-13 in float64; GELU's tanh
-approximation in place of the exact one makes 1e-5 or more."""
+"""Relative to the largest value. The same arithmetic agrees to about 1e-13 in float64; GELU's tanh
+approximation instead of the exact function causes 1e-5 or more."""
 SMALL = 1e-3
-"""Values below this are compared as if they were as large."""
+"""Lower bound of the largest value in that comparison."""
 
 FEATURES = {
     "siglip_vision_model": "SiglipVisionModel",  # two towers, or one
@@ -41,28 +41,28 @@ FEATURES = {
     "altclip_vision_model": "AltCLIPVisionModel",
     "chinese_clip_vision_model": "ChineseCLIPVisionModel",
 }
-"""transformers' classes without a head, where AutoModel takes another one."""
+"""Model type -> class without a head in transformers, where AutoModel chooses another one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """What two libraries computed from one file."""
+    """The result of comparing our outputs with a library's."""
 
     file: Path
     library: str
-    """And its version."""
+    """Name and version."""
     what: str
-    """"logits", or "features" of a model without a head."""
+    """"logits", or "features" for a model without a head."""
     difference: float
-    """The largest, absolute."""
+    """The largest absolute difference."""
     largest: float
     """The largest absolute value that the library computed."""
     note: str = ""
-    """What both computed differently than the file's authors."""
+    """How both differ from the code of the file's authors."""
 
 
 def check_verifiable(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError unless an installed library reads such a checkpoint."""
+    """Raise CheckpointError unless an installed library can load such a checkpoint."""
     library, model = layout_of(checkpoint.layout).library, checkpoint.info.model
     hint, why = "leave out --verify to convert without this check", ""
     if library is None:
@@ -81,14 +81,14 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
         except ModuleNotFoundError as error:
             why = f"{error.name} is not installed"
             hint = f"pip install {error.name}, or with pipx: pipx inject vitcli {error.name}"
-        except Exception as error:  # of the library's own making
+        except Exception as error:  # anything that the library raises
             why = f"{library} cannot be imported: {error}"
     if why:
         raise CheckpointError(f"cannot be verified: {why}", where=checkpoint.file, hint=hint)
 
 
 def _is_timms_directory(checkpoint: Checkpoint) -> bool:
-    """Whether timm itself would load the file by the configuration beside it."""
+    """Whether timm itself can load the file with the configuration beside it."""
     file = checkpoint.file
     config = read_json(file.with_name("config.json"))
     named = config is not None and "architecture" in config
@@ -96,7 +96,7 @@ def _is_timms_directory(checkpoint: Checkpoint) -> bool:
 
 
 def verify(checkpoint: Checkpoint) -> Agreement:
-    """Runs a random image through the library that reads a checkpoint's layout, and through ours.
+    """Run a random image through our model and through the library of the checkpoint's layout.
 
     Raises:
         CheckpointError: the results differ, or the library cannot be used.
@@ -116,14 +116,14 @@ def verify(checkpoint: Checkpoint) -> Agreement:
             theirs = (_in_timm if library == "timm" else _in_transformers)(checkpoint, image)
             if theirs.shape != ours.shape:
                 raise ValueError(f"its output is {tuple(theirs.shape)}, not {tuple(ours.shape)}")
-        except Exception as error:  # of the library's own making
+        except Exception as error:  # anything that the library raises
             reason = (str(error).strip().splitlines() or [repr(error)])[0]
             raise CheckpointError(
                 f"cannot be verified: {library} cannot load it: {reason}", where=checkpoint.file
             ) from error
     difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
     what, name = "logits" if model.num_classes else "features", f"{library} {version(library)}"
-    if not difference <= TOLERANCE * max(largest, SMALL):  # NaN does not agree
+    if not difference <= TOLERANCE * max(largest, SMALL):  # also for NaN
         raise CheckpointError(
             f"{name} computes different {what}: the largest difference is {difference:.2g}, the "
             f"largest value {largest:.3g}",
@@ -134,7 +134,7 @@ def verify(checkpoint: Checkpoint) -> Agreement:
 
 
 def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
-    """Logits or features, (1, K), of the model that a config.json names, or that we would name."""
+    """Logits or features, (1, K), of timm's model: the one in config.json, else the best match."""
     timm: Any = importlib.import_module("timm")
     file, info = checkpoint.file, checkpoint.info
     if checkpoint.layout == "vit":
@@ -163,7 +163,7 @@ def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
 
 
 def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
-    """Logits, or the features of a model without a head, (1, K)."""
+    """Logits, or features for a model without a head, (1, K)."""
     transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -124,7 +124,7 @@ def bench(args: Bench) -> None:
 
 
 def _architecture(name: str, args: Bench) -> Architecture:
-    """What a name means, without downloading what the registry describes."""
+    """Return the architecture for a name; registry models are not downloaded."""
     config = named_architecture(name)
     if config is not None:
         return config
@@ -135,7 +135,7 @@ def _architecture(name: str, args: Bench) -> Architecture:
 
 
 def show_table(found: Sequence[Speed], max_batch: int) -> None:
-    """A row for each measurement."""
+    """Print one row per measurement."""
     rows = [
         [
             speed.model,

@@ -123,7 +123,7 @@ def convert(args: Convert) -> None:
 
 
 def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The comparison with a checkpoint's own library, as JSON. Raises CheckpointError."""
+    """Compare with the checkpoint's own library; return a JSON object. Raises CheckpointError."""
     from vitcli.checkpoints.verify import verify
 
     found = verify(checkpoint)
@@ -131,7 +131,7 @@ def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _verified_result(job: Conversion) -> list[dict[str, Any]]:
-    """The same of the output, if the library that reads its layout is installed."""
+    """Verify the written output, if the library that reads its layout is installed."""
     from vitcli.checkpoints import read
     from vitcli.checkpoints.verify import check_verifiable
     from vitcli.errors import CheckpointError
@@ -146,7 +146,7 @@ def _verified_result(job: Conversion) -> list[dict[str, Any]]:
 
 
 def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows: what becomes of each tensor. Columns that repeat our names are left out."""
+    """Return the header and a row per tensor, without columns that only repeat our names."""
     columns: dict[str, list[str]] = {
         "tensor": [row.name for row in job.names],
         "shape": [" x ".join(map(str, row.shape)) or "1" for row in job.names],
@@ -164,7 +164,7 @@ def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def _folded(names: Sequence[str]) -> str:
-    """Several names as one, with what differs in braces: "block/{query,key,value}/kernel"."""
+    """Collapse names into one by brace expansion: "block/{query,key,value}/kernel"."""
     if len(names) < 2:
         return "".join(names)
     start = os.path.commonprefix(names)

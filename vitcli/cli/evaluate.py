@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 TABLE = 20
-"""Classes up to which the confusion matrix is printed."""
+"""Maximum number of classes for which the confusion matrix is printed."""
 MISTAKES = 10
-"""Most frequent mistakes that are printed instead where there are more."""
+"""Number of most frequent mistakes printed instead if there are more classes."""
 BEST = 5
-"""Classes in a row of predictions."""
+"""Number of top classes in a row of predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Evaluate(Adapting):
         "validation images under their original file names.",
     )
     labels: str = option("original", "--labels original|real|FILE.json", "")
-    """real: as `real_labels`; FILE.json: such labels of one's own, 50,000 lists of classes."""
+    """real: same as `real_labels`; FILE.json: custom ReaL labels, 50,000 lists of classes."""
     mapping: str | None = option(
         None,
         "--mapping FILE",
@@ -146,7 +146,7 @@ def evaluate(args: Evaluate) -> None:
     labels = "real" if args.real_labels else args.labels
     accepted = None if labels == "original" else read_accepted(None if labels == "real" else labels)
     rules = MatchRules(mapping, args.among, args.skip_unknown)
-    # Every resolution finds the same problems with the data; each is printed once.
+    # Every resolution hits the same data problems; print each only once.
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
     file = args.predictions
@@ -156,7 +156,7 @@ def evaluate(args: Evaluate) -> None:
             if rows is not None:
                 rows.write(PredictionRow(path, answer))
 
-        # All before the first image, so that an impossible size or dataset fails at once.
+        # Open everything before the first image, so that an invalid size or dataset fails early.
         predictors = deque(open_predictor(args, size) for size in sizes)
         note_assumptions(predictors[0])
         stored = predictors[0].stored.image_size
@@ -164,7 +164,7 @@ def evaluate(args: Evaluate) -> None:
         how = (args.split, rules, accepted, functools.cache(output.note))
         opened = [library.open_labelled(predictors[0], config, *how) for config in configs]
         while predictors:
-            predictor = predictors.popleft()  # frees its weights before the next are loaded
+            predictor = predictors.popleft()  # free its weights before loading the next
             size = f" at {size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for images in opened:
                 with output.Meter(f"images{size}") as meter:
@@ -197,7 +197,7 @@ def evaluate(args: Evaluate) -> None:
 
 
 def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
-    """Raises VitError for output that these datasets and so many sizes cannot have."""
+    """Check the output options against the data and sizes. Raises BadParameter, OutputError."""
     if args.plot and len(data) > 1 and sizes == 1:
         raise UsageError("--plot: a confusion matrix requires a single --data")
     if args.reliability and len(data) * sizes > 1:
@@ -219,7 +219,7 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
 
 
 def as_object(report: Report) -> dict[str, Any]:
-    """The report as JSON: metrics in [0, 1], classes by the model's indices."""
+    """Return the report as a JSON object: metrics in [0, 1], classes by the model's indices."""
     found, names, index = report.evaluation, unique_names(report.classes), report.indices
     result: dict[str, Any] = {
         "model": report.model,
@@ -258,7 +258,7 @@ def as_object(report: Report) -> dict[str, Any]:
 
 
 def show(report: Report) -> None:
-    """One report for people: its metrics, each class, and what is taken for what."""
+    """Print one report: its metrics, a row per class, and the confusion matrix or top mistakes."""
     found, names, real = report.evaluation, unique_names(report.classes), report.real
     title = f"{report.model} on {report.data}: {report.split} ({report.images:,})"
     output.line(output.printable(title))
@@ -292,11 +292,11 @@ def show(report: Report) -> None:
 
 
 def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
-    """Several reports for people: a row each, by dataset and then by resolution.
+    """Print a table with one row per report, by dataset and then by resolution.
 
     Args:
         stored: the checkpoint's own resolution.
-        method: how its position embeddings were resized for others.
+        method: how its position embeddings were resized for other resolutions.
     """
     several = len({report.resolution for report in reports}) > 1
     names = {key: name for key, (_, name) in METRICS.items()}
@@ -334,7 +334,7 @@ def _percent(share: float, places: int = 1) -> str:
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """The answer for one image; classes are ids."""
+    """The predictions for one image, with classes given by id."""
 
     data: str
     answer: Answer
@@ -350,7 +350,7 @@ class PredictionRow:
         return row | {"predictions": best, "correct": correct, "real": answer.accepted}
 
     def records(self) -> list[dict[str, Any]]:
-        """Correct and real are 1 or 0, or empty where there is no label."""
+        """`correct` and `real` are 1 or 0, or empty if there is no label."""
         answer = self.answer
         judged = answer.error is None and answer.label is not None
         best: list[Any] = [cell for label, score in answer.best for cell in (label.id, score)]
@@ -377,8 +377,8 @@ class PredictionRow:
 def draw(
     reports: Sequence[Report], stored: Size, plot: str | None, reliability: str | None
 ) -> None:
-    """Draws the plots: the confusion matrix of one report, or accuracy against resolution of
-    several; the reliability diagram of one."""
+    """Draw the plots: for one report, the confusion matrix and the reliability diagram; for
+    several, accuracy against resolution."""
     if plot is None and reliability is None:
         return
     from vitcli import plots
@@ -399,7 +399,7 @@ def draw(
     elif plot is not None:
         lines: dict[str, list[tuple[Size, float]]] = {}
         for report in reports:
-            accuracy = next(iter(_metrics(report).values()))  # top-1, else ReaL's
+            accuracy = next(iter(_metrics(report).values()))  # top-1, else ReaL accuracy
             lines.setdefault(report.data, []).append((report.resolution, accuracy))
         plots.accuracy_by_resolution(lines, stored, plot)
         output.note(f"accuracy against resolution: {plot}")

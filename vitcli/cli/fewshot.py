@@ -39,7 +39,7 @@ def _parse_save(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Fewshot(Running):
-    """Options of `vit fewshot` beside those of its configuration."""
+    """Options of `vit fewshot` besides those of `FewshotConfig`."""
 
     model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL, DATA)
     plot: str | None = option(
@@ -128,7 +128,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
 
 
 def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, Any]]:
-    """A row for each number of shots and l2, as JSON shows it; accuracies in [0, 1]."""
+    """Return one JSON row per number of shots and l2, with accuracies in [0, 1]."""
     rows = []
     for shots, l2 in itertools.product(config.shots, config.l2 or [None]):
         found = [t for t in trials if t.shots == shots and l2 in (None, t.l2)]
@@ -141,12 +141,12 @@ def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, 
 
 
 def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
-    """Prints the rows as a table; with l2 unless it is the same for all."""
+    """Print the rows as a table, with an l2 column unless there is a single value."""
     columns = ["shots", *(f"seed {seed}" for seed in config.seeds), "mean", "std", "l2"]
     cells = []
     for row in rows:
         shares = [f"{share:.2%}" for share in (*row["accuracies"], row["mean"], row["std"])]
-        l2s = row["l2"][:1] if config.l2 else row["l2"]  # auto: one by seed
+        l2s = row["l2"][:1] if config.l2 else row["l2"]  # auto: one per seed
         cells.append([str(row["shots"]), *shares, ", ".join(f"{l2:g}" for l2 in l2s)])
     if len(config.l2) == 1:
         columns, cells = columns[:-1], [cell[:-1] for cell in cells]
@@ -154,7 +154,7 @@ def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
 
 
 def draw(rows: list[dict[str, Any]], config: FewshotConfig, path: str) -> None:
-    """Plots the rows, a line for each l2."""
+    """Plot the rows, one curve per l2."""
     from vitcli import plots
 
     curves = {}

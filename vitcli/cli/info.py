@@ -36,7 +36,7 @@ from vitcli.words import counted, flops_text, numbers, setting
 SHOWN_CLASSES = 10
 INDENT = 20
 COPIED = ("file", "command", "then")
-"""Lines that people copy, which are not folded."""
+"""Entries that users copy, which are not wrapped."""
 NAMES = {
     "train_images": "training images",
     "parent": "initial weights",
@@ -45,7 +45,7 @@ NAMES = {
     "seconds": "time",
     "converted_from": "layout",
 }
-"""Of some keys of provenance; the others are shown with spaces for underscores."""
+"""Display names of provenance keys; other keys are shown with spaces for underscores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def info(args: Info) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Prints (name, text), folded on a terminal unless people copy it."""
+    """Print (name, text) pairs, wrapped on a terminal unless in COPIED."""
     for name, text in lines:
         if name in COPIED:
             output.line(f"{name:<{INDENT}}{output.printable(text)}")
@@ -132,10 +132,10 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def named_architecture(name: str) -> Architecture | None:
-    """The architecture of "B/16", "R50+B/16" or "R50x1"; None for other names, such as org/repo.
+    """Return the architecture of "B/16", "R50+B/16" or "R50x1"; None for names such as org/repo.
 
     Raises:
-        UsageError: the name is of that form, but unknown.
+        UsageError: the name has that form but is unknown.
     """
     if not has_form_of_variant(name):
         return None
@@ -146,7 +146,7 @@ def named_architecture(name: str) -> Architecture | None:
 
 
 def at_resolution(config: Architecture, size: Size) -> Architecture:
-    """The model for images of another size. Raises UsageError if patches do not fill it."""
+    """Return `config` at another input size. Raises UsageError if patches do not divide it."""
     try:
         return config.at(size)
     except ConfigError as error:
@@ -154,7 +154,7 @@ def at_resolution(config: Architecture, size: Size) -> Architecture:
 
 
 def describe_model(config: Architecture) -> dict[str, Any]:
-    """An architecture and its cost, as JSON."""
+    """Return an architecture and its cost as a JSON object."""
     return {
         "architecture": variant_name(config),
         "config": dataclasses.asdict(config),
@@ -166,7 +166,7 @@ def describe_model(config: Architecture) -> dict[str, Any]:
 
 
 def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The rest of a checkpoint's description, as JSON."""
+    """Return the rest of a checkpoint's description as a JSON object."""
     return {
         "preprocess": dataclasses.asdict(checkpoint.info.preprocess),
         "score": checkpoint.info.score,
@@ -178,7 +178,7 @@ def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
-    """An architecture and its cost, as (name, text)."""
+    """Yield an architecture and its cost as (name, text) pairs."""
     name, sizes = variant_name(config), _sizes(config)
     yield "architecture", sizes if "width" in name else f"{name}: {sizes}"
     if options := _options(config):
@@ -194,7 +194,7 @@ def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
 
 
 def _options(config: Architecture) -> str:
-    """How a model differs from the plain ViT, but for its sizes, as in `--set KEY=VALUE`."""
+    """Return the non-default fields, except sizes and the stem, as in `--set KEY=VALUE`."""
     if isinstance(config, BiTConfig):
         return ""
     values = {
@@ -225,7 +225,7 @@ def _stages(resnet: ResNetConfig) -> str:
 def use_lines(
     preprocess: Preprocess, classes: Sequence[ClassLabel], count: int, score: str
 ) -> Iterator[tuple[str, str]]:
-    """How images become inputs, and what the outputs mean, as (name, text)."""
+    """Yield the preprocessing and the classes as (name, text) pairs."""
     how = [_size(preprocess.size), preprocess.interpolation, f"crop_mode {preprocess.crop_mode}"]
     how[1] += "" if preprocess.antialias else " without antialiasing"
     how[2] += f" (crop_pct {preprocess.crop_pct:g})" if preprocess.crop_pct != 1 else ""
@@ -239,7 +239,7 @@ def use_lines(
 
 
 def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where a checkpoint comes from: the command that made it, then the rest."""
+    """Yield the provenance as (name, text) pairs, starting with the command."""
     runs = [run["command"] for run in (*stated.get("history", ()), stated) if run.get("command")]
     if runs:
         yield "command", runs[-1]
@@ -272,7 +272,7 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _metric(key: str) -> str:
-    """ "val top-1" for "val_top1"."""
+    """Return the display name of a metric: "val top-1" for "val_top1"."""
     split, _, metric = key.partition("_")
     return f"{split} {METRICS[metric][1] if metric in METRICS else metric.replace('_', ' ')}"
 

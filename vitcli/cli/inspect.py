@@ -42,11 +42,11 @@ USED_BY: dict[str, tuple[View, ...]] = {
     "label": ("attention",),
     "faithfulness": ("attention",),
 }
-"""Options that only these views use."""
+"""Options that apply only to these views."""
 
 
 LONGEST = 200
-"""Bytes of an image's name in the names of its figures; a name may have 255."""
+"""Maximum bytes of an image's stem in a figure's file name, which may have 255."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def inspect(args: Inspect) -> None:
 
 
 class _Show:
-    """Draws views and prints what was written."""
+    """Draws the views and reports the files written."""
 
     def __init__(self, inspector: Inspector, args: Inspect) -> None:
         self.inspector, self.args, self.directory = inspector, args, Path(args.output)
@@ -182,7 +182,7 @@ class _Show:
         self.written = set[Path]()
 
     def place(self, name: str) -> Path:
-        """Where a figure is written; never over an image."""
+        """Return the path of a figure. Raises OutputError if it would overwrite an image."""
         path, directories = self.directory / name, tuple(root + os.sep for root in self.read)
         there = os.path.realpath(path)
         inside = there.startswith(directories) and path.exists() and path not in self.written
@@ -192,7 +192,7 @@ class _Show:
         return path
 
     def report(self, text: str, outputs: Iterable[Path], **values: Any) -> None:
-        """One result: a line of text, or a JSON object."""
+        """Print one result as a line of text or a JSON object."""
         written = [str(path) for path in outputs]
         if self.args.json:
             output.json_line({"model": self.inspector.name, **values, "outputs": written})
@@ -200,14 +200,14 @@ class _Show:
             output.line(output.printable(f"{text}; {', '.join(written)}"))
 
     def complain(self, one: Inspected, error: DataError) -> None:
-        """One image that could not be read."""
+        """Report an image that could not be read."""
         self.failed += 1
         output.error(f"{output.printable(one.file)}: {error.what}")
         if self.args.json:
             output.json_line({"file": one.file, "error": error.what})
 
     def weights(self, views: list[str]) -> None:
-        """Figures of the weights."""
+        """Draw the figures of the weights."""
         from vitcli import attention_plots, plots
         from vitcli.inspection import components
 
@@ -224,7 +224,7 @@ class _Show:
             self.report(view, [path], view=view)
 
     def distance(self) -> None:
-        """A figure and a table of distances over all images."""
+        """Write a figure and a CSV file of attention distances over all images."""
         from vitcli import attention_plots
         from vitcli.atomic import write_text
 
@@ -247,13 +247,13 @@ class _Show:
         self.report(text, [figure, table], view="distance", images=images, distances=distances)
 
     def images(self, view: str, found: Iterable[Inspected]) -> None:
-        """Figures of each image, and a contact sheet of several."""
+        """Draw the figures of each image, and a contact sheet if there are several."""
         import numpy as np
 
         from vitcli import attention_plots
 
         panels: list[Panel] = []
-        arrays: dict[str, tuple[str, Any]] = {}  # by the name of the figure
+        arrays: dict[str, tuple[str, Any]] = {}  # by figure name
         unit = "relevance" if self.args.method == "gradient" else "attention"
         with output.Meter("images") as meter:
             for one in found:
@@ -312,7 +312,7 @@ class _Show:
             self.arrays |= {view: np.stack(stacked), "files": np.array(files)}
 
     def save(self, path: str) -> None:
-        """Writes the arrays of all figures."""
+        """Write the arrays of all figures."""
         import numpy as np
 
         from vitcli.atomic import whole_file

@@ -1,4 +1,4 @@
-"""`--devices N`: runs a command as N ranks, one per device, with torchrun's own launcher."""
+"""`--devices N`: run a command as N ranks, one per device, with torchrun's launcher."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vitcli.machine import is_launched, rank
 
 
 def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command, whose first argument is a `Running`, its `--devices`.
+    """Implement `--devices` for a command whose first argument is a `Running`.
 
     Args:
-        outputs: its options that name output files. Rank 0 writes them; those of the other ranks go
-            to a temporary directory.
+        outputs: the options that name output files. Rank 0 writes them; the other ranks write to a
+            temporary directory.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -53,18 +53,18 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def spread(devices: int | None, device: str = "auto", max_restarts: int = 0) -> None:
-    """Runs this command on several devices of this machine and ends; does nothing in one of the
-    ranks, or without `--devices`.
+    """Run this command on several devices of this machine and exit. No-op within a rank or without
+    `--devices`.
 
     Raises:
         ConfigError: the machine has fewer devices.
         RankError: a rank was killed.
-        Exit: with the status of the rank that failed first.
+        Exit: with the exit code of the rank that failed first, or 0.
     """
     if devices is not None and not is_launched():
         from vitcli.devices import check_count
         from vitcli.distributed import launch
 
         check_count(devices, device)
-        # -P: modules in the user's directory are not vit's.
+        # -P: do not import modules from the working directory.
         raise typer.Exit(launch(devices, ["-P", "-m", "vitcli", *sys.argv[1:]], max_restarts))

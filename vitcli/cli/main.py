@@ -1,7 +1,7 @@
-"""The command `vit`: its commands, and the one place where errors become text and exit codes.
+"""The `vit` command: its subcommands, and the boundary that turns errors into exit codes.
 
-Nothing heavy is imported here: `vit --help` prints the table below, and a command's module is
-imported when the command is called.
+Nothing heavy is imported here: `vit --help` prints the table below, and a subcommand's module is
+imported when it is called.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ COMMANDS = {
     "pull": "Download models from the Hub.",
     "push": "Upload a model to the Hub.",
 }
-"""Each with a line of help. `resize-posemb` is the function `resize_posemb` of the module
-`vitcli.cli.resize_posemb`, or the Typer app `app` there."""
+"""Commands with their one-line help. `resize-posemb` is the function `resize_posemb` of the module
+`vitcli.cli.resize_posemb`, or the Typer app `app` if the module has one."""
 MEANT = {"train": ("finetune", "pretrain")}
-"""Commands that are not there, and those that may be meant."""
+"""Nonexistent commands and what to suggest instead."""
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 PLAIN: dict[str, Any] = {
@@ -59,14 +59,14 @@ PLAIN: dict[str, Any] = {
 
 
 class LazyGroup(TyperGroup):
-    """The commands of the table, each imported when it is called; and the error boundary."""
+    """The error boundary, and a command group that imports each command when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = cast(Any, COMMANDS)  # to suggest a name for a mistyped one
+        self.commands = cast(Any, COMMANDS)  # for suggestions after a typo
 
     def make_context(self, info_name: Any, args: list[str], *others: Any, **extra: Any) -> Any:
-        alone = not args  # `vit` prints its help, which Typer treats as an error
+        alone = not args  # a bare `vit` prints its help, which Typer treats as an error
         try:
             return super().make_context(info_name, args, *others, **extra)
         except typer.TyperException as error:
@@ -91,15 +91,15 @@ class LazyGroup(TyperGroup):
         try:
             with _warnings_printed():
                 result = super().invoke(ctx)
-            sys.stdout.flush()  # a full disk behind the pipe is a failure too
+            sys.stdout.flush()  # may fail, for example if the disk is full
             return result
-        except BrokenPipeError:  # the reader has left, as in `vit predict ... | head -1`
+        except BrokenPipeError:  # the reader closed the pipe, as in `vit predict ... | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
         except typer.TyperException as error:
             _refuse(error, f"vit {ctx.invoked_subcommand}")
         except (typer.Exit, typer.Abort, EOFError):
-            raise  # Typer's to report
+            raise  # reported by Typer
         except Exception as error:
             if isinstance(error, LeftError):
                 raise typer.Exit(1) from error
@@ -117,7 +117,7 @@ class LazyGroup(TyperGroup):
 
 @contextlib.contextmanager
 def _warnings_printed() -> Iterator[None]:
-    """Prints each of our warnings once, on a line of its own, and others as Python does."""
+    """Print each VitWarning once, on a line of its own, and other warnings as Python does."""
     others, printed = warnings.showwarning, set[str]()
 
     def show(message: Any, category: type[Warning], *where: Any) -> None:
@@ -134,22 +134,22 @@ def _warnings_printed() -> Iterator[None]:
 
 
 def _refuse(error: Any, command: str) -> NoReturn:
-    """Ends a wrong call of a command with a line and a hint, as any failure is reported."""
+    """Report a usage error with a hint, in the same format as other errors, and exit."""
     what, _, hint = error.format_message().partition("\nhint: ")
     what, _, meant = what.partition(" Did you mean ")
     if hasattr(error, "possibilities"):  # an unknown option
         what = f"no such option '{error.option_name}'"
         meant = f"{either(error.possibilities)}?" if error.possibilities else ""
     hint = hint or (f"did you mean {meant}" if meant else "").replace("'", "")
-    if what[1:2].islower():  # Typer's sentences, such as "Missing option '--data'."
+    if what[1:2].islower():  # a sentence from Typer, such as "Missing option '--data'."
         what = what[0].lower() + what[1:].removesuffix(".")
-    context = getattr(error, "ctx", None)  # knows the command of a group; not every error has it
+    context = getattr(error, "ctx", None)  # has the path of a subcommand; not on every error
     output.error(what, hint or f"see `{context.command_path if context else command} --help`")
     raise typer.Exit(error.exit_code) from error
 
 
 def _explain(error: Exception) -> tuple[str, str | None]:
-    """What failed, and what to do about it."""
+    """Return the error message and a hint, if any."""
     if isinstance(error, VitError):
         return f"{error.where}: {error.what}" if error.where else error.what, error.hint
     if isinstance(error, OSError):
@@ -170,16 +170,16 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _print_notes(error: BaseException) -> None:
-    """What the code on the way here added to a failure, a Ctrl-C or a SIGTERM."""
+    """Print the notes (`add_note`) of an error, a Ctrl-C or a SIGTERM."""
     notes = getattr(error, "__notes__", ())
     if notes and isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
-        output.line(file=sys.stderr)  # ends the line that ^C is on
+        output.line(file=sys.stderr)  # end the line with the ^C
     for text in notes:
         output.note(text, always=True)
 
 
 def _load(name: str) -> Any:
-    """Imports a command's module and makes Typer's command of it."""
+    """Import a command's module and create its Typer command."""
     from vitcli.cli.parameters import GroupedCommand
 
     function = name.replace("-", "_")
@@ -219,40 +219,40 @@ def vit(
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """SIGTERM unwinds like Ctrl-C, so that nothing half-written stays behind."""
+    """Unwind on SIGTERM as on Ctrl-C, so that partial files are cleaned up."""
     raise SystemExit(128 + number)
 
 
 def main() -> None:
-    """The entry point of `vit` and of `python -m vitcli`."""
+    """Entry point of `vit` and `python -m vitcli`."""
     signal.signal(signal.SIGTERM, _terminate)
-    if rank():  # rank 0 talks for all
+    if rank():  # only rank 0 prints
         output.mute()
-    # The Hub's client would log each retry; the error of the last one is enough.
+    # The Hub client would log every retry; the final error is enough.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    # Importing torch creates hundreds of thousands of objects, none of them garbage; threads that
-    # decode images meanwhile wait for the interpreter often, and not for 5 ms each time.
+    # Importing torch creates hundreds of thousands of objects, none of them garbage. Threads that
+    # decode images meanwhile often wait for the GIL, and should not wait 5 ms each time.
     gc.set_threshold(100_000, 20, 100)
     sys.setswitchinterval(1e-4)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller, as in `>&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # file names need not be text
+        if isinstance(stream, io.TextIOWrapper):  # file names may not be valid Unicode
             utf8 = stream.encoding.lower() == "utf-8"
             stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
     try:
         app(prog_name="vit")
     except SystemExit as exit:
         leave(exit.code)
-    except OSError as error:  # of --help and --version: no command is under way
+    except OSError as error:  # from --help or --version, outside any command
         output.error(*_explain(error))
         leave(1)
 
 
 def leave(code: Any) -> None:
-    """Ends the process without taking torch's modules apart one by one, which takes 0.3 s: by a
-    private function of `atexit`, or where there is none as any program ends."""
+    """Exit without tearing down torch's modules one by one, which takes 0.3 s. Needs a private
+    function of `atexit`; without it, exit normally."""
     run_exit_functions = getattr(atexit, "_run_exitfuncs", None)
     if run_exit_functions is None:
         sys.exit(code)

@@ -1,4 +1,4 @@
-"""`vit models`: the models that have a name, those that are cached, and removing them."""
+"""`vit models`: list named and cached models, describe one, and remove downloads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
 
 CACHED, INCLUDED = "cached", "included"
-"""What `status` says of a downloaded model, and of one that ships."""
+"""Values of `status` for downloaded and included models."""
 FLOAT32 = 4
-"""Bytes of a released weight."""
+"""Bytes per weight of a released model."""
 
 
 class ModelsGroup(TyperGroup):
-    """`vit models WORDS` is `vit models list WORDS`."""
+    """Treats `vit models WORDS` as `vit models list WORDS`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
@@ -207,7 +207,7 @@ def remove(args: Remove) -> None:
 
 @dataclass(frozen=True)
 class Model:
-    """A released model, one that ships, or any other repo that was downloaded."""
+    """A released model, an included model, or any other downloaded repo."""
 
     name: str
     status: str | None = None
@@ -217,7 +217,7 @@ class Model:
     revision: str | None = None
 
     def info(self) -> CheckpointInfo:
-        """What the checkpoint says of itself. Raises VitError."""
+        """Read the metadata of the checkpoint. Raises VitError."""
         from vitcli.checkpoints.read import read_info
 
         if self.path is None:
@@ -230,7 +230,7 @@ class Model:
 
 
 def _models() -> list[Model]:
-    """All models, those that ship first."""
+    """Return all models, the included ones first."""
     return [
         *(Model(name, INCLUDED, path) for name, path in registry.shipped().items()),
         *map(_released, registry.entries().values()),
@@ -249,7 +249,7 @@ def _other(repo: HubRepo) -> Model:
 
 
 def _known(name: str) -> Model:
-    """A model by any name. Raises VitError."""
+    """Return the model for a name or repo. Raises VitError."""
     found = _named(name)
     if isinstance(found, Path):
         return Model(found.name, INCLUDED, found)
@@ -261,10 +261,10 @@ def _known(name: str) -> Model:
 
 
 def _row(model: Model) -> dict[str, Any]:
-    """As JSON; null is unknown."""
+    """Return the model as a JSON object; null means unknown."""
     entry, info = model.entry, None
     if model.path and not entry and weights_among(os.listdir(model.path), SAFE):  # needs no torch
-        with contextlib.suppress(VitError):  # a repo of another kind of model
+        with contextlib.suppress(VitError):  # a repo with an unsupported model
             info = model.info()
     known = info and info.model
     size = (entry.size, entry.size) if entry else known and known.image_size
@@ -274,7 +274,7 @@ def _row(model: Model) -> dict[str, Any]:
     elif model.repo:
         weight = RepoCache(model.repo).size()
     else:
-        assert model.path is not None  # of an included model
+        assert model.path is not None  # only included models have no repo
         weight = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
     return {
         "name": model.name,
@@ -294,7 +294,7 @@ def _row(model: Model) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """What words are looked for in."""
+    """Return the text that the search words are matched against."""
     text = f"{row['name']} {row['repo'] or ''} {row['class_list'] or ''} {' '.join(_cells(row))}"
     return text.lower()
 
@@ -315,14 +315,14 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _named(name: str) -> RegistryEntry | Path | HubRepo:
-    """What a name means, whether the registry knows it or not. Raises VitError."""
+    """Resolve a name to a released model, an included one or a Hub repo. Raises VitError."""
     if name.startswith((".", "~", "/")):
         raise HubError("a path, not a model's name", where=name, hint="see `vit info` for paths")
     return registry.named(name) if "/" in name else registry.known(name)
 
 
 def _repo(name: str) -> str:
-    """The repo that a name means."""
+    """Return the repo id for a name. Raises VitError."""
     found = _named(name)
     if isinstance(found, RegistryEntry):
         return found.repo

@@ -1,4 +1,4 @@
-"""Options that several commands share, as dataclasses; `parameters.py` makes a command of them."""
+"""Options shared by several commands, as dataclasses that `parameters.py` turns into commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL = (
     "default-pretrained (Tiny-ImageNet)."
 )
 INPUT = "Input"
-"""A heading."""
+"""A heading in `--help`."""
 CHECKPOINT = "Run directory, checkpoint file of any layout, model name, or Hub repo."
 DEVICES = (
     "Number of devices on this machine to use, with one process (rank) for each; on a CPU, the "
@@ -88,7 +88,7 @@ class Computing(Fetching):
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
     resolution: Any = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
-    """A size or None; of `vit evaluate`, several sizes."""
+    """A size or None; a tuple of sizes for `vit evaluate`."""
     posemb_method: PosembMethod = option(
         "bilinear", "--posemb-method", "Interpolation method for position embeddings.", INPUT
     )
@@ -114,7 +114,7 @@ class Running(Computing):
 
 @dataclass(frozen=True, kw_only=True)
 class Adapting(Running):
-    """Options of commands that run a model over images prepared in another way than its own."""
+    """Options of commands that can override a model's preprocessing."""
 
     preprocess: dict[str, Any] = option(
         {},
@@ -127,7 +127,7 @@ class Adapting(Running):
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """Options of commands that write a checkpoint, which come last among their own."""
+    """Options of commands that write a checkpoint, listed after the command's own."""
 
     force: bool = option(False, "--force", "Overwrite existing output.")
     dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.")
@@ -141,13 +141,13 @@ class Writing:
 
 @contextlib.contextmanager
 def fetching(args: Fetching) -> Iterator[dict[str, Any]]:
-    """Arguments of library functions that may download a model; the download is shown."""
+    """Yield keyword arguments for library functions that may download a model, with progress."""
     with output.FetchDisplay() as display:
         yield {"offline": args.offline, "on_progress": display, "allow_pickle": args.allow_pickle}
 
 
 def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor:
-    """The model that the options ask for, fetched if need be; at fp32 if there is no choice."""
+    """Open the selected model, downloading it if needed; in fp32 if there is no --precision."""
     from vitcli.prediction import Predictor
 
     precision = args.precision if isinstance(args, Running) else "fp32"
@@ -164,13 +164,13 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
 
 
 def note_missing_names(predictor: Predictor) -> None:
-    """Says so where class indices are shown instead of names."""
+    """Print a note if class indices are shown instead of names."""
     if predictor.classes and not predictor.info.classes:
         output.note(f"{predictor.name}: the model has no class names, so class indices are shown")
 
 
 def note_assumptions(predictor: Predictor) -> None:
-    """Says what the checkpoint does not specify, and what of it is not used."""
+    """Print notes on what the checkpoint does not specify and on tensors that are not used."""
     name, info = predictor.name, predictor.info
     if assumed := assumptions_text(info):
         output.note(f"{name}: {assumed}")
@@ -179,7 +179,7 @@ def note_assumptions(predictor: Predictor) -> None:
 
 
 def read_checkpoint(args: Fetching, name: str) -> Checkpoint:
-    """The description of a checkpoint, fetched if need be."""
+    """Open a checkpoint, downloading it if needed."""
     from vitcli.checkpoints.read import open_checkpoint
 
     with fetching(args) as how:
@@ -187,7 +187,7 @@ def read_checkpoint(args: Fetching, name: str) -> Checkpoint:
 
 
 def ending(*suffixes: str) -> Callable[[str], str]:
-    """Parses the path of an output; an error, before the work, if its kind cannot be written."""
+    """Return a parser that rejects output paths without one of the suffixes."""
 
     def parse(path: str) -> str:
         if not path.lower().endswith(suffixes):
@@ -201,13 +201,13 @@ parse_figure = ending(".png", ".pdf", ".svg")
 
 
 def model_files(path: str) -> list[str]:
-    """A path and, of a model's directory, the files in it."""
+    """Return a model's path and, if it is a directory, the files in it."""
     place = os.path.expanduser(path)
     return [path, *(file.path for file in os.scandir(place))] if os.path.isdir(place) else [path]
 
 
 def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
-    """Refuses to write results over a file that the command reads, or over any image or model."""
+    """Raise BadParameter if `written` would overwrite an input, an image or a checkpoint."""
     if written and os.path.isfile(written):
         from vitcli.checkpoints.rows import holds_a_model
         from vitcli.data.files import is_image
@@ -222,7 +222,7 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
 
 
 def spare_dataset(data: Iterable[str], written: str | None, option: str) -> None:
-    """Refuses to draw over a file in a dataset."""
+    """Raise BadParameter if `written` would overwrite a file in a dataset."""
     roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
     if written and os.path.isfile(written) and os.path.realpath(written).startswith(roots):
         raise _overwrites(written, "in the dataset", option)

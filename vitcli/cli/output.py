@@ -1,7 +1,7 @@
 """All printing: results to stdout; progress, notes and errors to stderr.
 
-Tables and bars are drawn by Rich on a terminal (and it is imported only there); elsewhere they are
-plain lines. There are no colours where NO_COLOR is set.
+Tables and progress bars are drawn by Rich on a terminal, and are plain lines elsewhere. Rich is
+imported only when it is used. NO_COLOR disables colors.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from vitcli.hub.retry import Transfer
 
 PLAIN_EVERY = 10.0
-"""Seconds between two plain lines of progress."""
+"""Seconds between plain progress lines."""
 SPEED_OF = 10.0
-"""Seconds that the speed of a download is averaged over."""
+"""Seconds over which the speed of a download is averaged."""
 STALLED = 2.0
-"""Seconds without data after which a bar says so instead of a speed."""
+"""Seconds without data after which a bar shows a stall instead of a speed."""
 WHOLE, FOLDED = 14, 6
-"""Characters of a column of words up to which it is never folded, and to which others may be."""
+"""Width up to which a text column is never wrapped, and minimum width of wrapped columns."""
 
 quiet = debug = False
-"""Whether notes and progress are left out, and errors have tracebacks. Every command sets them."""
+"""Whether to omit notes and progress, and to print tracebacks of errors. Set by every command."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -41,12 +41,12 @@ quiet = debug = False
 
 
 def line(text: str = "", file: TextIO | None = None) -> None:
-    """One line of results, flushed, so that the reader of a pipe gets it at once."""
+    """Print a line of results, flushed so that the reader of a pipe gets it immediately."""
     print(text, file=file or sys.stdout, flush=True)
 
 
 def json_line(value: Any, file: TextIO | None = None) -> None:
-    """One JSON object on one line; numbers that JSON cannot write (NaN) become null."""
+    """Print a JSON object on one line; NaN and infinity become null."""
     from vitcli.typed_json import finite  # `vit --help` starts faster without it
 
     file = file or sys.stdout
@@ -59,7 +59,7 @@ def json_line(value: Any, file: TextIO | None = None) -> None:
 
 
 def entry(name: str, text: str, indent: int, stream: TextIO) -> str:
-    """A name, and `indent` columns from the left a text, folded between words on a terminal."""
+    """Format a name and, from column `indent` on, a text, wrapped between words on a terminal."""
     text, room = printable(text), shutil.get_terminal_size().columns - indent
     if stream.isatty() and room >= 30:
         lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
@@ -68,34 +68,34 @@ def entry(name: str, text: str, indent: int, stream: TextIO) -> str:
 
 
 def note(text: str, always: bool = False) -> None:
-    """Something good to know, on stderr; with --quiet only if it is `always` needed."""
+    """Print a note to stderr; with --quiet, only if `always` is set."""
     if always or not quiet:
         line(_printable_lines(text), sys.stderr)
 
 
 def warning(text: str) -> None:
-    """Something that may be wrong, on stderr, also with --quiet."""
+    """Print a warning to stderr, even with --quiet."""
     line(f"{paint('warning', '1;33', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
 def error(text: str, hint: str | None = None) -> None:
-    """What failed, on stderr, and what to do about it."""
+    """Print an error message and an optional hint to stderr."""
     text = f"{text}\nhint: {hint}" if hint else text
     line(f"{paint('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
 def mute() -> None:
-    """From now on nothing is printed, up to `unmute`: for the ranks that do not talk."""
+    """Discard all output until `unmute`, for ranks other than 0."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def unmute() -> None:
-    """Ends `mute` on stderr, for the error that ends the command."""
+    """Restore stderr, for the error that ends the command."""
     sys.stderr = sys.__stderr__ or sys.stderr
 
 
 def paint(text: str, codes: str, stream: TextIO | None = None) -> str:
-    """The text in ANSI codes (such as "1;31") where the stream, by default stdout, has colours."""
+    """Style text with ANSI codes (such as "1;31") if the stream (default: stdout) has colors."""
     stream = stream or sys.stdout
     plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain else f"\x1b[{codes}m{text}\x1b[0m"
@@ -105,23 +105,23 @@ _CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)]}
 
 
 def printable(text: str) -> str:
-    """The text on one line, without control characters: names of files and classes may hold any."""
+    """Escape control characters, which names of files and classes may contain, and line breaks."""
     return text.translate(_CONTROLS)
 
 
 def _printable_lines(text: str) -> str:
-    """The same for text of several lines."""
+    """Escape control characters except line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def check_writable(path: str | None, parents: bool = False) -> None:
-    """Finds out before the work whether a file can be written.
+    """Check in advance that a file can be written.
 
     Args:
-        parents: whether missing directories will be made.
+        parents: whether missing parent directories will be created.
 
     Raises:
-        OutputError: it cannot.
+        OutputError: it cannot be written.
     """
     if path is None or (os.path.exists(path) and not os.path.isfile(path) | os.path.isdir(path)):
         return  # a pipe or a device is written to directly
@@ -142,10 +142,10 @@ def check_writable(path: str | None, parents: bool = False) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int]) -> None:
-    """A table on stdout: Rich's on a terminal, columns of spaces elsewhere.
+    """Print a table to stdout: with Rich on a terminal, as space-padded columns elsewhere.
 
     Args:
-        numbers: the columns that are aligned right.
+        numbers: indices of right-aligned columns.
     """
     right, columns = set(numbers), list(map(printable, columns))
     cells = [list(map(printable, row)) for row in rows]
@@ -157,11 +157,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
         from rich.table import Table
 
         widths = [max(map(cell_len, column)) for column in by_column]
-        # The first column (which is often typed next), numbers and short words stay whole.
+        # Never wrap the first column (often typed next), numbers and short columns.
         whole = [i == 0 or i in right or width <= WHOLE for i, width in enumerate(widths)]
         least = [w if keep else FOLDED for w, keep in zip(widths, whole, strict=True)]
         console = _console(sys.stdout)
-        # Lines that are still too wide are broken by the terminal; Rich would cut off digits.
+        # The terminal wraps lines that are still too wide; Rich would cut off digits.
         console.width = max(console.width, sum(least) + len(least))
         roomy = sum(widths) + 2 * len(widths) <= console.width
         drawn = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, int(roomy), 0, 0))
@@ -188,17 +188,17 @@ def _console(stream: TextIO) -> Console:
 
 
 def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """The values of `config.METRICS` under the prefix in words: ["top-1 64.54%", ...]."""
+    """Format the values of `config.METRICS` under the prefix: ["top-1 64.54%", ...]."""
     from vitcli.config import METRICS
 
     known = {name: values.get(prefix + key) for key, (_, name) in METRICS.items()}
     words = [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
-    loss = values.get(f"{prefix}loss")  # of a model without classes
+    loss = values.get(f"{prefix}loss")  # for a model without classes
     return words if words or loss is None else [f"loss {loss:.4f}"]
 
 
 def size(count: int) -> str:
-    """Bytes in words: "2.9 kB", "410 MB"."""
+    """Format a number of bytes: "2.9 kB", "410 MB"."""
     from rich.filesize import decimal
 
     number, unit = decimal(count).split()
@@ -206,7 +206,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, in the two largest units: "8 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
+    """Format seconds in the two largest units: "8 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
     left, parts = round(seconds), list[str]()
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, length)
@@ -221,10 +221,10 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """A bar on a terminal, a plain line now and then elsewhere; nothing with --quiet."""
+    """A progress bar on a terminal, occasional plain lines elsewhere; nothing with --quiet."""
 
     stalls = False
-    """Whether the bar says when nothing comes."""
+    """Whether the bar shows stalls."""
 
     def __init__(self) -> None:
         self.started = self.last = time.monotonic()
@@ -237,7 +237,7 @@ class Display:
         self.close()
 
     def close(self) -> None:
-        """Removes the bar from the screen; what is shown next starts a new one."""
+        """Remove the bar; the next `show` starts a new one."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -245,12 +245,12 @@ class Display:
     def show(
         self, what: str, done: int, total: int | None, numbers: Sequence[str], now: bool = False
     ) -> None:
-        """Shows how far it is.
+        """Show the progress.
 
         Args:
-            numbers: what stands beside the bar, the two most important first: a narrow terminal
-                goes without the others.
-            now: print a plain line at once.
+            numbers: shown beside the bar, the two most important first; a narrow terminal omits
+                the others.
+            now: print a plain line immediately.
         """
         at = time.monotonic()
         if quiet:
@@ -271,19 +271,19 @@ class Display:
 
 
 class Meter(Display):
-    """How far a job is, and how long it will take. Nothing is shown in its first second."""
+    """Progress of a job and the time left. Nothing is shown during the first second."""
 
     def __init__(self, what: str, total: int | None = None, hidden: bool = False) -> None:
         super().__init__()
         self.what, self.total, self.done, self.hidden = what, total, 0, hidden
 
     def reach(self, done: int, total: int) -> None:
-        """So many of so many are done."""
+        """Set the progress to `done` of `total`."""
         self.total = total
         self.advance(done - self.done)
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Advance by `count`."""
         self.done += count
         seconds = time.monotonic() - self.started
         if seconds < 1.0 or self.hidden:
@@ -296,7 +296,7 @@ class Meter(Display):
 
 
 class FetchDisplay(Display):
-    """A download: called with each of its transfers."""
+    """Progress of a download, called with each `Transfer`."""
 
     stalls = True
     shown = False
@@ -326,11 +326,11 @@ class FetchDisplay(Display):
 
 
 def _fit(what: str, numbers: list[str], width: int) -> tuple[str, str]:
-    """As much as a line of that width can hold besides a bar, which takes the rest."""
+    """Fit the description and the numbers into `width`; the bar takes the rest."""
     from rich.cells import cell_len
     from rich.text import Text
 
-    room = width - 2  # a blank on each side of the bar
+    room = width - 2  # a space on each side of the bar
     while len(numbers) > 2 and cell_len(what) + len(", ".join(numbers)) > room:
         numbers.pop()
     name, text = Text(what), ", ".join(numbers)
@@ -343,7 +343,7 @@ def _progress_bar(stalls: bool) -> Progress:
     from rich.text import Text
 
     class Numbers(TextColumn):
-        """The numbers beside the bar; in a stall, the first of them and how long it has lasted."""
+        """The numbers beside the bar; during a stall, the first one and the time without data."""
 
         def render(self, task: Task) -> Text:
             silence = time.monotonic() - task.fields["at"]
@@ -358,5 +358,5 @@ def _progress_bar(stalls: bool) -> Progress:
         Numbers("{task.fields[numbers]}", markup=False),
         console=_console(sys.stderr),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # where results share the screen with the bar
+        redirect_stdout=sys.stdout.isatty(),  # results share the terminal with the bar
     )

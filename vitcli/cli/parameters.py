@@ -1,5 +1,5 @@
-"""Commands made from dataclasses: an option, or an argument, for each field that declares one
-(`vitcli/fields.py`); and their help, with options under headings."""
+"""Build commands from dataclasses, with an option or argument for each field that declares one
+(`vitcli/fields.py`), and format their help, with options under headings."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from vitcli.machine import is_launched
 OTHERS = "Other options"
 """The last heading of `--help`."""
 MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CHECKPOINT", "NAME")
-"""Placeholders of names of models, which the shell completes."""
+"""Metavars of model names, for shell completion."""
 
 
 class UsageError(typer.BadParameter):
-    """Options that cannot be combined, or one that is missing: no value of one is invalid."""
+    """Conflicting or missing options, as opposed to an invalid value of one option."""
 
     def format_message(self) -> str:
         return self.message
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose options are listed under the headings that they declare (Typer's
-    `rich_help_panel`), in order of appearance, after those of data and those without one."""
+    """A command whose help lists options under the headings that they declare (Typer's
+    `rich_help_panel`), in order of appearance, after data options and those without a heading."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.former: dict[str, str] = {}
-        """Of an option with several long names, the first is its name, and the others mean it."""
+        """{deprecated name: current name}; the first long name of an option is the current one."""
         for parameter in self.params:
             present, *former = [n for n in parameter.opts if n.startswith("--")] or [""]
             parameter.opts = [name for name in parameter.opts if name not in former]
@@ -52,7 +52,7 @@ class GroupedCommand(TyperCommand):
             if name == "--":
                 break
             if present := self.former.get(name):
-                if not (ctx.resilient_parsing or is_launched()):  # the launcher has said it
+                if not (ctx.resilient_parsing or is_launched()):  # the launcher already warned
                     output.warning(f"{name} is deprecated: use {present}")
                 args[place] = present + equals + value
         return super().parse_args(ctx, args)
@@ -77,17 +77,17 @@ class GroupedCommand(TyperCommand):
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Names for the shell: those that ship and those of the registry."""
+    """Complete the name of an included or registered model."""
     from vitcli.hub import registry
 
     return [name for name in dict.fromkeys(registry.names()) if name.startswith(incomplete)]
 
 
 class _Place(NamedTuple):
-    """An option and the field that it sets."""
+    """An option and the field it sets."""
 
     path: tuple[str, ...]
-    """Names of fields from the configuration down, as ("augment", "mixup")."""
+    """Field names from the configuration down, such as ("augment", "mixup")."""
     field: dataclasses.Field[Any]
     hint: Any
     option: Option
@@ -115,15 +115,15 @@ def _places(
 
 
 def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
-    """Makes a command of a function: Typer sees an option, or an argument, for each field of a
-    dataclass that declares one, and the function is called with the dataclass.
+    """Turn a function into a command: Typer sees an option or argument for each field of a
+    dataclass that declares one, and the function is called with an instance of it.
 
     Args:
         kind: the dataclass, with the fields of `Common`.
-        config: a configuration whose fields, and those of dataclasses in it, become options as
-            well. What was given of them on the command line is the function's second argument:
-            {field: value}, with a dict for a field that is a dataclass.
-        task: the command's entry in TASK_DEFAULTS.
+        config: a configuration whose fields, including those of nested dataclasses, also become
+            options. Those given on the command line are the function's second argument:
+            {field: value}, with a dict for a nested dataclass.
+        task: the key of the command in TASK_DEFAULTS.
     """
     own = list(_places(kind, task, {}))
     others = list(_places(config, task, TASK_DEFAULTS.get(task, {}))) if config else []
@@ -163,13 +163,13 @@ def _given(places: Iterable[_Place], values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _is_required(place: _Place, own: list[_Place]) -> bool:
-    """Whether Typer refuses a call without it. Of a configuration, the command decides."""
+    """Whether Typer requires it. Required options of a configuration are left to the command."""
     field, missing = place.field, dataclasses.MISSING
     return place in own and field.default is missing and field.default_factory is missing
 
 
 def _annotation(place: _Place, required: bool) -> Any:
-    """The annotation of an option that is None unless it is given, or of an argument."""
+    """Return the Typer annotation of an argument, or of an option that is None unless given."""
     field, hint, declared = place.field, place.hint, place.option
     settings: dict[str, Any] = {
         "help": place.help + _shown_default(place),
@@ -209,7 +209,7 @@ def _annotation(place: _Place, required: bool) -> Any:
 
 
 def _shown_default(place: _Place) -> str:
-    """A field's default as one would type it, unless it is None or a plain flag."""
+    """Format a default as typed on the command line; empty for None and for a plain flag."""
     value = place.default
     if value in (dataclasses.MISSING, None, ()):
         return ""
@@ -225,7 +225,7 @@ def _shown_default(place: _Place) -> str:
 
 
 def given_options(config: Any, task: str, given: Mapping[str, Any]) -> Iterator[tuple[Option, Any]]:
-    """The options that were given, by their declarations, with their values."""
+    """Yield the given options with their values."""
     for place in _places(config, task, {}):
         value: Any = given
         for step in place.path:
@@ -237,11 +237,11 @@ def given_options(config: Any, task: str, given: Mapping[str, Any]) -> Iterator[
 def check_effects(
     config: Any, task: str, given: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
-    """Raises UsageError if an option was given that has no effect beside the others. The number 0
-    turns an option off, and needs no effect.
+    """Raise UsageError if a given option has no effect in combination with the others. The number 0
+    turns an option off and is always accepted.
 
     Args:
-        values: of all options, given or not.
+        values: the values of all options, given or not.
     """
     for declared, value in given_options(config, task, given):
         requirement, is_off = declared.requires, value == 0 and value is not False
@@ -250,10 +250,10 @@ def check_effects(
 
 
 def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A dataclass with other values, given as `command` gives them; of a class, an object.
+    """Return a copy of a dataclass, or an instance of a class, with `changes` as from `command`.
 
     Raises:
-        UsageError: the values contradict each other.
+        UsageError: the values conflict.
     """
 
     def replace(config: Any, changes: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Results in a directory: a file for each argument, so that what is done is not done again."""
+"""Results in a directory: one file per argument, so that finished ones are not repeated."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def is_directory(path: str | None) -> bool:
-    """Whether an output is a directory, or will be one."""
+    """Whether an output path is a directory or will be one."""
     return path is not None and (path.endswith(("/", os.sep)) or os.path.isdir(path))
 
 
 def parts_of(args: Predict) -> list[Predict]:
-    """The command for each of its images' arguments whose results are still missing, if they go to
-    a directory; else the command itself.
+    """Split the command into one per image argument whose results are missing, if they go to a
+    directory; else return the command itself.
 
     Raises:
-        UsageError: one output is a directory and the other is not, or two arguments have one name.
-        OutputError: the directory cannot be made.
+        UsageError: one output is a directory and the other is not, or two results have one name.
+        OutputError: the directory cannot be created.
     """
     given = {name: path for name in ("output", "features") if (path := getattr(args, name))}
     into = {name: path for name, path in given.items() if is_directory(path)}
@@ -56,12 +56,12 @@ def parts_of(args: Predict) -> list[Predict]:
         argument for argument in files if not all(map(os.path.exists, files[argument].values()))
     ]
     if (ranks := current_ranks()) is not None:
-        missing = ranks.from_first(missing)  # the others write elsewhere
+        missing = ranks.from_first(missing)  # others write to temporary directories
     return [dataclasses.replace(args, images=[name], **files[name]) for name in missing]
 
 
 def _name(argument: str) -> str:
-    """The name of its results, without a suffix."""
+    """Return the name of an argument's results, without a suffix."""
     path = unquote(urlsplit(argument).path) if is_url(argument) else argument.removeprefix("@")
     name = os.path.basename(os.path.abspath(path))
     if os.path.isdir(path):

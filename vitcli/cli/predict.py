@@ -36,7 +36,7 @@ from vitcli.prediction import TOP_K, Predictor, Result
 from vitcli.words import counted
 
 BAR = 20
-"""Characters of a bar for a score of 1."""
+"""Width in characters of the bar for a score of 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +109,9 @@ def predict(args: Predict) -> None:
         output.check_writable(path)
     predictor = open_predictor(args, args.resolution)
     _introduce(predictor, args.model == "default")
-    # On a terminal, the results themselves show how far it is.
+    # On a terminal, the results themselves show the progress.
     hidden = args.output is None and sys.stdout.isatty() and (features is None or args.json)
-    failed = lost = 0  # images, and inputs
+    failed = lost = 0  # numbers of images and of inputs
     with output.Meter("images", hidden=hidden) as meter:
         if not (hidden or output.quiet):
             names = [name for part in parts for name in part.images]
@@ -137,7 +137,7 @@ def predict(args: Predict) -> None:
 
 
 def _introduce(predictor: Predictor, default: bool) -> None:
-    """What a user should know before the first answer."""
+    """Print notes on the model before the first result."""
     names, name = [label.name for label in predictor.classes], predictor.name
     if default:
         output.note(
@@ -151,10 +151,10 @@ def _introduce(predictor: Predictor, default: bool) -> None:
 
 
 def _answers(predictor: Predictor, part: Predict, is_part: bool) -> Iterator[ImageRow]:
-    """The classes of each image; or the row of its features, which are written to a file.
+    """Yield a row per image: its classes, or where its features were written.
 
     Raises:
-        DataError: the only argument of a part cannot be read, or not to its end.
+        DataError: the only argument of a part cannot be read completely.
     """
     images, score, how = part.images, predictor.info.score, (part.batch_size, part.workers)
 
@@ -178,7 +178,7 @@ def _answers(predictor: Predictor, part: Predict, is_part: bool) -> Iterator[Ima
 
 
 def _write(answers: Iterable[ImageRow], rows: RowWriter, meter: output.Meter) -> int:
-    """Writes answers as they come; the number of images that could not be read."""
+    """Write rows as they arrive; return the number of images that could not be read."""
     failed = 0
     for answer in answers:
         if error := answer.result.error:
@@ -190,7 +190,7 @@ def _write(answers: Iterable[ImageRow], rows: RowWriter, meter: output.Meter) ->
 
 
 def _count(meter: output.Meter, images: list[str]) -> None:
-    """Counts the images during the work, if that does not take reading them."""
+    """Count the images in the background, if that does not require reading them."""
     if all(map(is_countable, images)):
         with contextlib.suppress(OSError):
             meter.total = sum(1 for _ in find_images(images, offline=True))
@@ -198,12 +198,12 @@ def _count(meter: output.Meter, images: list[str]) -> None:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """The row of an image: its classes, or where its features are."""
+    """The result for an image: its classes, or the row of its features."""
 
     result: Result
     score: Score
     number: int | None = None
-    """Of its row in the file of features."""
+    """Index of its row in the features file."""
 
     def to_json(self) -> dict[str, Any]:
         result = self.result
@@ -215,7 +215,7 @@ class ImageRow:
         return row | {"predictions": [dataclasses.asdict(p) for p in result.predictions]}
 
     def records(self) -> list[dict[str, Any]]:
-        """A row per class; a single one where there is none, or an error."""
+        """Return a row per class, or a single row if there are none or an error."""
         file, error = self.result.file, self.result.error.what if self.result.error else None
         if self.number is not None:
             return [{"file": file, "row": self.number, "error": error}]
@@ -227,7 +227,7 @@ class ImageRow:
         ]
 
     def text(self, terminal: bool) -> str | None:
-        """Bars on a terminal, one line elsewhere."""
+        """Format as bars on a terminal, one line elsewhere."""
         result, form = self.result, "{:.4g}" if self.score == "none" else "{:.1%}"
         if result.error is not None or self.number is not None:
             return None

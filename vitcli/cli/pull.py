@@ -22,7 +22,7 @@ from vitcli.retry import TIMEOUT
 
 @dataclass(frozen=True, kw_only=True)
 class Transferring(Fetching):
-    """Options of commands that talk to the Hub."""
+    """Options of commands that transfer files from or to the Hub."""
 
     timeout: float | None = option(
         None,
@@ -56,7 +56,7 @@ def pull(args: Pull) -> None:
     for name in args.names:
         try:
             found = registry.resolve(name)
-            with fetching(args) as how:  # warns where the registry is wrong
+            with fetching(args) as how:
                 opened = open_checkpoint(name, timeout=args.timeout, **how)
         except KeyboardInterrupt as stop:
             stop.add_note(f"stopped; resume the download with `vit pull {name}`")

@@ -53,7 +53,7 @@ class Push(Transferring):
         "--token TOKEN",
         "Hub token.  [default: HF_TOKEN, or the one saved by `hf auth login`]",
     )
-    offline: bool = option(False, "--offline", "")  # refused
+    offline: bool = option(False, "--offline", "")  # rejected below
     dry_run: bool = option(
         False,
         "--dry-run",
@@ -139,7 +139,7 @@ def push(args: Push) -> None:
 
 
 def _is_repo(name: str) -> bool:
-    """Whether the Hub can have a repo of that name."""
+    """Whether a name is a valid repo id of the form org/name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -151,7 +151,7 @@ def _is_repo(name: str) -> bool:
 
 
 def _compared(package: Package, target: Target, args: Push) -> Changes:
-    """What is new; of a dry run, all of it where the Hub does not say."""
+    """Compare with the repo; if that fails in a dry run, treat every file as new."""
     try:
         if is_offline():
             raise HubError("offline mode is on", where=target.repo)
@@ -164,7 +164,7 @@ def _compared(package: Package, target: Target, args: Push) -> Changes:
 
 
 def _show(changes: Changes, repo: str) -> None:
-    """What would happen."""
+    """Print what would be pushed."""
     rows = [
         *((name, f"{size:,}", "would be uploaded") for name, size in changes.upload.items()),
         *((name, "", "unchanged") for name in changes.unchanged),
@@ -176,7 +176,7 @@ def _show(changes: Changes, repo: str) -> None:
 
 
 def _announce(text: str, json: bool) -> None:
-    """The client draws its own bars, for a person at a terminal; elsewhere, a line has to do."""
+    """Leave progress to the Hub client's bars on a terminal; elsewhere, print a note instead."""
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     if output.quiet or json or not sys.stderr.isatty():

@@ -1,6 +1,6 @@
-"""Results as rows: text, JSON or CSV on stdout or in a file, or a parquet file.
+"""Results as rows: text, JSON or CSV on stdout or in a file, or a Parquet file.
 
-A new format is a class like those below, and its suffix in `FORMATS`.
+To add a format, add a class like those below and its suffix in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from vitcli.words import either
 
 
 class Row(Protocol):
-    """A result, such as the answer for one image."""
+    """A result, such as the predictions for one image."""
 
     def to_json(self) -> dict[str, Any]:
-        """The result as one JSON object."""
+        """Return the result as a JSON object."""
 
     def records(self) -> list[dict[str, Any]]:
-        """The result as rows of a table, always with the same columns; None: an empty cell."""
+        """Return the result as table rows, always with the same columns; None is an empty cell."""
 
     def text(self, terminal: bool) -> str | None:
-        """The result for people; None: nothing is printed."""
+        """Return the result as human-readable text; None to print nothing."""
 
 
 class RowWriter:
-    """Writes each row as it comes, to a file or (None) to stdout: as text for people. The other
-    formats are based on it."""
+    """Writes each row immediately, to a file or (None) to stdout, as human-readable text. The
+    other formats derive from it."""
 
     def __init__(self, file: BinaryIO | None) -> None:
         self.wrapper = file and io.TextIOWrapper(file, "utf-8", "surrogateescape", "\n")
         self.file = self.wrapper or sys.stdout
         self.is_terminal = self.file.isatty()
-        """Whether a person sees the rows as they are written."""
+        """Whether the rows are written to a terminal."""
 
     def write(self, row: Row) -> None:
-        """Writes a row."""
+        """Write a row."""
         if (text := row.text(self.is_terminal)) is not None:
             output.line(text, self.file)
 
     def close(self) -> None:
-        """Writes what is left, and leaves the file open."""
+        """Flush pending rows, leaving the file open."""
         if self.wrapper:
             self.wrapper.detach()
 
@@ -62,13 +62,13 @@ class Json(RowWriter):
 
 
 class Csv(RowWriter):
-    """CSV, the names of the columns first."""
+    """CSV with a header."""
 
     has_header = False
 
     def write(self, row: Row) -> None:
         for record in row.records():
-            # Before Python 3.13, csv quotes a carriage return only where lines end with it.
+            # Before Python 3.13, csv quotes a carriage return only if it is in the line terminator.
             returns = any("\r" in str(value) for value in record.values())
             quoted: Literal[0, 1] = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
             table = csv.writer(self.file, lineterminator="\n", quoting=quoted)
@@ -80,13 +80,13 @@ class Csv(RowWriter):
 
 
 class Parquet(RowWriter):
-    """A parquet file with the columns of CSV."""
+    """A Parquet file with the same columns as CSV."""
 
     GROUP = 100_000
-    """Records of a row group, which are in memory at once."""
+    """Records per row group, which is buffered in memory."""
     TYPES = {"rank": "int32", "index": "int32", "row": "int64", "score": "float64"}
     TYPES |= {"correct": "int8", "real": "int8"}
-    """By the name of a column, without a number behind it; others are strings."""
+    """Types by column name without trailing digits; other columns are strings."""
 
     def __init__(self, file: BinaryIO | None) -> None:
         from vitcli.checkpoints.rows import arrow_library
@@ -110,7 +110,7 @@ class Parquet(RowWriter):
         for name in self.records[0] if self.records else ():
             kind = self.TYPES.get(name.rstrip("0123456789"), "string")
             values = [record[name] for record in self.records]
-            if kind == "string":  # names of files may hold anything
+            if kind == "string":  # file names may not be valid Unicode
                 values = [v and v.encode(errors="backslashreplace").decode() for v in values]
             arrays[name] = self.arrow.array(values, kind)
         table = self.arrow.table(arrays)
@@ -125,9 +125,9 @@ FORMATS: dict[str, type[RowWriter]] = {
     ".jsonl": Json,
     ".parquet": Parquet,
 }
-"""By the suffix of a file."""
+"""By file suffix."""
 OUTPUT = "'--output' / '-o'"
-"""How an error names the option."""
+"""The option as named in errors."""
 
 
 def format_of(
@@ -136,7 +136,7 @@ def format_of(
     option: str = OUTPUT,
     format: type[RowWriter] | None = None,
 ) -> type[RowWriter]:
-    """What writes rows to a file, or to stdout; `open_rows` describes the arguments.
+    """Return the class that writes to a file or to stdout; `open_rows` describes the arguments.
 
     Raises:
         BadParameter: no format has the file's suffix.
@@ -158,16 +158,16 @@ def open_rows(
     option: str = OUTPUT,
     format: type[RowWriter] | None = None,
 ) -> Iterator[RowWriter]:
-    """A writer to stdout, or to a file that is written whole or not at all.
+    """Open a writer to stdout, or to a file that is written whole or not at all.
 
     Args:
         default: the format of stdout and of files without a suffix; text also with .txt.
-        option: the option that names the file, as an error has it.
-        format: None: by the file's suffix.
+        option: the option that names the file, as shown in errors.
+        format: if None, chosen by the file's suffix.
 
     Raises:
         BadParameter: no format has the file's suffix.
-        OutputError: the file cannot be written; raised at once.
+        OutputError: the file cannot be written; raised on entry.
     """
     kind = format_of(path, default, option, format)
     if path is None:

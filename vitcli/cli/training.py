@@ -1,4 +1,4 @@
-"""What `vit pretrain` and `vit finetune` share: from options to a run, a run on the screen."""
+"""Shared by `vit pretrain` and `vit finetune`: build a run from options, and execute it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Task = Literal["pretrain", "finetune"]
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Fetching):
-    """How a run starts, beside its configuration."""
+    """Options that start a run, besides its configuration."""
 
     config: str | None = option(
         None,
@@ -71,7 +71,7 @@ class Start(Fetching):
 
 
 def training_command(task: Task, text: str) -> Any:
-    """A training command with this help, and an option for each field of its configuration."""
+    """Create a training command with this help and an option for each field of `TrainConfig`."""
 
     def run(args: Start, given: dict[str, Any]) -> None:
         preset = args.preset or args.pretraining
@@ -106,8 +106,8 @@ def build_config(
     preset: PresetName | PretrainName | None = None,
     config: str | None = None,
 ) -> TrainConfig:
-    """A run from the options that were given (as `parameters.command` gives them), over --config
-    or --preset, over the task's defaults."""
+    """Build a run's configuration from the given options (as passed by `parameters.command`), which
+    override --config or --preset, which override the defaults of the task."""
     from vitcli.train.class_weights import read_class_weights
 
     if "steps" in given and "epochs" in given:
@@ -129,14 +129,14 @@ def build_config(
             raise UsageError("--config requires --output DIR for the new run")
         for name in {"overrides", "preprocess"} & fields.keys():
             fields[name] = getattr(start, name) | fields[name]
-        # What was written may have been computed from values that are now given anew.
+        # Stored values may have been computed from values that are now overridden.
         if "epochs" in given or (start.epochs and {"batch_size", "data"} & given.keys()):
             fields.setdefault("steps", None)
         if "steps" in given:
             fields["epochs"] = None
         if "batch_size" in given:
             fields.setdefault("accumulate", None)
-        if {"lr", "data", "patience"} & given.keys():  # what a sweep decided no longer holds
+        if {"lr", "data", "patience"} & given.keys():  # the sweep's choice no longer applies
             fields["note"] = ""
             fields["data"] = {**fields.get("data", {}), "merge_val": False}
         planned = auto_values(start) if start.steps else {}
@@ -162,7 +162,7 @@ def build_config(
 def _preset_fields(
     task: Task, preset: PresetName | PretrainName, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a preset sets; with another length, without its own and its warm-up."""
+    """Return a preset's values, without length and warm-up if another length is given."""
     if task == "pretrain" and "model" in given:
         raise UsageError("--preset chooses the architecture: leave out --model")
     try:
@@ -175,7 +175,7 @@ def _preset_fields(
 
 
 def _written(task: Task, path: str) -> TrainConfig:
-    """The configuration of a run of this command."""
+    """Read the configuration of a run. Raises UsageError if it is of the other task."""
     from vitcli.train.directory import read_train_config
 
     config = read_train_config(path)
@@ -185,7 +185,7 @@ def _written(task: Task, path: str) -> TrainConfig:
 
 
 def _resumed(task: Task, resume: str, given: Mapping[str, Any], others: list[str]) -> TrainConfig:
-    """The run in a directory, as it was started."""
+    """Return the configuration of a resumed run. Raises UsageError for fixed options."""
     written = _written(task, resume)
     options_given = given_options(TrainConfig, task, given)
     fixed = [option.names[0] for option, _ in options_given if not option.on_resume]
@@ -197,12 +197,12 @@ def _resumed(task: Task, resume: str, given: Mapping[str, Any], others: list[str
 
 
 def _name_of(path: str) -> str:
-    """A run's name from its data's: flowers from /data/flowers, train from train-{0..9}.tar."""
+    """Name a run after its data: flowers from /data/flowers, train from train-{0..9}.tar."""
     return DataConfig(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
 
 
 def _run(config: TrainConfig, args: Start) -> None:
-    """Trains: the plan, the progress, the result, and what to type next."""
+    """Train, showing the plan and the progress; print the result and the next command."""
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
@@ -241,8 +241,8 @@ def _resume_command(config: TrainConfig) -> str:
 
 @contextlib.contextmanager
 def _resume_hint(config: TrainConfig) -> Iterator[None]:
-    """Notes how to continue if there is a state: after a Ctrl-C or SIGTERM outside the steps, an
-    unreadable image, or a full disk."""
+    """Add a note on how to resume, if a state was saved, after a Ctrl-C or SIGTERM outside the
+    steps, an unreadable image, or a full disk."""
     from vitcli.errors import ImageError, OutputError, RunError
     from vitcli.train.directory import RunDirectory
 

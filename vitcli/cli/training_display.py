@@ -1,4 +1,4 @@
-"""A training run on the screen: its events as text."""
+"""Terminal display of a training run: its events as text."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class Screen(output.Display):
-    """Shows events on stderr, and prints them as JSON if that is wanted. The first step is shown at
-    once."""
+    """Shows events on stderr and, with --json, prints them to stdout. The first step is shown
+    immediately."""
 
     def __init__(self, json: bool = False) -> None:
         super().__init__()
         self.json, self.begun = json, False
         self.download = output.FetchDisplay()
         self.trial: dict[str, float] = {}
-        """{"trial": its learning rate} in a run of a sweep."""
+        """{"trial": learning rate} during a run of a sweep."""
 
     def close(self) -> None:
-        """Removes the bars."""
+        """Remove the bars."""
         super().close()
         self.download.close()
 
@@ -61,7 +61,7 @@ class Screen(output.Display):
                 output.note(probe_text(event))
             case events.TrialStart():
                 self.trial = {"trial": event.lr}
-                self.close()  # the bar of the run before is full
+                self.close()  # the bar of the previous run is full
                 output.note(f"learning rate {event.lr:g}, {event.number} of {event.of}")
             case events.Trial():
                 best = event.failure
@@ -88,7 +88,7 @@ class Screen(output.Display):
 
 
 def validation_text(event: Validation) -> str:
-    """An evaluation in one line."""
+    """Format an evaluation as one line."""
     when = f"step {event.step:,}" if event.step else "before step 1"
     key, form = "val_loss", "loss {:.4f}"
     if "val_top1" in event.metrics:
@@ -99,14 +99,14 @@ def validation_text(event: Validation) -> str:
 
 
 def probe_text(event: Probe) -> str:
-    """Few-shot accuracies in one line."""
+    """Format few-shot accuracies as one line."""
     found = {key.removeprefix("probe_").removesuffix("shot"): v for key, v in event.metrics.items()}
     parts = ", ".join(f"{value:.2%} with {shots} shots" for shots, value in found.items())
     return f"step {event.step:,}: few-shot accuracy {parts}"
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan in a few lines."""
+    """Format the plan as a few lines."""
     from vitcli.train.events import SweepPlan
 
     trained = plan.trained_parameters
@@ -144,7 +144,7 @@ def _line(name: str, text: str) -> str:
 
 
 def stored_text(outcome: Outcome) -> str:
-    """Which weights a run stored."""
+    """Describe which weights a run stored."""
     what = "the EMA weights" if outcome.stored_averaged else "the weights"
     text = f"stored: {what} of step {outcome.stored_step:,}"
     if {"val_top1", "val_loss"} & outcome.metrics.keys():
@@ -162,7 +162,7 @@ _PRESET_FIELDS = (
 
 
 def preset_event(name: str, given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """A preset's values, and which of them options replaced."""
+    """Return the event with a preset's values and which of them are overridden."""
     values: dict[str, Any] = {field: getattr(config, field) for field in _PRESET_FIELDS}
     values["lr"] = config.sweep or (config.lr,)
     values["val_fraction"] = config.data.val_fraction
@@ -171,7 +171,7 @@ def preset_event(name: str, given: Mapping[str, Any], config: TrainConfig) -> di
 
 
 def preset_text(event: Mapping[str, Any]) -> str:
-    """The preset in a line, and one for what replaces some of it."""
+    """Format the preset as a line, and the overridden options as another."""
     values = {key: event[key] for key in ("lr", *_PRESET_FIELDS, "val_fraction")}
     values["lr"] = numbers(event["lr"])
     values["resolution"] = "{} x {}".format(*event["resolution"])
@@ -193,7 +193,7 @@ def _plain(value: Any) -> str:
 
 
 def show_sweep(choice: Choice) -> None:
-    """The table of a sweep on stdout, and what comes next on stderr."""
+    """Print the table of a sweep to stdout, and what follows to stderr."""
     rows = []
     for trial in choice.trials:
         cells = [trial.failure or "", "", ""]

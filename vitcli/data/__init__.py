@@ -1,1 +1,1 @@
-"""Images and their labels: where they come from, how they are changed, how they are batched."""
+"""Labeled images: dataset formats, decoding, transforms and batching."""

@@ -1,9 +1,8 @@
-"""One list of classes for a dataset and a model: which are the same, and among which a model
-answers.
+"""Align the classes of a dataset with those of a model.
 
-Evaluation compares labels with answers, so both become indices into one list of classes. Usually
-that is the model's. It is shorter if the model answers among some classes only, or if one class of
-the data stands for several of the model's ("cat" for five breeds of an ImageNet model).
+Evaluation compares labels with predictions, so both become indices into one list of classes.
+Usually that is the model's list. It is shorter if predictions are restricted to some classes, or if
+one dataset class covers several model classes ("cat" for five breeds of an ImageNet model).
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ _MATCH = "map them with --mapping FILE"
 _LEAVE_OUT = ", or leave their images out with --skip-unknown"
 _CORRECT = "correct the file: - leaves the images of a class out"
 _LEFT_OUT = "-"
-"""In a mapping: images of the class are left out."""
+"""In a mapping: exclude the images of this class."""
 
 
 @dataclass(frozen=True)
 class MatchRules:
-    """How the classes of data and model are matched."""
+    """How dataset classes are matched to model classes."""
 
     mapping: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """From a class of the data to classes of the model, by id or name; none: left out."""
+    """From a dataset class to model classes, by id or name; an empty list excludes the class."""
     among: Literal["auto", "model", "data", "imagenet-1k"] = "auto"
-    """Which classes the model may answer: all of its own, the data's, or ImageNet-1k's. auto: the
-    last for a model that knows more than these, on data whose classes are among them."""
+    """Which classes can be predicted: all of the model's, the dataset's, or ImageNet-1k's. auto:
+    ImageNet-1k's if the model has these and more, and the dataset's classes are among them."""
     skip_unknown: bool = False
-    """Leave out images of classes that the model does not know; otherwise they are an error. A
-    class that the mapping names must be known."""
+    """Skip images of classes that the model does not have, instead of raising an error. Classes
+    named in the mapping must exist."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """One list of classes, and the place of the data's and the model's in it; -1: left out."""
+    """A common list of classes, with the indices into it of both sides' classes; -1: excluded."""
 
     classes: tuple[ClassLabel, ...]
     first: Ints
-    """(classes,): the model's index of each, the first of several."""
+    """(classes,): the model index of each class, the first if there are several."""
     of_data: Ints
-    """(the data's classes,)"""
+    """(dataset classes,)"""
     of_model: Ints
-    """(the model's classes,)"""
+    """(model classes,)"""
 
 
 def read_mapping(path: Path) -> dict[str, list[str]]:
-    """A file with one pair of classes per line: the data's, tab, the model's, by id or name.
+    """Read a mapping file: per line a dataset class, a tab and a model class, by id or name.
 
-    A class of the data may have several lines, and stands for all these classes of the model; "-"
-    in place of the model's leaves its images out.
+    A dataset class on several lines covers all of these model classes; "-" instead of a model class
+    excludes its images.
     """
     mapping: dict[str, list[str]] = {}
     for number, line in enumerate(read_lines(path, "the mapping"), 1):
@@ -88,15 +87,15 @@ def align(
     imagenet: Sequence[ClassLabel],
     where: object,
 ) -> Alignment:
-    """Matches classes by the mapping, by id, then by a name that is unique.
+    """Match classes by the mapping, then by id, then by unique name.
 
     Args:
-        present: indices of the data's classes that have images; only these must be known.
-        imagenet: the classes of ImageNet-1k.
-        where: the dataset, for messages.
+        present: indices of the dataset classes that have images; only these must be matched.
+        imagenet: the ImageNet-1k classes.
+        where: the dataset, for error messages.
 
     Raises:
-        DataError: a class that the model does not know, or that could be several of its own.
+        DataError: a class matches no model class, or several.
     """
     index, wanted = ClassIndex(model), set(present)
     if rules.among == "auto":
@@ -134,8 +133,8 @@ def align(
 def _knows_beyond(
     model: ClassIndex, imagenet: Sequence[ClassLabel], data: Sequence[ClassLabel]
 ) -> bool:
-    """Whether, by ids, the model knows ImageNet-1k and more (of the 21,843 classes of ImageNet-21k
-    999 are in ImageNet-1k), and the data is of ImageNet-1k."""
+    """Whether, by ids, the model has the ImageNet-1k classes and more (ImageNet-21k's 21,843
+    classes include 999 of them), and all classes of the data are in ImageNet-1k."""
     ids = {label.id for label in imagenet}
     known = len(ids & model.by_id.keys())
     beyond = len(model.classes) > len(ids) and known >= 0.99 * len(ids)
@@ -149,7 +148,7 @@ def _groups(
     rules: MatchRules,
     where: object,
 ) -> dict[int, tuple[int, ...]]:
-    """For each class of the data that is evaluated, the model's classes that it stands for."""
+    """The model classes that each evaluated dataset class covers."""
     groups: dict[int, tuple[int, ...]] = {}
     wanted: list[ClassLabel] = []
     found: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""What is computed from datasets once and kept in the user's cache directory."""
+"""The on-disk cache of data computed from datasets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitcli.errors import OutputError
 
 
 def cache_directory(kind: str) -> Path:
-    """Where data computed from datasets is cached: $VIT_CACHE, else the user's cache directory."""
+    """The directory for cached data of a kind: in $VIT_CACHE, else the user's cache directory."""
     if os.environ.get("VIT_CACHE"):
         return Path(os.environ["VIT_CACHE"]) / kind
     if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
@@ -25,16 +25,16 @@ def cache_directory(kind: str) -> Path:
 
 
 def read_arrays(path: Path, count: int) -> list[npt.NDArray[Any]] | None:
-    """The arrays that `keep_arrays` wrote; None if they are missing or damaged."""
+    """Return the arrays written by `keep_arrays`, or None if they are missing or corrupt."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:  # a zip, which has checksums
+        with np.load(path, allow_pickle=False) as arrays:  # zip files have checksums
             return [arrays[f"arr_{i}"] for i in range(count)]
-    except Exception:  # numpy evaluates headers, so a damaged one may raise anything
+    except Exception:  # numpy evaluates headers, so a corrupt one may raise anything
         return None
 
 
 def keep_arrays(path: Path, *arrays: npt.ArrayLike) -> None:
-    """Keeps arrays in an npz; where that cannot be written, the next run computes them again."""
+    """Save arrays as npz. Write errors are ignored: the next run recomputes the arrays."""
     with contextlib.suppress(OSError, OutputError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, durable=False) as file:

@@ -1,5 +1,5 @@
-"""The classes of a dataset: read from directory names, files and labels, and matched to a model's.
-A class is (id, name); names are not identities (ImageNet has two `crane`s)."""
+"""The classes of a dataset: from directory names, files or labels, and matched to a model's.
+A class is (id, name); names are not unique (ImageNet has two `crane`s)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 
 
 def class_of(label: str) -> ClassLabel:
-    """The class that a directory's name or a label stands for. "n01440764" and "n01440764_tench"
-    have the WordNet synset as their id; any other label is both id and name."""
-    label = label.encode(errors="backslashreplace").decode()  # a directory's name may be no text
+    """The class for a directory name or text label. The id of "n01440764" and "n01440764_tench" is
+    the WordNet synset; any other label is both id and name."""
+    label = label.encode(errors="backslashreplace").decode()  # may not be valid UTF-8
     match = _SYNSET.fullmatch(label)
     if match is None:
         return ClassLabel(label, label)
@@ -38,7 +38,7 @@ def class_of(label: str) -> ClassLabel:
 
 
 def read_classes(path: Path) -> Classes:
-    """Classes in index order from a file with one per line: `id`, or `id TAB name`."""
+    """Read classes in index order from a file with one per line: `id`, or `id TAB name`."""
     lines = read_lines(path, "the list of classes")
     while lines and not lines[-1].strip():
         lines.pop()
@@ -57,7 +57,7 @@ def read_classes(path: Path) -> Classes:
 
 
 def read_lines(path: Path, what: str) -> list[str]:
-    """The lines of a file in UTF-8. Raises DataError, which names the file as `what`."""
+    """Read the lines of a UTF-8 file. Raises DataError, which calls the file `what`."""
     try:
         with open_file(path) as file:
             return file.read().decode("utf-8-sig").splitlines()
@@ -70,7 +70,7 @@ _USE_IDS = "use class ids (WordNet synsets, for instance) instead of names"
 
 
 def require_unique_ids(classes: Iterable[ClassLabel], where: object) -> None:
-    """Raises DataError if two classes have the same id."""
+    """Raise DataError if two classes have the same id."""
     twice = [id for id, count in Counter(label.id for label in classes).items() if count > 1]
     if twice:
         what = f"more than one class has the id {listed(twice)}"
@@ -90,7 +90,7 @@ def listed(items: Iterable[object], limit: int = 5) -> str:
 
 
 class RawSplit(NamedTuple):
-    """The images of a split, with their labels as the data gives them."""
+    """The images of a split with their original labels, not yet class indices."""
 
     labels: Ints | list[str]
     names: Names
@@ -100,7 +100,7 @@ class RawSplit(NamedTuple):
 
 
 def as_numbers(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[str]]:
-    """Labels of text files, by split: class indices if all of them are whole numbers."""
+    """Convert the text labels of all splits to class indices if all of them are integers."""
     labels = {label for split in splits.values() for label in split}
     if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in labels):
         return {name: np.array([*map(int, split)], np.int64) for name, split in splits.items()}
@@ -114,16 +114,16 @@ def label_dataset(
     warnings: Sequence[str] = (),
     named: Classes | None = None,
 ) -> Dataset:
-    """A dataset with classes, from the labels of its splits.
+    """Build a dataset from raw splits: determine its classes and convert labels to indices.
 
     Text labels are class ids or names; numbers are indices into `named`, else into `known`.
 
     Args:
         known: the list of classes given with the data: the result has these, in this order.
-        named: the classes that the data itself names.
+        named: the class names stored in the data itself.
 
     Raises:
-        DataError: an index without a class, or a label that is not in the list of classes.
+        DataError: a class index is out of range, or a label is not in the list of classes.
     """
     labels: dict[str, Ints] = {}
     notes = list(warnings)
@@ -156,7 +156,7 @@ def label_dataset(
 
 
 def _numbered(labels: Mapping[str, Ints], where: object) -> Classes:
-    """Classes called 0, 1, 2, ... for indices without names."""
+    """Create classes named 0, 1, 2, ... for indices without class names."""
     highest = max(int(indices.max(initial=0)) for indices in labels.values())
     if highest > 10 * sum(map(len, labels.values())) + 1000:
         raise DataError(
@@ -183,7 +183,7 @@ def _require_in_range(labels: Mapping[str, Ints], classes: Classes, where: objec
 
 
 class ClassIndex:
-    """Finds classes by id, then by name, then by first name: "tench" is "tench, Tinca tinca"."""
+    """Look up classes by id, name, or first name: "tench" finds "tench, Tinca tinca"."""
 
     def __init__(self, classes: Sequence[ClassLabel]) -> None:
         self.classes = classes
@@ -194,7 +194,7 @@ class ClassIndex:
             self.by_first_name[_plain(label.name.split(",")[0])].append(index)
 
     def find(self, label: ClassLabel) -> list[int]:
-        """Indices of the classes that this may be: one, or those that share its name, or none."""
+        """Indices of the matching classes: one, several that share the name, or none."""
         if label.id in self.by_id:
             return [self.by_id[label.id]]
         by_first = self.by_first_name.get(_plain(label.name.split(",")[0]), [])
@@ -208,15 +208,15 @@ def _plain(name: str) -> str:
 def match_classes(
     data: Sequence[ClassLabel], classes: Sequence[ClassLabel], where: object, owner: str
 ) -> Ints:
-    """int64 (len(data),): the index of each class of the data in `classes`, by id, then by a name
-    that is unique in both.
+    """int64 (len(data),): the index in `classes` of each class of the data, matched by id, then by
+    a name that is unique in both.
 
     Args:
-        where: the data, for messages.
-        owner: what has `classes`: "the model".
+        where: the dataset, for error messages.
+        owner: what `classes` belong to, such as "the model".
 
     Raises:
-        DataError: a class that is missing, or could be several; all are listed.
+        DataError: a class has no match or several; the message lists all such classes.
     """
     index = ClassIndex(classes)
     found = [index.find(label) for label in data]
@@ -238,11 +238,10 @@ def require_known(
     owner: str,
     hint: str = "",
 ) -> None:
-    """Raises DataError for classes of the data that were found nowhere in `classes`, or more than
-    once.
+    """Raise DataError if a class of the data has no match in `classes`, or more than one.
 
     Args:
-        hint: what to do about missing classes, before the classes that there are.
+        hint: what to do about missing classes; the list of available classes follows it.
     """
     pairs = list(zip(data, found, strict=True))
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]

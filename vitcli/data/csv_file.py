@@ -1,4 +1,4 @@
-"""A CSV that lists images and their labels."""
+"""Datasets listed in a CSV file of image paths and labels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SPLIT_COLUMNS = ("split", "part", "set", "subset")
 
 
 def open_csv(path: Path, known: Classes | None) -> Dataset:
-    """The splits of a CSV (or TSV) with a header and one row per image: its path, relative to the
-    CSV's directory, and its label, a class's name or index; a column `split` names splits."""
+    """Open a CSV (or TSV) with a header and one row per image: its path, relative to the CSV's
+    directory, its label (a class name or index) and optionally its split, in a column `split`."""
     rows = _read_rows(path)
     root = path.parent
     missing, shared, doubtful, repeated = list[str](), list[str](), list[str](), list[str]()
@@ -69,7 +69,7 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """The device and inode of a file, the same through every link; None if there is none."""
+    """The device and inode of a file, which all links to it share; None if it is no file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # ValueError: a NUL byte in the path
@@ -78,7 +78,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """{split: [(path, label)]}"""
+    """Read the rows as {split: [(path, label)]}."""
     rows: dict[str, list[tuple[str, str]]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

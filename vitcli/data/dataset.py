@@ -1,11 +1,11 @@
-"""Opens `--data` of any kind as splits: `Source`s of labelled images.
+"""Open a dataset of any kind (`--data`) as splits: `Source`s of labeled images.
 
 - directory.py: a directory of class directories, with or without train/, val/, test/
 - csv_file.py: a CSV that lists images
 - parquet.py: a parquet file, or a directory of them as the Hub stores datasets
 - shards.py: WebDataset tar shards: a directory, a pattern, or one shard
-- remote_shards.py: tar shards by URL, whose training split is a `Stream`
-- hub_dataset.py: a dataset on the Hub, likewise
+- remote_shards.py: tar shards at URLs, whose training split is a `Stream`
+- hub_dataset.py: a dataset on the Hub, whose training split is a `Stream`
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _HINT = f"pass {DATA_KINDS}"
 
 @dataclass(frozen=True)
 class Splits:
-    """A dataset as training sees it."""
+    """A dataset prepared for training."""
 
     train: Source | Stream
     val: Source | None
-    """Selects the best step. Comes with the data, or was held out of the training split."""
+    """Used to select the best step. The dataset's own, or held out of the training split."""
     test: Source | None
-    """Never selects anything."""
+    """Never used for selection."""
     split_note: str
     """Where the validation split comes from."""
     warnings: tuple[str, ...]
     record: dict[str, Any]
-    """The split as JSON: written to a run's directory, passed back to `open_data`."""
+    """The split as JSON, saved in the run directory; `open_data` reproduces the split from it."""
 
     @property
     def images(self) -> Source:
-        """The training split, by index. Raises DataError if it is a stream."""
+        """The training split as a `Source`. Raises DataError if it is a stream."""
         return indexed(self.train)
 
     @property
@@ -75,17 +75,17 @@ def open_data(
     streaming: Streaming | None = None,
     labelled: bool = True,
 ) -> Splits:
-    """Opens a dataset for training.
+    """Open a dataset for training.
 
     Args:
-        config: where it is, and how to hold out a validation split if it has none.
-        record: a recorded split (`Splits.record`): the same images are held out, whatever was
-            added to the data since.
-        report: called with a line before something that may take minutes.
-        select: whether something is selected on a validation split; if not, none is held out of
-            data that has a test split.
-        streaming: for data on another machine.
-        labelled: whether labels are needed; if not, images may be of one class, or files in a
+        config: the dataset's path, and how to hold out a validation split if it has none.
+        record: a recorded split (`Splits.record`): the same images are held out, even if images
+            have been added since.
+        report: called with a line of text before an operation that may take minutes.
+        select: whether a validation split is used for selection; if not, none is held out of a
+            dataset that has a test split.
+        streaming: options for remote data.
+        labelled: whether labels are needed; if not, all images may be of one class, or in a
             directory without class directories.
 
     Raises:
@@ -135,17 +135,17 @@ def open_data(
 
 
 def _place(config: DataConfig) -> str:
-    """Where a dataset is, as a split's record names it."""
+    """The dataset's location as stored in a split record."""
     return config.path if config.is_remote else os.path.realpath(os.path.expanduser(config.path))
 
 
 def _check_classes(
     train: Source, dataset: Dataset, config: DataConfig, labelled: bool
 ) -> Iterator[str]:
-    """Warns of classes without any images.
+    """Yield warnings about classes without any images.
 
     Raises:
-        DataError: there is one class, or one with validation or test images, but none to train on.
+        DataError: there is one class, or one with validation or test images but no training images.
     """
     present = train.counts() > 0
     if labelled and np.count_nonzero(present) < 2:
@@ -174,17 +174,17 @@ def open_split(
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[Source, str, tuple[str, ...]]:
-    """Opens one split of a dataset, to evaluate on.
+    """Open one split of a dataset for evaluation.
 
     Args:
-        config: where it is; nothing is held out of it.
+        config: the dataset; nothing is held out of it.
         split: "auto" takes the test split if there is one, else the validation split, else all.
-        record: the split of a run. If it was trained on this data, wherever that was then, "val"
-            (and "auto", if the data has no splits) is what the run held out, and a warning says if
-            the model was trained on these images.
+        record: the split record of a run. If the run used this data, even at another path, "val"
+            (and "auto", if the data has no splits) is what the run held out, and a warning is
+            returned if the model was trained on these images.
 
     Returns:
-        (the images, the name of the split for messages, warnings)
+        (images, name of the split for messages, warnings)
     """
     dataset = open_dataset(config, report)
     if record is not None and record.get("data") != _place(config):
@@ -225,7 +225,7 @@ def open_split(
 
 
 def require_mergeable(split: Source | Stream) -> None:
-    """Raises DataError if validation images cannot be added to a training split."""
+    """Raise DataError if validation images cannot be added to a training split."""
     if isinstance(split, Stream):
         raise DataError(
             "validation images cannot be added to streamed training data",
@@ -235,7 +235,7 @@ def require_mergeable(split: Source | Stream) -> None:
 
 
 def indexed(split: Source | Stream) -> Source:
-    """A split whose images can be read in any order. Raises DataError if it is a stream."""
+    """Return the split if it has random access; raise DataError if it is a stream."""
     if isinstance(split, Stream):
         raise DataError(
             "the training split is streamed, which `vit evaluate`, `vit fewshot`, --strict, "
@@ -252,9 +252,9 @@ def open_dataset(
     streaming: Streaming | None = None,
     labelled: bool = True,
 ) -> Dataset:
-    """A dataset of any kind with the splits that it names itself. A list of classes is that of the
-    configuration, else a `classes.txt` beside the data. Only if it need not be `labelled`, it may
-    be a directory of images without class directories."""
+    """Open a dataset of any kind with its own splits. The list of classes is the configured one,
+    else a `classes.txt` next to the data. Unless it must be `labelled`, the dataset may be a
+    directory of images without class directories."""
     listing = Path(os.path.expanduser(config.classes)) if config.classes else None
     if config.is_remote:
         known = read_classes(listing) if listing else None
@@ -270,7 +270,7 @@ def open_dataset(
     listing = listing or Path(beside, "classes.txt")
     known = read_classes(listing) if config.classes or os.path.isfile(listing) else None
     if inside:
-        # An archive may lie beside the class directories that came out of it.
+        # Class directories take precedence over an archive that they may have come from.
         if not _holds(path, is_image, "*/*", "*/*/*"):
             if _holds(path, is_tar, "*", "*/*"):
                 return shards.open_shards(path, known, report)
@@ -288,7 +288,7 @@ def open_dataset(
 
 
 def _holds(directory: Path, wanted: Callable[[str], bool], *patterns: str) -> bool:
-    """Whether a file that is wanted by its name is where one of the patterns says."""
+    """Whether a file that matches one of the patterns has a `wanted` name."""
     found = (name for pattern in patterns for name in glob.iglob(pattern, root_dir=directory))
     return any(
         wanted(os.path.basename(name)) and not os.path.isdir(directory / name) for name in found
@@ -296,11 +296,11 @@ def _holds(directory: Path, wanted: Callable[[str], bool], *patterns: str) -> bo
 
 
 def unreadable_images(source: Source) -> list[ImageError]:
-    """Decodes every image, in threads; an error for each that cannot be read, in order."""
+    """Decode all images in threads; return the errors of those that cannot be read, in order."""
 
     def check(index: int) -> ImageError | None:
         try:
-            decode(source.read(index), (1, 1))  # a JPEG at 1/8 of its size, the fastest
+            decode(source.read(index), (1, 1))  # a JPEG at 1/8 size, the fastest
         except ImageError as error:
             return ImageError(error.what, where=source.where(index), hint=error.hint)
         return None
@@ -316,10 +316,10 @@ def unreadable_images(source: Source) -> list[ImageError]:
 def _hold_out(
     train: Source, config: DataConfig, record: Mapping[str, Any] | None, warnings: list[str]
 ) -> tuple[Ints, str]:
-    """(sorted indices of the images held out for validation, a line that says which)."""
+    """Return (sorted indices of the images held out for validation, a note about them)."""
     if record is not None and record.get("kind") == "held out":
         held = stratified(train, record["fraction"], record["seed"])
-        if [train.names[i] for i in held] == record["val"]:  # also if several have the same name
+        if [train.names[i] for i in held] == record["val"]:  # even if names repeat
             return held, _held_words(train, held, record["fraction"])
         wanted = set(record["val"])
         held = np.array([i for i, name in enumerate(train.names) if name in wanted], np.int64)
@@ -349,8 +349,8 @@ def _held_words(train: Source, held: Ints, fraction: float) -> str:
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:
-    """Sorted indices of `fraction` of each class: at least one image of a class that has two, never
-    all of them. A function of the seed, the class's index and the order of its images."""
+    """Sorted indices of a stratified sample: `fraction` of each class, at least one image if the
+    class has two, never all. Depends only on the seed, the class index and the order of images."""
     order = np.argsort(source.labels, kind="stable")
     held = [np.empty(0, np.int64)]
     for index, members in enumerate(np.split(order, np.cumsum(source.counts())[:-1])):

@@ -1,7 +1,7 @@
-"""Images found, read, decoded and fitted in threads, ahead of a model.
+"""Find, read, decode and resize images in threads, ahead of the model.
 
-Importing this module imports nothing heavy: the first images are decoded while torch is still
-being imported."""
+This module imports nothing heavy, so the first images can be decoded while torch is still being
+imported."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     Decoded = tuple[str, Pixels | DataError]
 
 AHEAD_BYTES = 64 << 20
-"""Memory for decoded images that wait for the model."""
+"""Memory for decoded images that are queued for the model."""
 PAUSE = 0.25
-"""Seconds without another image (of a list that is being written) after which an incomplete batch
-is computed."""
+"""Seconds to wait for another image (as of a list that is still being written) before computing an
+incomplete batch."""
 
 
 class Decoder:
-    """Finds, reads, decodes and fits images in threads, in order and a bounded number ahead."""
+    """Find, read, decode and resize images in threads, in order, with bounded prefetching."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Decoder:
         workers: int | None = None,
         pause: float | None = PAUSE,
     ) -> None:
-        # Imported here: threads that import one package at the same time may see half of it.
+        # Imported here: concurrent imports in threads may see a partially initialized package.
         from vitcli.data.fit import Fit
 
         height, width = preprocess.size
@@ -52,7 +52,7 @@ class Decoder:
         self.images, self.pause = images, pause
         self.fit = Fit(preprocess)
         self.pool = ThreadPoolExecutor(workers or min(32, cpu_cores()), "decode")
-        # One more is in hand.
+        # `_find` holds one more.
         self.waiting: queue.Queue[Future[Decoded] | None] = queue.Queue(self.ahead - 1)
         self.ended = self.closed = False
         self.failure: BaseException | None = None
@@ -66,14 +66,14 @@ class Decoder:
     ) -> None:
         self.closed = True
         self.pool.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(queue.Empty):  # room for `_find`, which sees the closed pool
+        with contextlib.suppress(queue.Empty):  # unblock `_find`, so that it ends
             while True:
                 self.waiting.get_nowait()
 
     def take(self, count: int) -> list[Decoded]:
-        """The next images: `count` of them, or fewer if that many are not kept ahead, at the end,
-        or if no more are found for `pause` seconds; none after the end. Raises what the iterator
-        of images raised, after the images before that."""
+        """Return the next `count` images, or fewer: at most `ahead`, the rest at the end, or those
+        found before a gap of `pause` seconds; none after the end. An exception from the iterator
+        of images is raised after the images before it."""
         taken: list[Future[Decoded]] = []
         with contextlib.suppress(queue.Empty):
             while len(taken) < min(count, self.ahead) and not self.ended:
@@ -87,7 +87,7 @@ class Decoder:
         return [image.result() for image in taken]
 
     def ready(self, count: int) -> bool:
-        """Whether `take` would return images without waiting."""
+        """Whether `take` would return images without blocking."""
         count = min(count, self.waiting.maxsize)
         with self.waiting.mutex:
             there = list(islice(self.waiting.queue, count))

@@ -1,4 +1,4 @@
-"""A directory of class directories, each image a file."""
+"""Datasets stored as image files in one directory per class."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from vitcli.errors import DataError
 from vitcli.words import counted
 
 _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
-"""Names of a directory that holds the class directories rather than being one."""
+"""Names of directories that contain the class directories rather than being one."""
 
 
 def open_directory(root: Path, known: Classes | None) -> Dataset:
-    """The splits of a directory of class directories, or of train/, val/ and test/ that hold them.
+    """Open a directory of class directories, or of train/, val/ and test/ that contain them.
     Classes are in order of their ids, or those of the list of classes (`known`)."""
     warnings: list[str] = []
     places = split_directories(root, warnings)
@@ -67,7 +67,7 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
 
 
 def _labelled(listings: dict[str, Listing], root: Path) -> tuple[dict[str, RawSplit], Classes]:
-    """The splits, labelled by the directories of their images, and the classes of all."""
+    """Label the images of each split by their directories; return the splits and all classes."""
     by_id = dict[str, ClassLabel]()
     for listing in listings.values():
         classes = [class_of(name) for name, count in listing.counts.items() if count]
@@ -83,8 +83,8 @@ def _labelled(listings: dict[str, Listing], root: Path) -> tuple[dict[str, RawSp
 
 
 def open_unlabelled(root: Path, classes: Classes) -> Source | None:
-    """The images directly in a directory, in order of their names; None if there are none, or class
-    directories beside them. Their classes are unknown: all have label 0 of `classes`."""
+    """The images directly in a directory, sorted by name; None if there are none, or if there are
+    class directories. Their classes are unknown: all have label 0 of `classes`."""
     if not root.is_dir():
         return None
     if any(_has_images(root / name) for name in subdirectories(root)):
@@ -97,7 +97,7 @@ def open_unlabelled(root: Path, classes: Classes) -> Source | None:
 
 def open_images(root: Path) -> Dataset | None:
     """The images directly in a directory, or in its train/, val/ and test/, without labels; None if
-    there are none, or class directories beside them."""
+    there are none, or if there are class directories."""
     warnings: list[str] = []
     one_class = (ClassLabel("image", "image"),)
     places = split_directories(root, warnings)
@@ -108,14 +108,14 @@ def open_images(root: Path) -> Dataset | None:
 
 
 def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str, Path]:
-    """{split: its directory}; a directory without splits is the training split.
+    """The directory of each split; a directory without splits is the training split.
 
     Args:
-        warnings: gets a line about directories that are ignored.
+        warnings: messages about ignored directories are appended to it.
     """
     names = subdirectories(root)
     named = {name: split for name in names if (split := split_of(name))}
-    # Classes may have these names: trains.
+    # A class may have such a name: "train" is also a vehicle.
     flat = not any(subdirectories(root / name) for name in named)
     if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
         if named and not flat and warnings is not None:
@@ -138,7 +138,7 @@ def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str
 
 
 def _container(places: dict[str, Path], root: Path) -> Path | None:
-    """The directory that holds the class directories, as in DATA/images/cat/1.jpg."""
+    """The single directory that contains the class directories, as in DATA/images/cat/1.jpg."""
     names = subdirectories(root)
     inner = [root / name for name in names if name.lower() in _CONTAINERS]
     if list(places.values()) != [root] or len(inner) != 1:

@@ -1,4 +1,4 @@
-"""Image files: which names are images, what lies in a directory, how a file is read. Standard
+"""Image files: recognizing them by name, finding them in directories, reading them. Standard
 library only."""
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ IMAGE_SUFFIXES = frozenset(
     | {"tiff", "webp"}
     | (HEIF_SUFFIXES if HAS_HEIF else frozenset())
 )
-"""File name endings (lower case, no dot) of images: Pillow's for the formats that are read, but for
-.pfm, whose values are floats."""
+"""Suffixes of images (lowercase, without dot): Pillow's for the supported formats, except .pfm,
+whose values are floats."""
 
 _UNSUPPORTED = HEIF_SUFFIXES | {
     "arw", "cr2", "cr3", "cur", "dcm", "dds", "dng", "emf", "eps", "exr", "hdr", "icns", "jxl",
     "jxr", "nef", "orf", "pcx", "pef", "pfm", "psd", "qoi", "raf", "ras", "rw2", "sgi", "srw",
     "svg", "tga", "wmf", "xbm", "xcf", "xpm",
 }  # fmt: skip
-"""Of images that cannot be read: they are counted, so that none vanishes unseen."""
+"""Suffixes of unsupported image formats; skipped files are counted, so they can be reported."""
 
 MAX_BYTES = 128 << 20
-"""Of an image that comes through a pipe or the network, whose length is not known in advance."""
+"""Size limit for an image from a pipe or the network, whose length is not known in advance."""
 PIPE_TIMEOUT = 10.0
-"""Seconds in which something must be written to a named pipe."""
+"""Seconds to wait for data from a named pipe."""
 
 
 def is_url(path: str) -> bool:
@@ -46,7 +46,7 @@ def is_url(path: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is named like an image that can be read; hidden files are not."""
+    """Whether a file name is that of a supported image; hidden files are excluded."""
     return not name.startswith(".") and _suffix(name) in IMAGE_SUFFIXES
 
 
@@ -55,24 +55,24 @@ def _suffix(name: str) -> str:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is one or a link to one. Only a link is looked up; one that cannot be, because it
-    leads to itself, is none, where `DirEntry.is_dir` would raise."""
+    """Whether the entry is a directory or a symlink to one. Only symlinks need a stat call. A
+    symlink loop is no directory, where `DirEntry.is_dir` would raise."""
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether it is one or a link to one, likewise."""
+    """Whether the entry is a file or a symlink to one, as `is_directory`."""
     return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 
 
 def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
-    """The images in a directory and below it, sorted by name, without what is hidden. Links are
-    followed, but never back up, and each directory is entered once.
+    """Yield the images in a directory tree, sorted by name, without hidden files. Symlinks are
+    followed, but never to a parent directory, and each directory is visited once.
 
-    A directory that cannot be listed is among the results: reading it gives the reason.
+    A directory that cannot be listed is yielded itself: reading it raises the error.
 
     Args:
-        skipped: counts the files that cannot be read, by kind.
+        skipped: counts unsupported files, by kind.
     """
     real = Path(os.path.realpath(directory))
     yield from _walk(directory, skipped, {str(above) for above in real.parents})
@@ -95,7 +95,7 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
         if is_directory(entry):
             yield from _walk(entry.path, skipped, entered)
         elif is_image(entry.name):
-            if is_file(entry) or not os.path.exists(entry.path):  # a broken link is reported
+            if is_file(entry) or not os.path.exists(entry.path):  # report broken links
                 yield entry.path
             else:
                 skipped["pipe or device"] += 1
@@ -104,7 +104,7 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
 
 
 def skipped_words(skipped: Counter[str]) -> str:
-    """What `walk` left out: "skipped 3 files of unsupported kinds: .heic (2), .svg (1)"."""
+    """Format the skipped files: "skipped 3 files of unsupported kinds: .heic (2), .svg (1)"."""
     kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items()))
     count = skipped.total()
     words = f"skipped {counted(count, 'file')} of unsupported kinds: {kinds}"
@@ -114,11 +114,11 @@ def skipped_words(skipped: Counter[str]) -> str:
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """Opens a file, or a pipe given in place of one. Opening a named pipe by itself would wait for
-    ever where nobody writes to it; other pipes, as of `<(command)`, have a writer.
+    """Open a file or pipe. Opening a named pipe normally would block forever without a writer;
+    other pipes, such as `<(command)`, have one.
 
     Raises:
-        OSError: it cannot be opened, or is a named pipe and nothing comes for `PIPE_TIMEOUT`.
+        OSError: it cannot be opened, or is a named pipe without data for `PIPE_TIMEOUT` seconds.
     """
     if not stat.S_ISFIFO(os.stat(path).st_mode) or not os.path.exists(os.path.realpath(path)):
         return open(path, "rb")
@@ -131,10 +131,10 @@ def open_file(path: str | Path) -> BinaryIO:
 
 
 def read_file(path: str | Path) -> bytes:
-    """The bytes of a file, or of a pipe given in place of a file.
+    """Read all bytes of a file or pipe.
 
     Raises:
-        ImageError: it does not exist, or cannot be read.
+        ImageError: it does not exist or cannot be read.
     """
     try:
         with open_file(path) as file:
@@ -148,13 +148,13 @@ def read_file(path: str | Path) -> bytes:
 
 
 def read_part(path: str | Path, offset: int, size: int) -> bytes:
-    """An image that lies within a file, such as a tar.
+    """Read part of a file, such as an image in a tar archive.
 
     Raises:
-        ImageError: the file cannot be read, or has become shorter.
+        ImageError: the file cannot be read or was truncated.
     """
-    # Opened for each read (10 us): nothing to share between threads or to inherit by processes,
-    # and thousands of files do not use up the descriptors.
+    # Opened for each read (10 us): no state is shared between threads or inherited by worker
+    # processes, and thousands of files do not exhaust the file descriptors.
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(offset)
@@ -167,9 +167,9 @@ def read_part(path: str | Path, offset: int, size: int) -> bytes:
 
 
 def limited(stream: Any, where: object) -> Iterator[bytes]:
-    """The blocks of a stream of unknown length. Raises ImageError after `MAX_BYTES`."""
+    """Yield blocks of a stream of unknown length. Raises ImageError after `MAX_BYTES`."""
     size = 0
-    while block := stream.read1(1 << 16):  # what has arrived, without waiting for more
+    while block := stream.read1(1 << 16):  # available data, without waiting
         size += len(block)
         if size > MAX_BYTES:
             raise ImageError(f"larger than {MAX_BYTES >> 20} MB", where=where)

@@ -1,5 +1,5 @@
-"""An image resized and cropped for evaluation, with timm's pixels or those of the authors' code.
-Without torch, so that images can be decoded while it is being imported."""
+"""Resize and crop images for evaluation, matching the pixels of timm or of the authors' code.
+Does not import torch, so that images can be decoded while it is being imported."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vitcli.config import Preprocess, Size
 from vitcli.data.images import DRAFT_MARGIN, Encoded, load, open_image
 
 LARGEST = 1 << 25
-"""Pixels of an image that is resized whole."""
+"""Maximum pixels of a resized image before the crop; above that, only the crop is resized."""
 
 
 class Fit:
-    """Resize and crop of a model's preprocessing: the pixels of timm's evaluation transform.
+    """The resize and crop of a model's preprocessing, with the pixels of timm's eval transform.
 
-    center: resizes the shorter side to size / crop_pct and crops the centre; squash: resizes both
-    sides; border: resizes the longer side and fills the rest with the mean colour.
+    Crop modes: center resizes the shorter side to size / crop_pct and crops the center; squash
+    resizes both sides; border resizes the longer side and pads with the mean color.
     """
 
     def __init__(self, preprocess: Preprocess) -> None:
@@ -33,18 +33,18 @@ class Fit:
         self.fill = tuple(round(255 * value) for value in preprocess.mean)
 
     def __call__(self, encoded: Encoded) -> Image.Image:
-        """An image as 8-bit RGB of the model's size. Raises ImageError if it cannot be decoded."""
+        """Return 8-bit RGB of the model's input size. Raises ImageError if decoding fails."""
         opened = open_image(encoded)
         height, width = self.resized(opened.size)
         antialias = self.preprocess.antialias
-        # Without it, the pixels that are sampled depend on how many there are: decode them all.
+        # Without antialiasing, the sampled pixels depend on the image size: decode at full size.
         image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if antialias else None)
-        # Resized whole, then cropped: resizing the crop alone would save a little time and differ
-        # from timm by one level here and there.
+        # Resize, then crop: resizing only the crop would save little time, and some pixels would
+        # differ from timm's by one level.
         (top, rows), (left, columns) = map(self._centre, (height, width), self.preprocess.size)
         if not antialias:
             image = _interpolate(image, (height, width), (top, left), (rows, columns))
-        elif height * width > LARGEST:  # an image of one line would become gigabytes
+        elif height * width > LARGEST:  # a one-pixel-high image would become gigabytes
             across, down = image.width / width, image.height / height
             box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
             image = image.resize((columns, rows), self.filter, box=box)
@@ -59,7 +59,7 @@ class Fit:
         return page
 
     def resized(self, size: Size) -> Size:
-        """The size that an image of `size` gets before the crop."""
+        """The size to which an image of `size` is resized before the crop."""
         height, width = size
         to_height, to_width = self.scaled
         if self.preprocess.crop_mode == "squash":
@@ -74,7 +74,7 @@ class Fit:
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
     def _centre(self, whole: int, size: int) -> tuple[int, int]:
-        """(start, length) of the middle `size` of `whole`; all of it if it is shorter."""
+        """(start, length) of the central `size` of `whole`; all of it if it is shorter."""
         if whole <= size:
             return 0, whole
         margin = (whole - size) / 2
@@ -83,9 +83,9 @@ class Fit:
 
 
 def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Image.Image:
-    """The crop at `start` (row, column) of `image` resized to `size` without antialiasing: the
-    operations of tf.image.resize in float32, truncated to 8 bits as in big_vision
-    (pp/ops_image.py). Pillow's own transform differs in the last bit of 1% of the pixels."""
+    """The crop at `start` (row, column) of `image` resized to `size` without antialiasing, with the
+    float32 operations of tf.image.resize, truncated to 8 bits as in big_vision (pp/ops_image.py).
+    Pillow's own transform differs in the last bit of 1% of the pixels."""
     pixels = np.asarray(image)
     (above, below, down), (before, behind, across) = (
         _neighbours(*axis) for axis in zip(pixels.shape[:2], size, start, crop, strict=True)
@@ -104,8 +104,8 @@ def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Ima
 def _neighbours(
     pixels: int, size: int, start: int, count: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
-    """Along one axis of `pixels` resized to `size`, for `count` places from `start` on: the pixels
-    before and behind each, and the weight of the second. Pixel centres are at halves."""
+    """Along one axis of `pixels` resized to `size`, for `count` outputs from `start` on: the input
+    indices before and after each, and the latter's weight. Pixel centers are at half-integers."""
     half = np.float32(0.5)
     places = np.arange(start, start + count, dtype=np.float32)
     places = (places + half) * (np.float32(pixels) / np.float32(size)) - half

@@ -1,5 +1,5 @@
-"""Hub datasets stored as parquet files: the training split is streamed, and `datasets` downloads
-the other splits once, into its cache."""
+"""Hub datasets stored as parquet files: the training split is streamed; `datasets` downloads the
+other splits once, into its cache."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from vitcli.errors import DataError
 from vitcli.retry import Failure, is_temporary, persist, retry_after
 
 _AT_ONCE = 16
-"""Footers that are requested at the same time."""
+"""Concurrent requests for parquet footers."""
 _ROWS = 32
-"""Rows that are decoded at a time."""
+"""Rows per decoded batch."""
 
 
 @dataclass(frozen=True)
 class HubShard:
-    """A parquet file of a dataset."""
+    """A parquet file of a Hub dataset."""
 
     name: str
     image: str
     label: str
     table: tuple[int, ...] = ()
-    """The index of each of the dataset's classes in the run's list of classes, if it has one."""
+    """The index of each dataset class in the given list of classes; empty if none was given."""
 
     def samples(self, start: int) -> Iterator[Sample]:
-        """The rows from number `start` on; continues after temporary failures."""
+        """Yield the rows from index `start` on; resume after temporary failures."""
         number, rows = start, self._rows(start)
 
         def read(silence: float) -> Any:
@@ -62,9 +62,9 @@ class HubShard:
             number += 1
 
     def _rows(self, start: int) -> Iterator[dict[str, Any]]:
-        """The rows from number `start` on; row groups before it are not read."""
+        """Yield the rows from index `start` on, without reading earlier row groups."""
         with _open(self.name) as content:
-            # With a buffer, a column is read piece by piece and not a whole row group at a time.
+            # With a buffer, columns are read in pieces rather than a whole row group at a time.
             file = _parquet().ParquetFile(content, buffer_size=1 << 20)
             groups = range(file.num_row_groups)
             ends = np.cumsum([file.metadata.row_group(i).num_rows for i in groups])
@@ -84,10 +84,10 @@ def _open(file: str, **options: Any) -> Any:
 
 
 def explain(error: Exception, where: str) -> Failure:
-    """What an exception of `datasets`, or of the client below it, means."""
+    """The Failure for an exception of `datasets` or of its HTTP client."""
     cause = error.__cause__
     if isinstance(error, RuntimeError) and isinstance(cause, Exception):
-        error = cause  # of a client that `hub/retry.py` has made
+        error = cause  # wrapped by a client that `hub/retry.py` created
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
         what = "no such file or directory here, and no such dataset on the Hub"
@@ -117,7 +117,7 @@ def explain(error: Exception, where: str) -> Failure:
 def open_hub(
     path: str, known: Classes | None, streaming: Streaming, report: Callable[[str], None]
 ) -> Dataset:
-    """The splits of hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
+    """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
     Raises:
         DataError: the dataset does not exist, is not stored as parquet, or has no labelled images.
@@ -131,7 +131,7 @@ def open_hub(
     def ask(call: Callable[[float], Any], timeout: float | None = None) -> Any:
         return persist(call, lambda error: explain(error, path), timeout=timeout)
 
-    # First a request that the client does not retry: `datasets` takes a minute to give up.
+    # First, a request that the client does not retry: `datasets` only gives up after a minute.
     hub: Any = importlib.import_module("huggingface_hub").HfApi()
     found = ask(
         lambda silence: hub.dataset_info(repo, revision=revision or None, timeout=silence),
@@ -180,13 +180,13 @@ def open_hub(
 
 
 def _download(files: list[str], features: Any, silence: float) -> Any:
-    """The rows of files, from the cache of `datasets`."""
+    """Load files with `datasets`, which caches them."""
     options = {"data_files": files, "features": features, "split": "train"}
     return library().load_dataset("parquet", **options)
 
 
 def _footer(file: str) -> Any:
-    """The metadata of a parquet file: `pyarrow.parquet.FileMetaData`."""
+    """Read the metadata of a parquet file: a `pyarrow.parquet.FileMetaData`."""
 
     def read(silence: float) -> Any:
         with _open(file, block_size=1 << 16) as content:

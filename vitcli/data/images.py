@@ -1,4 +1,4 @@
-"""One image of any kind becomes upright 8-bit RGB, or an ImageError that says why not."""
+"""Decode images of any supported format to upright 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from vitcli.config import Size
 from vitcli.data.files import HAS_HEIF, read_file
 from vitcli.errors import ImageError
 
-# JPEG stands for MPO too. Pillow's other formats include programs: EPS runs Ghostscript.
+# "JPEG" includes MPO. Some of Pillow's other formats run programs: EPS runs Ghostscript.
 _FORMATS = (
     "JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
 )  # fmt: skip
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
-"""How files of the common formats start."""
+"""Magic bytes of common formats."""
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
 _SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N", "I"})
 _ORIENTATION = 0x0112
 _MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
-"""Pillow refuses to open more than this (179 million), lest a small file fill the memory."""
+"""Pillow's limit (179 million), against small files that decompress to huge images."""
 
-# Pillow reads large images (from half of that on) and damaged EXIF blocks with a warning on stderr:
-# no news for whoever classifies a directory.
+# Pillow warns on stderr about large images (from half that limit) and damaged EXIF blocks: noise
+# when classifying a directory.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", message="Corrupt EXIF data", category=UserWarning)
 
 DRAFT_MARGIN = 4
-"""How many times larger than its target a JPEG that is decoded at reduced scale stays. Measured
-on 59 photographs against full decoding, after the resize: at 4 the mean difference is 0.7 of 255
-levels (PSNR 39 dB at least), at 2 it is 1.5 (31 dB)."""
+"""A JPEG decoded at reduced scale stays at least this many times larger than its target. Mean
+difference from full decoding after the resize, on 59 photographs: 0.7 of 255 levels at 4 (PSNR at
+least 39 dB), 1.5 at 2 (31 dB)."""
 
 Encoded = bytes | str | Path | Image.Image
 """An image's bytes, its path, or an open Pillow image."""
@@ -47,15 +47,15 @@ Encoded = bytes | str | Path | Image.Image
 
 @dataclass(frozen=True)
 class Opened:
-    """An image of which only the header was read."""
+    """An opened image whose pixels are not decoded yet."""
 
     image: Image.Image
     where: str | None
-    """Its file, for messages."""
+    """Its path, for error messages."""
     owned: bool
-    """Whether it was opened here: a caller's own image must keep its size."""
+    """Whether it was opened here, so that it may be modified (`draft` changes the size)."""
     orientation: int
-    """EXIF's, 1 (upright) to 8."""
+    """EXIF orientation, 1 (upright) to 8."""
 
     @property
     def size(self) -> Size:
@@ -65,18 +65,18 @@ class Opened:
 
 
 def decode(image: Encoded, target: Size | None = None) -> Image.Image:
-    """An image as upright 8-bit RGB.
+    """Decode an image to upright 8-bit RGB.
 
-    EXIF orientation is applied. Transparency is shown on white. 16-bit greyscale keeps its upper 8
-    bits. Of an animation, the first frame is taken.
+    Applies EXIF orientation, composites transparency on white, keeps the upper 8 bits of 16-bit
+    grayscale, and takes the first frame of an animation.
 
     Args:
         image: encoded bytes, a path, or an open Pillow image.
-        target: (height, width) that it will be resized to. A JPEG that stays `DRAFT_MARGIN` times
-            as large is then decoded at 1/2, 1/4 or 1/8 of its size, which is as much faster.
+        target: (height, width) that it will be resized to. A JPEG is then decoded at 1/2, 1/4 or
+            1/8 of its size, which is as much faster, if it stays `DRAFT_MARGIN` times as large.
 
     Raises:
-        ImageError: missing, empty, not an image, cut short, damaged, or too large to decode.
+        ImageError: missing, empty, not an image, truncated, damaged, or too large to decode.
     """
     if target is None:
         return load(open_image(image))
@@ -84,7 +84,7 @@ def decode(image: Encoded, target: Size | None = None) -> Image.Image:
 
 
 def open_image(encoded: Encoded) -> Opened:
-    """Reads an image's header; `load` decodes its pixels."""
+    """Open an image and read its header; `load` decodes the pixels."""
     if isinstance(encoded, Image.Image):
         _load_late_exif(encoded, None)
         return Opened(encoded, None, False, _orientation(encoded))
@@ -108,7 +108,7 @@ def open_image(encoded: Encoded) -> Opened:
         image = Image.open(io.BytesIO(encoded), formats=formats)
     except Image.DecompressionBombError:
         raise _too_large(where) from None
-    except Exception as error:  # a damaged header makes Pillow raise anything
+    except Exception as error:  # Pillow may raise anything for a damaged header
         what = "not an image, or an unsupported format"
         if encoded.startswith(_MAGIC):
             what = "the image is damaged or cut short"
@@ -119,7 +119,7 @@ def open_image(encoded: Encoded) -> Opened:
 
 
 def _load_late_exif(image: Image.Image, where: str | None) -> None:
-    """In a PNG, EXIF may follow the pixels, which are then decoded at once."""
+    """Decode a PNG without EXIF in its header now: EXIF may follow the pixels."""
     if image.format == "PNG" and "exif" not in image.info:
         with _decoding(where):
             image.load()
@@ -127,14 +127,14 @@ def _load_late_exif(image: Image.Image, where: str | None) -> None:
 
 @contextlib.contextmanager
 def _decoding(where: str | None) -> Iterator[None]:
-    """Raises whatever Pillow raises inside as ImageError."""
+    """Convert exceptions raised by Pillow to ImageError."""
     try:
         yield
     except Image.DecompressionBombError:
         raise _too_large(where) from None
     except MemoryError as error:
         raise ImageError("not enough memory to decode it", where=where) from error
-    except Exception as error:  # damaged pixels make Pillow raise anything
+    except Exception as error:  # Pillow may raise anything for damaged pixels
         reason = str(error).partition("\n")[0] or "the data ends early"
         raise ImageError(f"cannot be decoded: {reason}", where=where) from error
 
@@ -145,8 +145,8 @@ def _too_large(where: object) -> ImageError:
 
 
 def load(opened: Opened, at_least: Size | None = None) -> Image.Image:
-    """Decodes an open image as `decode` does; a JPEG at the smallest scale that is not below the
-    (height, width) `at_least`."""
+    """Decode an open image as `decode` does; a JPEG at the smallest scale that is not smaller than
+    the (height, width) `at_least`."""
     image, turn = opened.image, _TURNS.get(opened.orientation)
     with _decoding(opened.where):
         if at_least is not None and opened.owned and image.format in ("JPEG", "MPO"):
@@ -166,31 +166,31 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation -> what makes the image upright."""
+"""EXIF orientation -> the transpose that makes the image upright."""
 
 
 _WITH_ORIENTATION = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 upright .. 8 (EXIF, or where Pillow finds it in XMP). Pillow itself turns TIFFs."""
+    """The orientation, 1 (upright) to 8, from EXIF or XMP. Pillow itself rotates TIFFs."""
     if image.format == "TIFF" or not _WITH_ORIENTATION & image.info.keys():
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a damaged EXIF block does not make the pixels unreadable
+    except Exception:  # pixels can be read despite a damaged EXIF block
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode of Pillow as 8-bit RGB."""
+    """Convert an image of any Pillow mode to 8-bit RGB."""
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
     if mode in _SIXTEEN_BIT:
         values = np.asarray(image).astype(np.int64)
-        # 'I' is what some formats give for 16 bits, and others for 32.
+        # Some formats use 'I' for 16 bits, others for 32.
         top = 65535 if values.max(initial=0) <= 65535 else 2**31 - 1
         eight = (np.clip(values, 0, top) * 255 + top // 2) // top
         return Image.fromarray(eight.astype(np.uint8)).convert("RGB")
@@ -199,10 +199,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
         floats = floats * 255 if floats.max(initial=0) <= 1 else floats
         return Image.fromarray(np.clip(floats + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
     if mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
-        # Pillow inverts every CMYK JPEG, as Adobe writes them; without Adobe's mark they are not.
+        # Pillow inverts all CMYK JPEGs, but only those with an Adobe marker are stored inverted.
         return ImageChops.invert(image).convert("RGB")
     if "A" in mode or "a" in mode or "transparency" in image.info:
-        # Pillow turns premultiplied grey ("La") into nothing but "LA".
+        # Pillow can convert premultiplied gray ("La") only to "LA".
         colours = (image.convert("LA") if mode == "La" else image).convert("RGBA")
         page = Image.new("RGB", image.size, "white")
         page.paste(colours, mask=colours.getchannel("A"))

@@ -1,6 +1,6 @@
-"""The images that a command line names: files, directories, tars, patterns, URLs, lists, stdin.
+"""Images given on the command line: files, directories, tars, patterns, URLs, lists, stdin.
 
-Found lazily and read one at a time, so that a million take no more memory than a hundred. Standard
+They are found lazily and read one at a time, so memory does not grow with their number. Standard
 library only.
 """
 
@@ -37,30 +37,30 @@ from vitcli.data.tar import damaged, is_tar, members, open_tar
 from vitcli.errors import DataError, ImageError, VitWarning
 
 URL_TIMEOUT = 10.0
-"""Seconds that a server may stay silent."""
+"""Read timeout in seconds."""
 URL_DEADLINE = 60.0
-"""Seconds that one image may take to arrive."""
+"""Time limit in seconds for one download."""
 
 
 @dataclass(frozen=True)
 class ImageInput:
-    """One image to read: its name for messages, and a function that returns its encoded bytes (or
+    """An image to read: its name for messages, and a function that returns its encoded bytes (or
     an open Pillow image) or raises ImageError."""
 
     name: str
     read: Callable[[], Any]
     shared: bool = False
-    """Whether the caller may change it for the next one: it must be read at once."""
+    """Whether the caller may reuse it for the next image, so it must be decoded immediately."""
 
 
 def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[ImageInput]:
-    """The images that each argument names, in order.
+    """Yield the images of each argument, in order.
 
-    A file, whatever its ending; a directory, with everything below it (see `files.walk`); a tar
-    file, compressed or not, with all images in it; a pattern with `*`, `?`, `[...]` or `**`; an
-    http(s) URL of an image or a tar file; `-`: one image on standard input; `@list.txt` (`@-`): one
-    of these a line. An argument that names no image, or cannot be read to its end, yields one that
-    cannot be read, under the name of the argument.
+    An argument is a file with any suffix; a directory, searched recursively (see `files.walk`); a
+    tar file of images, compressed or not; a glob pattern with `*`, `?`, `[...]` or `**`; an http(s)
+    URL of an image or tar file; `-`, one image on standard input; or `@list.txt` (`@-`), a file of
+    such arguments, one per line. For an argument without images, or with an error on the way, an
+    unreadable image with the argument's name is yielded.
     """
     for argument in arguments:
         if argument.startswith("@"):
@@ -89,8 +89,8 @@ def _found(argument: str, offline: bool) -> Iterator[ImageInput]:
 
 
 def expand(argument: str) -> list[str]:
-    """What matches a pattern: images and tar files, or after an @ lists. Any other argument stands
-    for itself."""
+    """Expand a glob pattern to images and tar files, or with a leading @ to lists. Any other
+    argument is returned unchanged."""
     pattern = argument.removeprefix("@")
     exists = is_url(pattern) or "\0" in pattern or os.path.lexists(pattern)
     if exists or not glob.has_magic(pattern):
@@ -102,7 +102,7 @@ def expand(argument: str) -> list[str]:
 
 
 def is_countable(argument: str) -> bool:
-    """Whether its images can be counted without reading all of it."""
+    """Whether the argument's images can be counted without reading all data."""
     if argument.startswith("@"):
         return os.path.isfile(argument[1:])  # not a pipe
     name = urlsplit(argument).path if is_url(argument) else argument
@@ -117,7 +117,7 @@ def _named(path: str) -> Iterator[ImageInput]:
 
 
 def _tar(place: str) -> Iterator[ImageInput]:
-    """The images in a tar file. Those of a plain file on disk are read later, in place."""
+    """Yield the images in a tar file. In an uncompressed local file they are read on demand."""
     empty = True
     try:
         with open_tar(place) as (tar, in_place):
@@ -146,7 +146,7 @@ def _file(path: str) -> ImageInput:
 
 
 def _is_candidate(path: str) -> bool:
-    """Whether a pattern means this path: of an image or a tar, no directory, pipe or device."""
+    """Whether a path that matches a pattern is an image or tar, not a directory, pipe or device."""
     there = os.path.isfile(path) or not os.path.exists(path)
     name = os.path.basename(path)
     return (is_image(name) or is_tar(name)) and there
@@ -176,7 +176,7 @@ def _unreadable(name: str, what: str) -> ImageInput:
 
 
 def _listed(path: str, offline: bool) -> Iterator[ImageInput]:
-    """The images of a list, one a line; `-` is standard input."""
+    """Yield the images of a list file with one argument per line; `-` is standard input."""
     try:
         with open_file(path) if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
             for line in lines:
@@ -191,10 +191,10 @@ def _listed(path: str, offline: bool) -> Iterator[ImageInput]:
 
 
 def fetch(url: str) -> bytes:
-    """The bytes at an http(s) URL.
+    """Download the content of an http(s) URL.
 
     Raises:
-        ImageError: no answer within `URL_TIMEOUT` seconds, an error, or more than `MAX_BYTES`.
+        ImageError: a timeout (`URL_TIMEOUT`, `URL_DEADLINE`), an error, or more than `MAX_BYTES`.
     """
     from vitcli.data.remote import RemoteFile
 

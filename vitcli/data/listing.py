@@ -1,8 +1,7 @@
-"""The images in class directories: listed once, cached, and listed again only after a directory has
-changed.
+"""List the images in class directories; listings are cached until a directory changes.
 
-Names are handled a whole directory at a time: with a million of them, work on each name would cost
-as much as the listing.
+Names are processed a whole directory at a time: with a million of them, per-name work would cost
+as much as the listing itself.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from vitcli.data.source import Names
 from vitcli.errors import DataError, failing_as
 
 KEPT_FROM = 10_000
-"""Images from which on a listing is cached: a smaller one is made in no time."""
+"""Minimum number of images for a listing to be cached; smaller ones are fast to make."""
 SETTLED = 2.0
-"""Seconds after which the next change of a directory is certain to alter its modification time."""
+"""Seconds after which another change of a directory is sure to alter its modification time."""
 
 
 class Listing(NamedTuple):
     """The images of a directory of class directories."""
 
     counts: dict[str, int]
-    """Images of each class directory, in order of their names."""
+    """Number of images in each class directory, sorted by directory name."""
     names: Names
-    """Of all images, class by class, relative to the dataset."""
+    """Names of all images, grouped by class, relative to the dataset root."""
     skipped: dict[str, int]
-    """Files that cannot be read, by kind."""
+    """Number of unsupported files, by kind."""
 
 
 def list_classes(root: Path, place: Path) -> Listing:
-    """The images of each class directory in `place`, which is `root` or a directory below it.
+    """List the images of each class directory in `place`, which is `root` or a directory below it.
 
-    Links are followed; a link with the name of an image counts as one, and its target is checked
-    when it is read.
+    Symlinks are followed; one that is named like an image counts as an image, and its target is
+    only checked when it is read.
     """
     parts = ("v3", *sorted(IMAGE_SUFFIXES), root.resolve(), place.resolve())
     key = hashlib.sha256(os.fsencode("\0".join(map(str, parts)))).hexdigest()[:20]
@@ -56,7 +55,7 @@ def list_classes(root: Path, place: Path) -> Listing:
         if times.tolist() == _times(place, counts):
             return Listing(counts, Names(text, ends), skipped)
     classes = subdirectories(place)
-    now = _times(place, classes)  # before the names: a change meanwhile makes them outdated
+    now = _times(place, classes)  # before listing: a change during it invalidates the cache
     listing, nested = _list(root, place, classes)
     old = max(now) < (time.time() - SETTLED) * 1e9
     if len(listing.names) >= KEPT_FROM and old and not nested:
@@ -66,10 +65,10 @@ def list_classes(root: Path, place: Path) -> Listing:
 
 
 def subdirectories(directory: Path) -> list[str]:
-    """The names of the directories in a directory, sorted, without hidden ones.
+    """The sorted names of the subdirectories of a directory, without hidden ones.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the directory cannot be read.
     """
     with failing_as(DataError, "cannot be read", directory), os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if is_directory(entry))
@@ -77,23 +76,23 @@ def subdirectories(directory: Path) -> list[str]:
 
 
 def _times(place: Path, classes: Iterable[str]) -> list[int]:
-    """Modification times of a directory and the class directories in it; 0 if one is missing."""
+    """Modification times of a directory and its class directories; 0 if one is missing."""
     paths = (place, *(place / name for name in classes))
     return [path.stat().st_mtime_ns if path.is_dir() else 0 for path in paths]
 
 
 def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, bool]:
-    """The listing, and whether a class directory holds others."""
+    """Return the listing, and whether any class directory has subdirectories."""
     skipped, counts, nested = Counter[str](), dict[str, int](), False
     text, ends = bytearray(), [np.empty(0, np.int64)]
-    # "/" on every system, so that a recorded split holds on another.
+    # "/" on every platform, so that a recorded split is portable.
     above = "" if place == root else place.relative_to(root).as_posix() + "/"
     for name in classes:
         directory, inner = os.path.join(place, name), f"{above}{name}/"
         try:
             found = sorted(os.listdir(directory))
         except OSError:
-            found = [""]  # the error appears when it is read
+            found = [""]  # reading it raises the error
         joined = _join(inner, found)
         if not _all_images(found, joined):
             with contextlib.suppress(OSError), os.scandir(directory) as entries:
@@ -114,10 +113,10 @@ def _join(directory: str, names: list[str]) -> str:
 
 
 def _all_images(names: list[str], joined: str) -> bool:
-    """Whether all of these sorted names are those of images (`is_image`), judged together."""
-    if not names or names[0] < "/":  # what starts with a dot sorts before that
+    """Whether all of these sorted names are image names (`is_image`), checked in bulk."""
+    if not names or names[0] < "/":  # names that start with a dot sort before "/"
         return all(map(is_image, names))
-    kind = joined.rpartition(".")[2]  # most directories have one
+    kind = joined.rpartition(".")[2]  # most directories have a single suffix
     if kind[:-1].lower() in IMAGE_SUFFIXES and joined.count(f".{kind}") == len(names):
         return True
     lower = joined.lower()

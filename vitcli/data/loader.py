@@ -1,13 +1,12 @@
 """Batches of images, decoded by worker processes.
 
-A batch is a function of (seed, step) alone: workers only decide when it is ready. Workers share the
-work of a batch in chunks: of a source, each takes the next chunk; of a stream, each has places of
-its own in every batch, as it must read their lanes in order.
+A batch depends only on (seed, step), not on the number of workers. Batches are split into chunks:
+of a source, each worker takes the next chunk; of a stream, each worker has fixed positions in every
+batch, because it must read their lanes in order.
 
-Forked workers write images into memory that they share with this process. It has no name, so the
-size of /dev/shm does not matter: containers often have 64 MB, and torch's own way of sending
-tensors kills the worker when that is full. Where workers are not forked, images come through pipes,
-at a tenth of the speed.
+Forked workers write images into anonymous shared memory, so the size of /dev/shm does not matter:
+containers often have 64 MB, and torch's own transfer of tensors kills the worker when that is full.
+If workers are not forked, images are sent through pipes, at a tenth of the speed.
 """
 
 from __future__ import annotations
@@ -41,39 +40,39 @@ from vitcli.machine import STOP_SIGNALS
 
 Transform = TrainTransform | EvalTransform
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,)); of a stream,
-the numbers of the samples instead of indices."""
+"""(images uint8 (b, 3, H, W), labels int64 (b,), indices into the source int64 (b,)); for a stream,
+`Sample.number` instead of indices."""
 
 _CHUNK_BYTES = 4 << 20
 _CHUNK_IMAGES = 256
-"""A chunk costs the main process half a millisecond: small images are not dealt out in less, even
-if some workers then have no share of a batch."""
+"""The smallest chunk of small images, even if some workers then get no part of a batch: each chunk
+costs the main process half a millisecond."""
 _FORKS = sys.platform == "linux"
-"""Whether workers are forked; macOS and Windows cannot."""
+"""Whether workers are forked; not on macOS and Windows."""
 _MOST_BAD = 1000
-"""Samples of a stream that cannot be read, one after the other, before the run ends."""
+"""Consecutive unreadable samples of a stream after which the run fails."""
 
 
 Pixels = npt.NDArray[np.uint8]
 
 
 class _Chunk(NamedTuple):
-    """Places of a batch."""
+    """Part of a batch."""
 
     images: Pixels | None
-    """None: they are in shared memory."""
+    """None if they are in shared memory."""
     labels: Ints
     indices: Ints
     unreadable: list[ImageError]
 
 
 class _Image(NamedTuple):
-    """An image that may take a place."""
+    """A candidate image for a position in a batch."""
 
     number: int
     where: str
     read: Callable[[], tuple[bytes, int]]
-    """Returns its bytes and its label."""
+    """Return its bytes and its label."""
 
 
 def train_batches(
@@ -90,16 +89,15 @@ def train_batches(
     lead: int = 0,
     pin: bool = False,
 ) -> Generator[Batch]:
-    """Each global batch, or a part of it, for the steps start_step .. steps - 1.
+    """Yield each global batch, or a part of it, for the steps start_step .. steps - 1.
 
     Args:
-        on_unreadable: called with each image that cannot be read, whenever it comes. The next
-            readable image of its class (`Source.same_class`) takes its place, with the same
-            random choices; which one depends on the files alone. In a stream, it is the next one
-            of the lane.
-        part: places in the global batch; None: all.
-        lead: images before the part that come with it; before the first image is the last one.
-        pin: whether batches are put into pinned memory, from which CUDA copies while computing.
+        on_unreadable: called each time an image cannot be read. It is replaced by the next readable
+            image of its class (`Source.same_class`), which depends only on the files, or in a
+            stream by the next one of the lane, with the same random choices.
+        part: positions in the global batch; None: all.
+        lead: number of images before the part to include; the last image precedes the first.
+        pin: whether to put batches into pinned memory, for asynchronous copies to CUDA devices.
 
     Raises:
         ImageError: no image of a class can be read.
@@ -127,12 +125,12 @@ def train_batches(
             for step, (indices, epochs) in enumerate(drawn, start_step)
             for part in parts
         )
-        # Two batches in all, or two chunks for each worker.
+        # Two batches in total, or two chunks per worker.
         prefetch = max(2, 2 * len(places) // (size * max(workers, 1)))
         shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(parts)))
         chunks = _load(_Images(source, transform, seed, shared), orders, workers, prefetch)
-    # A program that ends with batches left over would wait forever for the workers, which ignore
-    # SIGTERM; closing the generator ends them first.
+    # A program that exits before the last batch would wait forever for the workers, which ignore
+    # SIGTERM; closing the generator stops them first.
     atexit.register(chunks.close)
     gathered, step = list[_Chunk](), start_step
     try:
@@ -145,7 +143,7 @@ def train_batches(
             if sum(len(chunk.labels) for chunk in gathered) == len(places):
                 sent = [chunk.images for chunk in gathered if chunk.images is not None]
                 pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
-                # By numpy, in this thread: torch would wake threads that workers leave no core.
+                # In numpy, in this thread: torch's threads would compete with workers for cores.
                 np.concatenate(sent or [shared[step % len(shared)]], out=pixels.numpy())
                 labels, indices = (
                     torch.from_numpy(np.concatenate(arrays))
@@ -159,8 +157,8 @@ def train_batches(
 
 
 def _shared_batches(shape: tuple[int, ...], workers: int, ahead: int) -> Pixels:
-    """Memory that workers write and this process reads, (ahead + 1, *shape): of the batch that is
-    read, and of those that are decoded meanwhile. Empty where workers are not forked."""
+    """Allocate memory shared with workers, (ahead + 1, *shape): for the batch being read and those
+    being decoded. Empty if workers are not forked."""
     if not workers or not _FORKS:
         return np.empty((0, *shape), np.uint8)
     memory = mmap.mmap(-1, (ahead + 1) * math.prod(shape))
@@ -168,17 +166,17 @@ def _shared_batches(shape: tuple[int, ...], workers: int, ahead: int) -> Pixels:
 
 
 class _Order(NamedTuple):
-    """A chunk that a worker is to make."""
+    """A chunk for a worker to load."""
 
     step: int
     part: slice
-    """Its places in the step's batch."""
+    """Its positions in the step's batch."""
     indices: Ints
     epochs: Ints
 
 
 class _Images(Dataset[_Chunk | VitError]):
-    """Makes chunks of a source, given its indices and their epochs."""
+    """Load chunks of a source, given indices and their epochs."""
 
     def __init__(self, source: Source, transform: Transform, seed: int, shared: Pixels) -> None:
         self.source, self.transform, self.seed, self.shared = source, transform, seed, shared
@@ -198,7 +196,7 @@ class _Images(Dataset[_Chunk | VitError]):
 
 
 class _Lanes(IterableDataset[_Chunk | VitError]):
-    """Makes chunks of a stream, one of every batch in each worker process."""
+    """Load chunks of a stream; each worker process loads one chunk of every batch."""
 
     def __init__(
         self,
@@ -227,7 +225,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         }
 
         def candidates(lane: int, asked: Sample) -> Iterator[_Image]:
-            """The sample, and those that the lane's next batches begin with."""
+            """The sample, then the lane's next ones, which later batches use too."""
             yield self._image(asked)
             lanes[lane], ahead = itertools.tee(lanes[lane])
             for _, sample in itertools.islice(ahead, _MOST_BAD):
@@ -260,7 +258,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
 
 
 def _place(shared: Pixels, step: int, part: slice) -> Pixels | None:
-    """Where a part of the step's batch is written in shared memory, if there is any."""
+    """The shared memory for a part of the step's batch, or None without shared memory."""
     return shared[step % len(shared), part] if len(shared) else None
 
 
@@ -270,14 +268,14 @@ def _chunk(
     wanted: Iterable[tuple[int, int, Iterator[_Image]]],
     place: Pixels | None,
 ) -> _Chunk | VitError:
-    """The first image that can be read of the candidates for each place.
+    """Load the first readable candidate for each position of a chunk.
 
-    An error is returned, as torch would bury it in the text of a traceback.
+    Errors are returned, because torch would turn a raised one into the text of a traceback.
 
     Args:
-        wanted: for each place its epoch, the index of the image that belongs there, which together
-            decide every random choice, and the candidates.
-        place: shared memory that the images are written to; None: they are returned.
+        wanted: for each position its epoch and the index of its intended image, which together
+            determine every random choice, and the candidates.
+        place: shared memory to write the images to; None: they are returned.
     """
     images, labels, indices, unreadable = [], list[int](), list[int](), list[ImageError]()
     try:
@@ -303,7 +301,7 @@ def _chunk(
 
 
 def irreplaceable(error: ImageError) -> ImageError:
-    """Of an image that cannot be read, nor can any that could take its place."""
+    """The error for an unreadable image without a readable replacement."""
     what = f"{error.what}, nor can any image that could take its place be read"
     return ImageError(what, where=error.where, hint="repair or remove these images")
 
@@ -311,7 +309,7 @@ def irreplaceable(error: ImageError) -> ImageError:
 def _load(
     dataset: Any, orders: Iterator[Any] | None, workers: int, prefetch: int
 ) -> Generator[_Chunk | VitError]:
-    """The chunks that worker processes make, in order; without workers, this process."""
+    """Yield the chunks in order, loaded by worker processes or, with 0 workers, by this one."""
     others = set(multiprocessing.active_children())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -326,21 +324,21 @@ def _load(
                 worker_init_fn=_start_worker,
                 # Forked workers share the index arrays and start at once.
                 multiprocessing_context="fork" if workers and _FORKS else None,
-                generator=torch.Generator(),  # else it draws from the generator that dropout uses
+                generator=torch.Generator(),  # else it uses the global one, as dropout does
             )
         )
     processes = set(multiprocessing.active_children()) - others
     failure = None
     try:
         yield from chunks
-    except RuntimeError as error:  # torch's own: what the workers expect is among the chunks
+    except RuntimeError as error:  # raised by torch: expected errors are returned as chunks
         if not workers:
             raise
         failure = str(error).partition("\n")[0]
     finally:
-        del chunks  # the last reference: the workers end now
+        del chunks  # the last reference: the workers stop now
         for process in processes:
-            process.kill()  # one that waits for a server has not ended
+            process.kill()  # one that is waiting for a server has not stopped
     if failure:
         raise DataError(
             f"a worker process that decodes images failed: {failure}",
@@ -353,19 +351,19 @@ def _unchanged(chunk: object) -> object:
 
 
 def _start_worker(_: int) -> None:
-    torch.set_num_threads(1)  # the processes are the parallelism
-    # Ctrl-C, and the signals of a scheduler, reach the whole group: the main process alone decides
-    # how a run ends. Workers end with it.
+    torch.set_num_threads(1)  # parallelism comes from the processes
+    # Ctrl-C and a scheduler's signals go to the whole process group, but only the main process
+    # handles them. Workers exit with it.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Ends this worker once its main process is gone. One that was killed would otherwise leave
-    workers for ever: they wait to write to a pipe that nobody reads, and that they, being forked,
-    hold open themselves, as they do the sockets by which other ranks notice that it is gone."""
+    """Kill this worker once its main process is gone. Otherwise, workers would survive a killed
+    parent: they block on writing to a pipe that nobody reads but that they, being forked, keep open
+    themselves, as they do the sockets by which other ranks would notice its death."""
     parent = multiprocessing.parent_process()
     while parent is not None and os.getppid() == parent.pid:
         time.sleep(0.5)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # not caught by anyone
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # cannot be caught

@@ -1,5 +1,5 @@
-"""The random choices of training, each a function of (seed, epoch, sample) or (seed, step): none
-depends on workers, ranks, or where a run was interrupted."""
+"""The random number generators of training. Each depends only on (seed, epoch, sample) or (seed,
+step), not on workers, ranks, or where a run was interrupted."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from vitcli.data.source import Ints, Source
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Decides everything that happens to image `index` of the training split in an epoch."""
+    """Return the generator for augmenting image `index` of the training split in an epoch."""
     return np.random.default_rng((seed, 0, epoch, index))
 
 
 def batch_rng(seed: int, step: int) -> np.random.Generator:
-    """Decides mixup and cutmix of a step's global batch."""
+    """Return the generator for mixup and cutmix of a step's global batch."""
     return np.random.default_rng((seed, 1, step))
 
 
 def image_rng(seed: int, step: int, place: int) -> np.random.Generator:
-    """Decides which patches of the image at `place` in a step's global batch are masked."""
+    """Return the generator for masking patches of the image at `place` in a step's global batch."""
     return np.random.default_rng((seed, 3, step, place))
 
 
 def validation_rng(index: int) -> np.random.Generator:
-    """Decides which patches of a validation image are masked, the same in every run."""
+    """Return the generator for masking patches of a validation image, the same in every run."""
     return np.random.default_rng((0, 4, index))
 
 
 def order_rng(seed: int, epoch: int) -> np.random.Generator:
-    """Decides the order of an epoch."""
+    """Return the generator for the order of the images (of a stream: shards) in an epoch."""
     return np.random.default_rng((seed, 2, epoch))
 
 
 def block_rng(seed: int, epoch: int, lane: int, block: int) -> np.random.Generator:
-    """Decides the order of a block of a stream's lane."""
+    """Return the generator for shuffling a block of a stream's lane."""
     return np.random.default_rng((seed, 3, epoch, lane, block))
 
 
@@ -49,12 +49,12 @@ def batch_orders(
     steps: int,
     balanced: bool = False,
 ) -> Iterator[tuple[Ints, Ints]]:
-    """(indices, epochs) of each global batch of the steps start_step .. steps - 1, both int64 (B,);
-    index and epoch together decide what happens to an image.
+    """Yield (indices, epochs) of each global batch of the steps start_step .. steps - 1, both int64
+    (B,); index and epoch together determine the augmentation of an image.
 
-    Epochs follow each other without a gap, so a batch may hold the end of one and the start of the
-    next. An epoch is a permutation of all images; a balanced one has the same length and as many
-    images of each class.
+    Epochs are contiguous, so a batch may contain the end of one and the start of the next. An epoch
+    is a permutation of all images; a balanced one has the same length and equally many images of
+    each class.
     """
 
     @functools.lru_cache(2)
@@ -76,10 +76,10 @@ def batch_orders(
 
 
 def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """An epoch with as many images of each class, up to one: (indices, epochs), int64 (N,).
+    """A class-balanced epoch: (indices, epochs), int64 (N,). Class counts differ by at most one.
 
-    Images of small classes are repeated evenly; of large classes some are left out. Each
-    repetition of an image has an epoch of its own, so that it is cropped differently.
+    Images of small classes are repeated evenly; some of large classes are omitted. Each repetition
+    of an image has its own epoch number, so that it is augmented differently.
     """
     counts = source.counts()
     members = np.split(np.argsort(source.labels, kind="stable"), np.cumsum(counts)[:-1])

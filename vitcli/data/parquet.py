@@ -1,7 +1,7 @@
-"""Parquet files as the Hub stores datasets, through the `datasets` library.
+"""Datasets in parquet files, as on the Hub, read with the `datasets` library.
 
-`datasets` writes them once as Arrow into its own cache (HF_HOME), which is then mapped: random
-access without holding the data in memory.
+`datasets` converts them once to Arrow in its own cache (HF_HOME) and memory-maps that: random
+access without loading the data into memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine
 
 
 class ArrowReader:
-    """Images in a column of a mapped table."""
+    """Read images from a column of a memory-mapped table."""
 
     def __init__(self, table: Any, column: str) -> None:
         self.table = table  # datasets.Dataset
@@ -34,7 +34,7 @@ class ArrowReader:
         self._values = table.data.column(column)  # binary, or struct<bytes, path>
 
     def __reduce__(self) -> tuple[type[ArrowReader], tuple[Any, str]]:
-        # A dataset is pickled as the path of its file, its columns with all that they hold.
+        # A dataset pickles as the path of its file, but a column with all of its data.
         return ArrowReader, (self.table, self.column)
 
     def read(self, row: int) -> bytes:
@@ -48,13 +48,13 @@ class ArrowReader:
 
 
 def is_parquet(name: str) -> bool:
-    """Whether a file is named like a parquet file."""
+    """Whether a file name is that of a parquet file; hidden files are excluded."""
     return name.lower().endswith(".parquet") and not name.startswith(".")
 
 
 def open_parquet(path: Path, known: Classes | None) -> Dataset:
-    """The splits of a parquet file, or of a directory of them (data/train-00000-of-00001.parquet);
-    see `group_by_split`."""
+    """Open a parquet file, or a directory of them (data/train-00000-of-00001.parquet); for their
+    splits, see `group_by_split`."""
     library()
     root, files = path.parent, [path]
     if path.is_dir():
@@ -79,8 +79,8 @@ def label_tables(
     known: Classes | None,
     root: str | Path,
 ) -> Dataset:
-    """Tables (`datasets.Dataset`), one for each split, with their rows' names relative to `root`,
-    as a dataset."""
+    """Build a dataset from a table (`datasets.Dataset`) per split, and the names of its rows
+    relative to `root`."""
     if not tables:
         raise DataError("no labelled images", where=where)
     image, label = columns(next(iter(tables.values())).features, where)
@@ -104,22 +104,22 @@ def label_tables(
 
 
 def class_names(feature: Any) -> Classes | None:
-    """The classes of a label column, if it names them."""
+    """The classes of a label column, or None if it has no class names."""
     spelt = getattr(feature, "names", None)
     return tuple(class_of(name) for name in spelt) if spelt else None
 
 
 def _load(files: list[Path], path: Path) -> Any:
-    """The rows of files: a `datasets.Dataset`."""
-    names = [glob.escape(str(file.resolve())) for file in files]  # `datasets` takes patterns
+    """Load files as a `datasets.Dataset`."""
+    names = [glob.escape(str(file.resolve())) for file in files]  # `datasets` expands globs
     try:
         return library().load_dataset("parquet", data_files=names, split="train")
-    except Exception as error:  # whatever pyarrow, fsspec and the disk raise
+    except Exception as error:  # pyarrow's, fsspec's or the OS's
         raise _unreadable(files[0] if len(files) == 1 else path, error) from error
 
 
 def library() -> Any:
-    """`datasets`, quiet: its errors are raised as well. Raises MissingExtraError."""
+    """Import `datasets` without its logging: errors are raised too. Raises MissingExtraError."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -133,7 +133,7 @@ def _count_rows(file: Path) -> int:
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         return int(parquet.read_metadata(file).num_rows)
-    except Exception as error:  # pyarrow's own, which is not imported here, and the disk's
+    except Exception as error:  # the OS's or pyarrow's, which is not imported here
         raise _unreadable(file, error) from error
 
 
@@ -143,7 +143,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:
-    """The names of the image and the label column: by type, then by name."""
+    """Find the names of the image and label columns, by type, then by name."""
     kinds = {name: type(feature).__name__ for name, feature in features.items()}
     binary = [name for name in kinds if "binary" in str(features[name])]
     images = [name for name, kind in kinds.items() if kind == "Image"]
@@ -163,7 +163,7 @@ def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:
 
 
 def _labels(table: Any, column: str, path: object) -> tuple[Ints, Ints | list[str]]:
-    """The rows that have a label, and their labels."""
+    """Return the indices of labeled rows, and their labels."""
     values = table.data.column(column)
     try:
         if "string" in str(values.type):

@@ -1,10 +1,10 @@
 """RandAugment (arXiv 1909.13719) with the operations and magnitudes of big_vision and AugReg.
 
-Each layer draws one of 16 operations evenly and always applies it. Per unit of magnitude (10 is the
-full range, more is allowed): rotation 3 degrees, shear 0.03, translation 4.5% of the image, with
-random signs; colour, contrast, brightness and sharpness change by a factor of 0.1 + 0.18 per unit;
+Each layer draws one of 16 operations uniformly and always applies it. Per unit of magnitude (10 is
+the full range, more is allowed): rotation 3 degrees, shear 0.03, translation 4.5% of the image,
+with random signs; color, contrast, brightness and sharpness use a factor of 0.1 + 0.18 per unit;
 posterize keeps 0.4 bits, solarize inverts from 25.6 on, solarize-add adds 11 below 128, cutout
-paints a square of 3.6% of the image. Fills are grey 128. timm's `rand-m10` has the same operations
+paints a square of 3.6% of the image. Fills are gray 128. timm's `rand-m10` has the same operations
 except cutout, applies each half of the time, and clips magnitudes at 10.
 """
 
@@ -26,7 +26,7 @@ Op = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 def randaugment(
     image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator
 ) -> Image.Image:
-    """Applies `layers` operations drawn by `rng` to an RGB image."""
+    """Apply `layers` random operations, drawn with `rng`, to an RGB image."""
     for _ in range(layers):
         image = OPS[_NAMES[int(rng.integers(len(_NAMES)))]](image, magnitude / 10, rng)
     return image
@@ -37,7 +37,7 @@ def _signed(value: float, rng: np.random.Generator) -> float:
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    """Output pixel (x, y) comes from (ax + by + c, dx + ey + f)."""
+    """Map each output pixel (x, y) to the input pixel (ax + by + c, dx + ey + f)."""
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR, fillcolor=_GREY
     )

@@ -1,5 +1,5 @@
-"""Files at http(s) URLs, streamed. If a connection breaks, stalls or ends early, the download
-resumes where it broke, as `vitcli/retry.py` allows. Standard library only."""
+"""Stream files from http(s) URLs. If a connection fails, stalls or ends early, the download resumes
+at the same offset, under the policy of `vitcli/retry.py`. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vitcli.errors import DataError
 from vitcli.retry import Failure, is_temporary, persist, retry_after
 
 SILENCE = 20.0
-"""Seconds that a server may be silent before the request is made again."""
+"""Read timeout in seconds, after which a request is retried."""
 AT_OPENING = 5.0
-"""Seconds for which the first request of a run is retried: its URL may be mistyped."""
+"""Seconds for which the first request for a dataset is retried: its URL may be mistyped."""
 
 _DISCARDED = 1 << 20
-"""Bytes that `seek` reads and discards instead of making a new request."""
+"""Maximum bytes that `seek` reads and discards rather than making a new request."""
 
 
 class Missing(DataError):
-    """The server does not have the file, or answers 403, as S3 may where there is none."""
+    """The file does not exist: status code 404, 410, or 403, which S3 may return for it."""
 
 
 class RemoteFile(io.RawIOBase):
-    """A file that is read, and can seek, forwards only. Reading raises DataError."""
+    """A remote file that supports reading and seeking forward. Reading raises DataError."""
 
     def __init__(
         self, url: str, timeout: float | None = None, silence: float | None = None
@@ -42,7 +42,7 @@ class RemoteFile(io.RawIOBase):
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
-        """The ETag, or the time of the last change: it changes when the file does."""
+        """The ETag or Last-Modified header, which changes when the file does."""
         self._answer: Any = None
 
     def readable(self) -> bool:
@@ -71,7 +71,7 @@ class RemoteFile(io.RawIOBase):
         return count
 
     def open(self) -> None:
-        """Makes the request, so that `size` and `tag` are known."""
+        """Send the request, which sets `size` and `tag`."""
         self._persist(self._connect)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class RemoteFile(io.RawIOBase):
             return 0
         try:
             self._connect(silence)
-            content = self._answer.read1(len(buffer))  # what has arrived, without waiting for more
+            content = self._answer.read1(len(buffer))  # available data, without waiting
         except BaseException:
             self._drop()
             raise
@@ -148,7 +148,7 @@ class RemoteFile(io.RawIOBase):
                 return Failure(Missing(what, where=where, hint="check the URL"), False)
             meaning = DataError(what, where=where, hint=hint)
             return Failure(meaning, is_temporary(error.code), retry_after(error.headers))
-        cause: Any = getattr(error, "reason", None) or error  # URLError wraps what happened
+        cause: Any = getattr(error, "reason", None) or error  # URLError wraps the cause
         if isinstance(cause, TimeoutError):
             what = f"the server did not respond for {self._allowed:.2g} seconds"
             return Failure(DataError(what, where=where, hint=hint), True, silent=True)
@@ -161,12 +161,12 @@ class RemoteFile(io.RawIOBase):
 
 
 def download(url: str) -> Path:
-    """The file at a URL, downloaded unless the cache directory has it and it has not changed.
+    """Download a file, unless the cache directory has its current version, and return its path.
 
     Raises:
-        Missing: the server does not have it.
+        Missing: the file does not exist.
         DataError: it cannot be read.
-        OutputError: it cannot be stored.
+        OutputError: it cannot be written to the cache.
     """
     with RemoteFile(url, AT_OPENING) as remote:
         remote.open()

@@ -1,7 +1,7 @@
-"""WebDataset tar shards by URL: the training split is streamed, the other splits are downloaded
+"""WebDataset tar shards at URLs: the training split is streamed; the other splits are downloaded
 once, into the cache directory.
 
-The directory of the shards may also contain sizes.json, {"train-0000.tar": number of samples}, and
+Next to the shards, there may be a sizes.json, {"train-0000.tar": number of samples}, and a
 classes.txt.
 """
 
@@ -30,13 +30,13 @@ from vitcli.words import counted
 
 @dataclass(frozen=True)
 class TarShard:
-    """A tar shard, at a URL or a path, compressed or not."""
+    """A tar shard at a URL or path, compressed or not."""
 
     name: str
     timeout: float | None = None
 
     def samples(self, start: int) -> Iterator[Sample]:
-        """The samples from number `start` on; files that belong to none are skipped."""
+        """Yield the samples from index `start` on; files that belong to no sample are skipped."""
         short = _parts(self.name)[1]
         with open_tar(self.name, self.timeout) as (tar, _):
             found = read_samples(tar, self.name, start=start)
@@ -47,12 +47,12 @@ class TarShard:
 def open_remote_shards(
     path: str, known: Classes | None, streaming: Streaming, report: Callable[[str], None]
 ) -> Dataset:
-    """The splits of shards by URL (https://host/train-{0000..1023}.tar; :: separates several). The
-    last split word in the name of a shard or of its directory decides its split.
+    """Open shards at URLs (https://host/train-{0000..1023}.tar; :: separates several). The last
+    split word in the name of a shard or of its directory determines its split.
 
     Raises:
         DataError: a server does not respond, the first shard is not a tar file, or the number of
-            samples or the classes are not known.
+            samples or the classes are unknown.
     """
     groups = dict[str, list[str]]()
     for url in webdataset().shardlists.expand_urls(path):
@@ -76,7 +76,7 @@ def open_remote_shards(
         others = index_shards(local, path, known, report)
     if not urls:
         return others
-    # Before the classes: a server that refuses everything has no list of them either.
+    # Before checking classes: a server that denies all access also has no readable classes.txt.
     sample = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
     if sample is None:
         raise DataError("the shard has no samples", where=urls[0])
@@ -96,8 +96,8 @@ def open_remote_shards(
 
 
 def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
-    """int64 (S,): samples of each shard, and whether they are known; if not, the images are divided
-    evenly among them."""
+    """int64 (S,): number of samples of each shard, and whether they are known; if not, `images` are
+    divided evenly among the shards."""
     parts = [_parts(url) for url in urls]
     shards = {parent: url for url, (parent, _, _) in zip(urls, parts, strict=True)}
     tables = {parent: _table(url) for parent, url in shards.items()}
@@ -120,7 +120,7 @@ def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
 
 
 def _table(url: str) -> dict[str, Any]:
-    """The sizes.json beside a shard; empty if there is none."""
+    """Read the sizes.json next to a shard; empty if there is none."""
     if (file := _beside(url, "sizes.json")) is None:
         return {}
     try:
@@ -131,7 +131,7 @@ def _table(url: str) -> dict[str, Any]:
 
 
 def _beside(url: str, name: str) -> Path | None:
-    """A file in the directory of a shard; None if there is none."""
+    """The path of a file next to a shard, downloaded if remote; None if it does not exist."""
     parent, _, query = _parts(url)
     if not is_url(url):
         return file if (file := Path(parent, name)).is_file() else None
@@ -142,7 +142,7 @@ def _beside(url: str, name: str) -> Path | None:
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """The directory of a shard, its name, and the query string of a signed URL."""
+    """Split a shard's URL into directory, name, and the query string of a signed URL."""
     address, mark, query = url.partition("?") if is_url(url) else (url, "", "")
     parent, _, name = address.rpartition("/")
     return parent, name, mark + query

@@ -1,6 +1,6 @@
-"""WebDataset tar shards: an index of offsets once, then any image by one read in place.
+"""WebDataset tar shards, with random access by an index of offsets that is built once.
 
-Compressed shards allow no access in the middle; they are unpacked once into the cache directory and
+Compressed shards have no random access; they are decompressed once into the cache directory and
 read there.
 """
 
@@ -38,12 +38,12 @@ from vitcli.words import counted
 
 @dataclass(frozen=True)
 class ShardReader:
-    """Images inside tar files, each read in place."""
+    """Read images in place inside tar files."""
 
     files: tuple[Path, ...]
     shard: npt.NDArray[np.int32]  # (N,) index into files
-    offset: Ints  # (N,) where the image starts
-    size: Ints  # (N,) its bytes
+    offset: Ints  # (N,) byte offset of the image
+    size: Ints  # (N,) size in bytes
 
     def read(self, row: int) -> bytes:
         file, offset, size = self.files[self.shard[row]], self.offset[row], self.size[row]
@@ -51,7 +51,7 @@ class ShardReader:
 
 
 class ShardIndex(NamedTuple):
-    """The samples of one shard."""
+    """The index of the samples in one shard."""
 
     tar: Path  # the shard itself, or its unpacked copy
     keys: Names
@@ -62,8 +62,8 @@ class ShardIndex(NamedTuple):
 def open_shards(
     path: Path, known: Classes | None, report: Callable[[str], None] = lambda text: None
 ) -> Dataset:
-    """The splits of a directory of shards, of a pattern (train-{00000..00009}.tar), or of a shard;
-    see `group_by_split`. `report` is called with a line before shards are unpacked."""
+    """Open a directory of shards, a pattern (train-{00000..00009}.tar), or one shard; for their
+    splits, see `group_by_split`. `report` is called with a message before shards are unpacked."""
     root = path if path.is_dir() else path.parent if path.is_file() else None
     return index_shards(group_by_split(_find_shards(path), root), path, known, report)
 
@@ -74,7 +74,7 @@ def index_shards(
     known: Classes | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Dataset:
-    """The splits whose shards are given."""
+    """Index the shards of each split, and open them as a dataset."""
     shards = [_Shard(path) for group in groups.values() for path in group]
     if packed := [shard for shard in shards if not shard.tar.is_file()]:
         size = sum(shard.path.stat().st_size for shard in packed) / 1e6
@@ -114,8 +114,8 @@ def _find_shards(path: Path) -> list[Path]:
 
 
 class _Shard:
-    """A shard with its unpacked copy and its index, which are kept in the cache directory. Their
-    names hold the shard's path, size and time of change: a changed one is read again."""
+    """A shard, with its unpacked copy and its index in the cache directory. Their names are hashes
+    of the shard's path, size and modification time, so a changed shard is read again."""
 
     def __init__(self, path: Path) -> None:
         with failing_as(DataError, "cannot be read", path), path.open("rb") as content:
@@ -128,7 +128,7 @@ class _Shard:
         self.tar = self.kept.with_suffix(".tar") if self.opener else path
 
     def index(self) -> ShardIndex:
-        """The samples, from the cache directory or by one pass over the shard."""
+        """Return the index from the cache directory, or build it in one pass over the shard."""
         if self.tar.is_file() and (kept := read_arrays(self.kept, 4)):
             text, ends, labels, places = kept
             return ShardIndex(self.tar, Names(text, ends), labels.tolist(), places)
@@ -150,7 +150,7 @@ class _Shard:
                 shutil.copyfileobj(packed, target, 1 << 20)
         except (*DAMAGE, OutputError) as error:
             cause = error.__cause__ if isinstance(error, OutputError) else error
-            if not isinstance(cause, OSError) or cause.errno is None:  # what gzip and bz2 raise
+            if not isinstance(cause, OSError) or cause.errno is None:  # raised by gzip or bz2
                 raise damaged(self.path) from error
             raise OutputError(
                 f"cannot unpack a compressed shard here: {cause.strerror}",

@@ -1,8 +1,8 @@
-"""What every dataset becomes: `Source`, labelled images read by index.
+"""`Source`, the common form of all datasets with random access: labeled images read by index.
 
-Training visits images in the order of a permutation drawn for each epoch, so any image must be
-within reach at any time; and a source is sent to worker processes, so it holds no open files. In
-memory it holds packed arrays: tens of bytes an image, not objects.
+Training visits images in a random permutation per epoch, so any image must be readable at any time.
+A source is sent to worker processes, so it holds no open files. It stores packed arrays rather than
+objects: tens of bytes per image.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Names:
-    """Strings as one block of bytes: 1.3 million file names take 40 MB instead of 150, and worker
-    processes share them (reference counts of `str` objects would copy every page).
+    """Strings packed into one byte array: 1.3 million file names take 40 MB instead of 150, and
+    worker processes share them (reference counts of `str` objects would copy every page).
 
     Args:
-        text: the strings, each followed by a byte 0.
-        ends: (N,) where these bytes are.
-        rows: which of the strings; None: all.
+        text: the strings, each followed by a zero byte.
+        ends: (N,) indices of the zero bytes.
+        rows: indices of the selected strings; None: all.
     """
 
     def __init__(self, text: npt.NDArray[np.uint8], ends: Ints, rows: Ints | None = None) -> None:
@@ -45,7 +45,7 @@ class Names:
 
     @classmethod
     def pack(cls, strings: Iterable[str]) -> Names:
-        """Packs strings; undecodable bytes of file names (surrogates) survive."""
+        """Pack strings; undecodable bytes in file names (surrogates) are preserved."""
         text = bytearray()
         ends = array.array("q")
         for string in strings:
@@ -70,21 +70,21 @@ class Names:
         return Names(self._text, self._ends, indices if self._rows is None else self._rows[indices])
 
     def arrays(self) -> tuple[npt.NDArray[np.uint8], Ints]:
-        """(text, ends), from which `Names(text, ends)` is rebuilt."""
+        """Return (text, ends), from which `Names(text, ends)` can be rebuilt."""
         return (self._text, self._ends) if self._rows is None else Names.pack(self).arrays()
 
 
 class Reader(Protocol):
-    """Returns the encoded image (the bytes of a JPEG, PNG, ...) of a row; can be pickled."""
+    """Reads the encoded image (the bytes of a JPEG, PNG, ...) of a row; must be picklable."""
 
     def read(self, row: int) -> bytes:
-        """The bytes of image `row`. Raises ImageError if they cannot be read."""
+        """Read the bytes of image `row`. Raises ImageError if they cannot be read."""
         ...
 
 
 @dataclass(frozen=True)
 class FileReader:
-    """Each image is a file."""
+    """Read images that are files."""
 
     root: Path
     names: Names  # relative to root, or absolute
@@ -98,11 +98,11 @@ class FileReader:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Labelled images, read by index."""
+    """Labeled images with random access."""
 
     classes: tuple[ClassLabel, ...]
     labels: Ints  # (N,), indices into `classes`
-    names: Names  # where each image is, for messages
+    names: Names  # location of each image, for messages
     reader: Reader
     root: str | Path  # what the names are relative to
     rows: Ints | None = None  # image i is row rows[i] of the reader; None: row i
@@ -111,11 +111,11 @@ class Source:
         return len(self.labels)
 
     def read(self, index: int) -> bytes:
-        """The encoded image at `index`."""
+        """Read the encoded image at `index`."""
         return self.reader.read(index if self.rows is None else int(self.rows[index]))
 
     def where(self, index: int) -> str:
-        """The full name of an image, for messages."""
+        """The full path of an image, for messages."""
         return os.path.join(self.root, self.names[index])
 
     def select(self, indices: Ints) -> Source:
@@ -128,12 +128,12 @@ class Source:
         )
 
     def counts(self) -> Ints:
-        """int64 (K,): images of each class."""
+        """int64 (K,): the number of images of each class."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     def same_class(self, index: int) -> Iterator[int]:
-        """Image `index`, then the others of its class: the next one first, the first after the
-        last."""
+        """Yield `index`, then the indices of the other images of its class, starting with the next
+        one and wrapping around."""
         yield index
         members = np.flatnonzero(self.labels == self.labels[index])
         yield from np.roll(members, -1 - int(np.searchsorted(members, index)))[:-1].tolist()
@@ -149,7 +149,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Joined:
-    """The images of two sources, one after the other."""
+    """The concatenated images of two sources."""
 
     first: Source
     second: Source
@@ -160,7 +160,7 @@ class _Joined:
 
 
 def join_sources(first: Source, second: Source) -> Source:
-    """All images of two sources with the same classes, in order; names become full paths."""
+    """Concatenate two sources with the same classes; names become full paths."""
     labels = np.concatenate([first.labels, second.labels])
     names = Names.pack(each.where(i) for each in (first, second) for i in range(len(each)))
     return Source(first.classes, labels, names, _Joined(first, second), root="")
@@ -172,7 +172,7 @@ def join_sources(first: Source, second: Source) -> Source:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset as it is stored, with the splits that it names itself."""
+    """A dataset with its own splits, before any validation split is held out."""
 
     train: Source | Stream | None = None
     val: Source | None = None
@@ -188,19 +188,19 @@ _SPLIT_WORDS = {
 
 
 def split_of(word: str) -> str | None:
-    """The split (train, val or test) that a directory's name, or a word of a file's, means."""
+    """The split (train, val or test) for a directory name or a word of a file name, or None."""
     return _SPLIT_WORDS.get(word.lower())
 
 
 def last_split(text: str) -> str:
-    """The split that the last such word of a text means; without such a word: train."""
+    """The split for the last split word in a text; train if there is none."""
     words = re.split(r"[^A-Za-z]+", text)
     return next((split for word in reversed(words) if (split := split_of(word))), "train")
 
 
 def group_by_split(files: Sequence[Path], root: Path | None) -> dict[str, list[Path]]:
-    """Files by the split that a word of their names below the directory `root` means, or of their
-    own and their directories' names; the last such word counts (val/train-list.tar is training).
+    """Group files by the last split word (`last_split`) in their paths relative to `root`, or,
+    without `root`, in their own and their directories' names (val/train-list.tar is training).
     Without such a word: train."""
     grouped: dict[str, list[Path]] = {}
     for file in files:

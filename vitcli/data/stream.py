@@ -1,14 +1,14 @@
-"""A split that is read in order, because it has no index: shards on another machine.
+"""A training split without random access: remote shards that are read sequentially.
 
-The batch of a step is a function of (seed, step), and does not depend on the number of ranks and
-workers. Each epoch concatenates the shards in random order and cuts them into lanes (`--streams`);
-each lane shuffles blocks of its samples. Each place in the batch belongs to one lane. A worker
-that loads some places of each batch reads the lanes of these, and skips samples of other places
-without decoding them.
+The batch of a step depends only on (seed, step), not on the number of ranks and workers. Each epoch
+concatenates the shards in random order and cuts them into lanes (`--streams`), which are read in
+parallel; each lane shuffles blocks of its samples. Each position in the batch belongs to one lane.
+A worker that loads some positions of each batch reads their lanes, and skips samples for other
+positions without decoding them.
 
-An epoch has every sample exactly once. A lane's share is the number of its places in the batches
-of the epoch, so all lanes end together. A resumed run reads each lane from the beginning of the
-block that it is in, and no shards before that.
+Every epoch contains each sample exactly once. A lane has as many samples as it has positions in the
+batches of the epoch, so all lanes end together. A resumed run reads each lane from the start of its
+current block, and no shards before that.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from vitcli.errors import DataError, ImageError
 T = TypeVar("T")
 
 SHUFFLED = 4096
-"""Samples in the blocks of all lanes together: encoded images in memory, over all ranks."""
+"""Samples in the shuffle buffers of all lanes (encoded images in memory), over all ranks."""
 MOST_LANES = 64
-"""The most lanes by default."""
+"""Maximum default number of lanes."""
 
 
 class Streaming(NamedTuple):
     """Options of a stream."""
 
     images: int | None = None
-    """Number of samples, if the data does not say (`--train-images`)."""
+    """Number of samples (`--train-images`), if the data does not specify it."""
     lanes: int | None = None
 
     def lanes_of(self, shards: int) -> int:
-        """The number of lanes of a stream of `shards` shards."""
+        """The number of lanes for this number of shards."""
         return self.lanes or min(shards, MOST_LANES)
 
 
 class Sample(NamedTuple):
-    """An image as it is stored, and its label as the data gives it."""
+    """An encoded image and its original label."""
 
     key: str
     """Shard and name, for messages."""
@@ -59,35 +59,35 @@ class Sample(NamedTuple):
 
     @property
     def number(self) -> int:
-        """A 63-bit hash of the key, which seeds its random choices."""
+        """A 63-bit hash of the key, used as a seed."""
         return int.from_bytes(hashlib.sha256(self.key.encode(errors="replace")).digest()[:8]) >> 1
 
 
 class Shard(Protocol):
-    """Samples in a fixed order; can be pickled."""
+    """Samples in a fixed order; must be picklable."""
 
     @property
     def name(self) -> str:
-        """Where it is."""
+        """Its URL or path."""
         ...
 
     def samples(self, start: int) -> Iterator[Sample]:
-        """The samples from number `start` on. Raises DataError if they cannot be read."""
+        """Yield the samples from index `start` on. Raises DataError if they cannot be read."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Labelled images, read in order."""
+    """Labeled images, read sequentially."""
 
     classes: tuple[ClassLabel, ...]
     shards: tuple[Shard, ...]
-    sizes: Ints  # (S,), samples of each shard
+    sizes: Ints  # (S,), number of samples in each shard
     lanes: int
     root: str
     exact: bool = True
-    """Whether the sizes are known; if not, samples beyond the assumed size are skipped, and a shard
-    with fewer is read again from its start."""
+    """Whether `sizes` are exact; if not, samples beyond the assumed size are skipped, and a shard
+    with fewer is read again from the start."""
 
     def __len__(self) -> int:
         return int(self.sizes.sum())
@@ -98,15 +98,15 @@ class Stream:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def content(self, sample: Sample) -> tuple[bytes, int]:
-        """A sample's image and the index of its class. Raises ImageError if it lacks one of them,
-        and DataError as `label` does."""
+        """A sample's image and class index. Raises ImageError if either is missing, and DataError
+        as `label` does."""
         label = self.label(sample)
         if sample.image is None:
             raise ImageError("the sample has no image", where=sample.key)
         return sample.image, label
 
     def label(self, sample: Sample) -> int:
-        """The index of a sample's class.
+        """The class index of a sample.
 
         Raises:
             ImageError: it has no label.
@@ -135,11 +135,11 @@ class Stream:
     # Lanes
 
     def lane_of(self, place: int, batch: int) -> int:
-        """The lane that a place of the batch belongs to."""
+        """The lane that provides a position of the batch."""
         return int(np.searchsorted(self._bounds(batch), place, side="right")) - 1
 
     def places(self, lane: int, batch: int) -> range:
-        """The places of the batch that belong to a lane."""
+        """The positions of the batch that a lane provides."""
         start, stop = self._bounds(batch)[lane : lane + 2].tolist()
         return range(start, stop)
 
@@ -147,15 +147,15 @@ class Stream:
         return np.arange(self.lanes + 1) * batch // self.lanes
 
     def _taken(self, samples: int, batch: int) -> Ints:
-        """(lanes,): how many of the first samples of all batches come from each lane."""
+        """(lanes,): how many of the first `samples` samples come from each lane."""
         bounds = self._bounds(batch)
         widths = np.diff(bounds)
         return samples // batch * widths + np.clip(samples % batch - bounds[:-1], 0, widths)
 
     def lane(self, lane: int, batch: int, seed: int, step: int) -> Iterator[tuple[int, Sample]]:
-        """(epoch, sample) of a lane from a step on, without end."""
+        """Yield (epoch, sample) of a lane from a step on, forever."""
         position = step * batch
-        size = max(1, SHUFFLED // min(self.lanes, batch))  # only so many have a place
+        size = max(1, SHUFFLED // min(self.lanes, batch))  # a batch uses at most `batch` lanes
         for epoch in itertools.count(position // len(self)):
             first = self._taken(epoch * len(self), batch)
             shares = self._taken((epoch + 1) * len(self), batch) - first
@@ -169,7 +169,7 @@ class Stream:
             yield from ((epoch, sample) for sample in itertools.islice(mixed, rest, None))
 
     def _read(self, rng: np.random.Generator, start: int, stop: int) -> Iterator[Sample]:
-        """The samples start to stop of all shards in a random order."""
+        """Yield samples start:stop of the shards concatenated in random order."""
         order = rng.permutation(len(self.shards))
         ends = np.cumsum(self.sizes[order])
         for place in range(int(np.searchsorted(ends, start, side="right")), len(order)):
@@ -182,9 +182,9 @@ class Stream:
             )
 
     def _piece(self, index: int, start: int, stop: int) -> Iterator[Sample]:
-        """The samples start to stop of a shard."""
+        """Yield samples start:stop of a shard."""
         shard, left = self.shards[index], stop - start
-        samples: Iterator[Sample] = iter(())  # of an empty shard, which is not read
+        samples: Iterator[Sample] = iter(())  # for an empty shard, which is not read
         while left:
             samples, begin = shard.samples(start), left
             for sample in itertools.islice(samples, left):
@@ -207,8 +207,8 @@ class Stream:
 
 
 def shuffle(samples: Iterator[T], size: int, rngs: Iterator[np.random.Generator]) -> Iterator[T]:
-    """Each block of `size` samples in the order drawn by its generator. The next block is read
-    while this one is yielded, so `size` samples are held at a time."""
+    """Shuffle each block of `size` samples with its own generator. The next block is read while
+    this one is yielded, so only `size` samples are in memory at a time."""
     block: list[T | None] = [*itertools.islice(samples, size)]
     while block:
         coming = list[T | None]()

@@ -1,9 +1,9 @@
-"""Tar archives, compressed or not, on disk or at a URL: WebDataset's samples, or any files.
+"""Read tar archives, compressed or not, on disk or at a URL, as WebDataset samples or plain files.
 
-A sample is a run of members with one key: `0001.jpg` and `0001.cls`, or `0001.json`.
+A sample is a group of consecutive members with one key: `0001.jpg` and `0001.cls`, or `0001.json`.
 
 Headers are parsed one by one with `TarInfo.frombuf` and not by `TarFile`, which loops forever on
-some damaged files (negative sizes, sparse maps that never end) and keeps every header in memory.
+some damaged files (negative sizes, endless sparse maps) and keeps every header in memory.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _OPENERS: dict[bytes, Callable[..., Any]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ": lzma.open,
 }
-"""First bytes of a compressed file -> what opens it."""
+"""Magic bytes of a compressed file -> the function that opens it."""
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
-"""What reading a damaged compressed file raises."""
+"""Exceptions raised when reading a damaged compressed file."""
 
 HINT = (
     "a sample is an image and its label with the same name, one after the other, such as 0001.jpg "
@@ -43,31 +43,31 @@ HINT = (
 
 _BLOCK = tarfile.BLOCKSIZE
 _LONGEST = 1 << 20
-"""Bytes of a name or label; more is damage."""
+"""Maximum bytes of a name or label."""
 _EMPTY = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
 _EMPTY |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
-"""Members without content, whatever size their header gives."""
+"""Types of members without content, whatever the size in their header."""
 _RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 _LABELS = ("label", "cls", "class")
-"""Keys of a label in a sample's JSON."""
+"""Keys of the label in a sample's JSON."""
 
 
 class TarSample(NamedTuple):
-    """A run of files with one key."""
+    """A group of consecutive files with one key."""
 
     key: str
     image: Any
-    """Its bytes, or (offset, size); None if it has none."""
+    """Its bytes or (offset, size); None if the sample has no image."""
     label: str | None
 
 
 def is_tar(name: str) -> bool:
-    """Whether a file is named like a tar archive; hidden files are not."""
+    """Whether a file name is that of a tar archive; hidden files are excluded."""
     return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def webdataset() -> Any:
-    """The library that defines the format. Raises MissingExtraError."""
+    """Import `webdataset`, which defines the format. Raises MissingExtraError."""
     try:
         return importlib.import_module("webdataset")
     except ImportError as error:
@@ -75,12 +75,12 @@ def webdataset() -> Any:
 
 
 def opener_of(head: bytes) -> Callable[..., Any] | None:
-    """What opens a compressed file that starts like this; None for any other file."""
+    """The function that opens a compressed file with these first bytes, or None."""
     return next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
 
 
 def damaged(shard: object, empty: bool = False) -> DataError:
-    """The error for a shard that is not whole; `empty`: not even its first header is."""
+    """The error for a damaged or truncated shard; `empty`: it has no valid first header."""
     hint = "download or copy this file again"
     what = "not a tar file, or an empty one" if empty else "the tar file is damaged or cut short"
     return DataError(what, where=shard, hint=hint)
@@ -88,14 +88,14 @@ def damaged(shard: object, empty: bool = False) -> DataError:
 
 @contextlib.contextmanager
 def open_tar(place: str, timeout: float | None = None) -> Iterator[tuple[IO[bytes], bool]]:
-    """A tar at a path or a URL, to be read and sought forwards, and whether it is a plain file on
-    disk: its members can then be read again, in place.
+    """Open a tar at a path or URL for reading and forward seeking. Also yields whether it is an
+    uncompressed local file, whose members can be read in place later.
 
     Args:
-        timeout: seconds for which a server that fails is asked again; None: the default.
+        timeout: seconds for which failed requests are retried; None: the default.
 
     Raises:
-        DataError: it cannot be read; also where the block finds that it is damaged.
+        DataError: it cannot be read, or is found to be damaged in the `with` block.
     """
     from vitcli.data.remote import RemoteFile
 
@@ -107,7 +107,7 @@ def open_tar(place: str, timeout: float | None = None) -> Iterator[tuple[IO[byte
             with opener(file, "rb") if opener else contextlib.nullcontext(file) as tar:
                 yield tar, opener is None and not remote
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # not what gzip and bz2 raise
+        if isinstance(error, OSError) and error.errno is not None:  # not raised by gzip or bz2
             raise DataError(f"cannot be read: {error.strerror}", where=place) from error
         raise damaged(place) from error
 
@@ -115,16 +115,16 @@ def open_tar(place: str, timeout: float | None = None) -> Iterator[tuple[IO[byte
 def read_samples(
     tar: IO[bytes], shard: object, total: float = math.inf, start: int | None = None
 ) -> Iterator[TarSample]:
-    """The samples of a tar, grouped as webdataset groups them; a file that is neither image nor
-    label belongs to none.
+    """Yield the samples of a tar, as grouped by webdataset; files that are neither image nor label
+    are ignored.
 
     Args:
-        tar: at its beginning; only read and sought forwards.
-        total: its bytes, if they are known.
-        start: the bytes of images are read from this sample on; None: only their places.
+        tar: the archive, at its start; only forward seeks are used.
+        total: its size in bytes, if known.
+        start: read image bytes from this sample on; None: return only their offsets and sizes.
 
     Raises:
-        DataError: the shard is damaged, or a sample has two files with one suffix.
+        DataError: the shard is damaged, or a sample has two files with the same suffix.
     """
     number = 0
 
@@ -134,7 +134,7 @@ def read_samples(
             data: Any = offset, size
             if suffix in ("cls", "json"):
                 data = tar.read(min(size, _LONGEST))
-            # A sample is complete, and counted, once the first file of the next one is read.
+            # A sample is complete, and counted, when the first file of the next one is read.
             elif suffix in IMAGE_SUFFIXES and start is not None and number >= start - 1:
                 data = tar.read(size) if size <= MAX_BYTES else b""
             yield {"fname": name, "data": data, "__url__": str(shard)}
@@ -145,12 +145,12 @@ def read_samples(
             if image is not None or found.keys() & {"cls", "json"}:
                 yield TarSample(found["__key__"], image, _label_of(found))
                 number += 1
-    except ValueError as error:  # webdataset's
+    except ValueError as error:  # raised by webdataset
         raise DataError("a sample has two images or two labels", where=shard, hint=HINT) from error
 
 
 def _label_of(sample: Mapping[str, Any]) -> str | None:
-    """Its .cls, or `label`, `cls` or `class` in its .json; None if it has none."""
+    """The content of .cls, or `label`, `cls` or `class` in .json; None if there is none."""
     if "cls" in sample:
         return str(sample["cls"].decode("utf-8", "replace").strip()) or None
     try:
@@ -164,14 +164,14 @@ def _label_of(sample: Mapping[str, Any]) -> str | None:
 def members(
     tar: IO[bytes], shard: object, total: float = math.inf
 ) -> Iterator[tuple[str, int, int]]:
-    """(name, offset, size) of each file of a tar, which may then be read from there.
+    """Yield (name, offset, size) of each file in a tar, with `tar` positioned at its content.
 
     Raises:
-        DataError: not a tar, or without its end: a shard that was cut off between two members looks
-            whole but for the blocks of zeros that end every tar.
+        DataError: not a tar, or truncated. A tar cut off between two members can only be recognized
+            by the missing zero blocks at its end.
     """
     position = 0
-    given: dict[str, str] = {}  # name and size of the next file, from the header before it
+    given: dict[str, str] = {}  # name and size of the next file, from the extended header before it
     while True:
         try:
             header = tarfile.TarInfo.frombuf(tar.read(_BLOCK), "utf-8", "surrogateescape")
@@ -191,7 +191,7 @@ def members(
             given |= _extended(tar.read(min(header.size, _LONGEST)))
         else:
             name = given.get("path", header.name)
-            hidden = name.rpartition("/")[2].startswith(".")  # as macOS adds to those it packs
+            hidden = name.rpartition("/")[2].startswith(".")  # such as those macOS adds
             if header.isreg() and not hidden and not re.match(r"__[^/]*__($|/)", name):
                 yield name, start, header.size
             given = {}
@@ -200,7 +200,7 @@ def members(
 
 
 def _extended(content: bytes) -> dict[str, str]:
-    """The records of a pax header: "LENGTH KEY=VALUE\\n" each."""
+    """Parse the records of a pax header, each "LENGTH KEY=VALUE\\n"."""
     records, position = {}, 0
     while match := _RECORD.match(content, position):
         end = position + int(match[1])

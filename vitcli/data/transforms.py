@@ -1,7 +1,7 @@
-"""From an encoded image to a model's input, for evaluation and for training.
+"""Transforms from an encoded image to the model's input, for evaluation and training.
 
-Images stay uint8 until they reach the model's device: a quarter of the bytes to move. Training
-draws every random choice from a generator that it is given (order.py).
+Images stay uint8 until they are on the model's device: a quarter of the bytes to transfer. All
+random choices in training come from an explicit generator (order.py).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from vitcli.data.randaugment import randaugment
 from vitcli.devices import to_device
 
 Box = tuple[float, float, float, float]
-"""(left, upper, right, lower) in pixels, as Pillow has it."""
+"""(left, upper, right, lower) in pixels, as in Pillow."""
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """An RGB image as uint8 (3, H, W)."""
+    """Convert an RGB image to uint8 (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
 def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
-    """uint8 (..., 3, H, W) in [0, 255] -> float32, (x / 255 - mean) / std, on its device."""
+    """Normalize uint8 (..., 3, H, W) to float32, (x / 255 - mean) / std, on the same device."""
     mean = to_device(torch.tensor(preprocess.mean).view(3, 1, 1), images.device)
     std = to_device(torch.tensor(preprocess.std).view(3, 1, 1), images.device)
     return images.to(torch.float32, copy=True).sub_(255 * mean).div_(255 * std)
 
 
 class EvalTransform:
-    """Resize and crop of a model's preprocessing: the pixels of timm's transform, see `Fit`."""
+    """The resize and crop of a model's preprocessing; see `Fit`."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.size = preprocess.size
         self.fit = Fit(preprocess)
 
     def __call__(self, image: Encoded, rng: np.random.Generator | None = None) -> torch.Tensor:
-        """An image as uint8 (3, H, W); nothing is drawn. Raises ImageError if it cannot be
-        decoded."""
+        """Return uint8 (3, H, W), without random choices. Raises ImageError if the image cannot
+        be decoded."""
         return to_tensor(self.fit(image))
 
 
@@ -56,12 +56,12 @@ class TrainTransform:
         self.augment = augment
 
     def __call__(self, encoded: Encoded, rng: np.random.Generator) -> torch.Tensor:
-        """An image as uint8 (3, H, W); `rng` decides every choice. Raises ImageError if it cannot
-        be decoded."""
+        """Return uint8 (3, H, W), with all random choices from `rng`. Raises ImageError if the
+        image cannot be decoded."""
         opened = open_image(encoded)
         height, width = opened.size
         box = inception_box((height, width), self.augment, rng)
-        # The whole image's size at which the crop is twice as large as it will be.
+        # The size of the whole image at which the crop is twice its target size.
         need = (
             math.ceil(2 * self.size[0] * height / (box[3] - box[1])),
             math.ceil(2 * self.size[1] * width / (box[2] - box[0])),
@@ -82,9 +82,9 @@ class TrainTransform:
 
 
 def inception_box(size: Size, augment: AugmentConfig, rng: np.random.Generator) -> Box:
-    """The crop of "Going deeper with convolutions" (arXiv 1409.4842, section 6): draws the area and
-    the aspect ratio (evenly in its logarithm), then the place. After ten that do not fit, the
-    largest central crop of an allowed ratio, as torchvision's RandomResizedCrop does."""
+    """The random crop of "Going deeper with convolutions" (arXiv 1409.4842, section 6): draws area
+    and aspect ratio (log-uniform), then the position. After ten that do not fit, the largest center
+    crop with an allowed ratio, as in torchvision's RandomResizedCrop."""
     height, width = size
     if augment.crop_area == (1, 1):
         return 0, 0, width, height
@@ -105,8 +105,8 @@ def inception_box(size: Size, augment: AugmentConfig, rng: np.random.Generator) 
 
 
 def erase(pixels: torch.Tensor, probability: float, rng: np.random.Generator) -> None:
-    """Random erasing in place (arXiv 1708.04896, variant R): with the given probability, a
-    rectangle of 2% to 40% of the image is filled with random pixels. pixels: uint8 (3, H, W)."""
+    """Apply random erasing in place (arXiv 1708.04896, variant R): with the given probability, fill
+    a rectangle of 2% to 40% of the image with random pixels. pixels: uint8 (3, H, W)."""
     if rng.random() >= probability:
         return
     _, height, width = pixels.shape
@@ -133,18 +133,18 @@ def mix(
     rng: np.random.Generator,
     lead: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixup or cutmix of a batch, each image with the one before it.
+    """Apply mixup or cutmix to a batch, mixing each image with the previous one.
 
-    mixup (arXiv 1710.09412) as in big_vision: one share per batch from Beta(alpha, alpha), at least
-    a half. cutmix (arXiv 1905.04899): one box per batch, whose area within the image decides the
-    share. With both, a fair coin chooses.
+    mixup (arXiv 1710.09412) as in big_vision: one weight per batch from Beta(alpha, alpha), at
+    least 0.5. cutmix (arXiv 1905.04899): one box per batch, whose area within the image determines
+    the weight. If both are enabled, one is chosen with equal probability.
 
     Args:
         images: float (B, 3, H, W).
         targets: float (B, K), the labels as distributions.
         rng: `batch_rng(seed, step)`.
-        lead: 1 if image 0 is the one before a part of a batch, which is left out of the result; 0
-            if the batch is whole.
+        lead: 1 if image 0 only precedes this part of the batch, and is omitted from the result; 0
+            if the batch is complete.
     """
     if not augment.mixup and not augment.cutmix:
         return images[lead:], targets[lead:]

@@ -1,14 +1,14 @@
-"""A repo in the cache of the Hub's client, and what `vit` remembers there.
+"""A repo in the cache of the Hub client, and the notes that `vit` keeps there.
 
-    models--ORG--NAME/refs/main            the commit that main was at
-    models--ORG--NAME/snapshots/COMMIT/    its files: links into blobs/
-    models--ORG--NAME/blobs/               contents, by their digest
+    models--ORG--NAME/refs/main            the last known commit of main
+    models--ORG--NAME/snapshots/COMMIT/    its files: symlinks into blobs/
+    models--ORG--NAME/blobs/               file contents, named by digest
     models--ORG--NAME/.vit/COMMIT.json     ours: the commit's files as the Hub lists them
-    models--ORG--NAME/.vit/DIGEST          ours: size and time of a content that was found whole
+    models--ORG--NAME/.vit/DIGEST          ours: size and mtime of a file that was verified
 
-The layout is the client's (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): what
-other tools fetched is found here, and they find what we fetch. Read without the client, because
-importing it takes half of the time of `vit models`.
+The layout is the client's (https://huggingface.co/docs/huggingface_hub/guides/manage-cache), so
+downloads are shared with other tools. It is read without the client, because importing that takes
+half of the time of `vit models`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HubFile(NamedTuple):
     """A file of a commit."""
 
     digest: str
-    """sha256 of a large file, git's sha1 of another; "" unknown."""
+    """sha256 for a large file, git's sha1 for others; "" if unknown."""
     size: int | None = None
 
 
@@ -44,7 +44,7 @@ Listing = dict[str, HubFile]
 
 
 def root() -> Path:
-    """The client's cache, by the environment variables that it reads itself."""
+    """The client's cache directory, from the environment variables that the client reads."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(home, "huggingface")
     path = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
@@ -52,14 +52,14 @@ def root() -> Path:
 
 
 def fetched() -> list[str]:
-    """The repos that `vit` has fetched and that are still there."""
+    """The repos that `vit` has downloaded and that are still cached."""
     notes = sorted(root().glob("models--*/.vit"))
     return [note.parent.name.removeprefix("models--").replace("--", "/", 1) for note in notes]
 
 
 def check_space(directory: Path, needed: int, purpose: str, repo: str, variable: str) -> None:
-    """Raises HubError if the disk of a directory, which a variable of the environment sets, has no
-    room for so many bytes."""
+    """Raise HubError if the disk of a directory, which an environment variable sets, has fewer than
+    `needed` bytes free."""
     place = next(path for path in (directory, *directory.parents) if path.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -73,7 +73,7 @@ def check_space(directory: Path, needed: int, purpose: str, repo: str, variable:
 
 @dataclass(frozen=True)
 class RepoCache:
-    """What the cache has of a repo."""
+    """A repo in the cache."""
 
     repo: str
 
@@ -88,7 +88,7 @@ class RepoCache:
         return self.directory / "blobs" / digest
 
     def commit(self, revision: str) -> str | None:
-        """The commit that a branch was at when it was last fetched; a commit is itself."""
+        """The commit of a branch when it was last fetched; a commit hash is returned as it is."""
         if COMMIT.fullmatch(revision):
             return revision
         with contextlib.suppress(OSError, ValueError):
@@ -97,22 +97,22 @@ class RepoCache:
         return None
 
     def listing(self, commit: str) -> Listing | None:
-        """The commit's files as the Hub lists them; None where it was not asked yet."""
+        """The commit's files as the Hub lists them; None if that is not recorded."""
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             text = self._note(f"{commit}.json").read_text("utf-8")
             return {name: HubFile(*file) for name, file in json.loads(text)["files"].items()}
         return None
 
     def present(self, commit: str) -> Listing:
-        """The commit's files that are here, whoever fetched them."""
+        """The commit's cached files, whichever tool downloaded them."""
         listing, snapshot = self.listing(commit) or {}, self.snapshot(commit)
         files = (path for path in snapshot.rglob("*") if path.is_file())
         found = {path.relative_to(snapshot).as_posix(): path for path in files}
         return {n: listing.get(n) or HubFile(_digest_in_name(p)) for n, p in found.items()}
 
     def remember(self, revision: str, commit: str, listing: Listing) -> None:
-        """Writes down what the Hub said, once the files are here; a cache that cannot be written
-        is asked about every time."""
+        """Record the Hub's response once the files are cached. If the cache is not writable, the
+        request is made every time."""
         with contextlib.suppress(OSError, OutputError):
             if self.listing(commit) != listing:
                 self._write_note(f"{commit}.json", json.dumps({"files": listing}, indent=1))
@@ -122,8 +122,8 @@ class RepoCache:
                 write_text(ref, commit)
 
     def is_whole(self, path: Path, digest: str) -> bool:
-        """Whether a file has its digest. The answer is remembered with the file's size and time.
-        Where nobody knows the digest, the file is taken as it is."""
+        """Whether a file matches its digest. A match is recorded with the file's size and mtime.
+        If the digest is unknown, any existing file is accepted."""
         digest = digest or _digest_in_name(path)
         if not path.is_file() or not digest:
             return path.is_file()
@@ -139,25 +139,25 @@ class RepoCache:
         return True
 
     def link(self, commit: str, name: str, digest: str) -> Path:
-        """Puts a content into a snapshot, as the client does."""
+        """Link a blob into a snapshot, as the client does."""
         path = self.snapshot(commit) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         try:
             path.symlink_to(os.path.relpath(self.blob(digest), path.parent))
-        except OSError:  # Windows without the right to make links
+        except OSError:  # Windows without permission to create symlinks
             os.replace(self.blob(digest), path)
         return path
 
     def drop(self, commit: str, name: str, digest: str) -> None:
-        """Removes a damaged file: the repo's own link and content, and nothing they point to."""
+        """Remove a damaged file: the repo's own link and blob, but nothing they point to."""
         (self.snapshot(commit) / name).unlink(missing_ok=True)
         if digest:
             self.blob(digest).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self, digest: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Holds the lock that the client, too, holds while it downloads a content."""
+        """Hold the lock that the client also holds while it downloads a blob."""
         from filelock import Timeout
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
@@ -172,17 +172,17 @@ class RepoCache:
             yield
 
     def size(self) -> int:
-        """Bytes that the repo takes, each content once."""
+        """Size of the repo in bytes, counting each blob once."""
         blobs = self.directory / "blobs"
         files = blobs.iterdir() if blobs.is_dir() else ()
         return sum(file.stat().st_size for file in files if file.exists())
 
     def remove(self) -> int:
-        """Removes the repo, all of its revisions; returns the bytes that it took. The client does
-        it, because it knows which contents several repos share.
+        """Remove all revisions of the repo; return its size in bytes. The client does it, because
+        it knows which blobs several repos share.
 
         Raises:
-            HubError: it cannot be removed.
+            HubError: the repo cannot be removed.
         """
         from huggingface_hub import scan_cache_dir
 
@@ -191,10 +191,10 @@ class RepoCache:
             cached = scan_cache_dir(root())
             for found in cached.repos:
                 if found.repo_type == "model" and found.repo_id == self.repo:
-                    # Of this repo alone: a copy of it has the same commits.
+                    # Only this repo: a copy of it has the same commits.
                     alone = dataclasses.replace(cached, repos=frozenset({found}))
                     alone.delete_revisions(*(r.commit_hash for r in found.revisions)).execute()
-            if kept.is_dir():  # what the client does not count as a repo, such as a part of one
+            if kept.is_dir():  # not a repo to the client, such as an incomplete one
                 shutil.rmtree(kept)
         except OSError as error:
             raise HubError(f"cannot be removed: {error.strerror}", where=kept) from error
@@ -209,14 +209,14 @@ class RepoCache:
 
 
 def _digest_in_name(path: Path) -> str:
-    """The digest that a content is called by, from the first link: the next may lead into a store
-    that several repos share, where contents have other names."""
+    """The digest in the name of a blob, from the first symlink: the next may lead into a store that
+    several repos share, where blobs have other names."""
     name = Path(os.readlink(path)).name if path.is_symlink() else ""
     return name if DIGEST.fullmatch(name) else ""
 
 
 def digest_of(path: Path, length: int) -> str:
-    """A file's sha256 (64 digits) or git's sha1 of it (40)."""
+    """A file's sha256 (64 digits) or git's sha1 (40)."""
     with open(path, "rb") as file:
         if length == 64:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""A checkpoint's model card, the README.md beside it, written from its description."""
+"""Generating a checkpoint's model card, the README.md beside it, from its description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRICS = {
     for split, word in (("val", "validation"), ("test", "test"))
     for key, (kind, name) in config.METRICS.items()
 }
-"""What may stand under `provenance["metrics"]`: the kind of metric, and what a reader calls it."""
+"""Keys of `provenance["metrics"]` -> the Hub's type of the metric, and a name for display."""
 
 CURVES, CONFUSION, RELIABILITY = "curves.png", "confusion.png", "reliability.png"
 RECONSTRUCTION = "reconstruction.png"
@@ -37,12 +37,12 @@ FIGURES = {
     RELIABILITY: "Reliability",
     RECONSTRUCTION: "Validation images: original, masked, reconstructed",
 }
-"""What a run draws (`train/report.py`), with its caption in the card."""
+"""Figures of a run (`train/report.py`), with their captions in the card."""
 
 TAGS = ("vit", "vitcli")
-"""Beside the task and the library; the second tells that a card is ours."""
+"""Tags besides the task and the library; the second identifies our cards."""
 MOST_CLASSES = 30
-"""Of more classes, only the hardest are listed."""
+"""If there are more classes, only the hardest are listed."""
 
 
 def model_card(
@@ -53,13 +53,13 @@ def model_card(
     license: str | None = None,
     base_model: str | None = None,
 ) -> str:
-    """The text of a README.md: front matter, what the model is, metrics, how it was made, use.
+    """Return the text of a README.md: front matter, introduction, metrics, history, use.
 
     Args:
-        shown: an evaluation, for a table of the classes.
-        name: what the model is called; a Hub id ("org/name") once it has one.
+        shown: an evaluation, for a table of per-class metrics.
+        name: the model's name; a Hub id ("org/name") once it has one.
         images: caption -> file beside the card.
-        license: an identifier of the Hub's; default: that of the model it was trained from.
+        license: a license identifier of the Hub; default: that of the model it was trained from.
         base_model: the repo that it was trained from; default: its nearest ancestor on the Hub.
     """
     info = dataclasses.replace(info, provenance=publishable(info.provenance))
@@ -79,10 +79,10 @@ def model_card(
 def lineage(
     info: CheckpointInfo, entry: RegistryEntry | None = None
 ) -> tuple[str | None, str | None]:
-    """The Hub repo that a model comes from, and that repo's license; None where unknown.
+    """The Hub repo that a model is derived from, and that repo's license; None where unknown.
 
-    It is the nearest ancestor with a name; runs in between have none. A repo that the registry
-    does not know may have any license.
+    It is the nearest ancestor with a name; intermediate runs have none. The license of a repo that
+    is not in the registry is unknown.
     """
     if entry is not None:
         return entry.repo, entry.license
@@ -115,7 +115,7 @@ def _front_matter(
         )
         for key, value in metrics.items()
     ]
-    # The Hub shows how to load a model with its library.
+    # The Hub shows code that loads the model with this library.
     library = "vitcli" if not_in_timm(info.model) else "timm"
     link = registry.LICENSE_LINKS.get(license or "")
     data = ModelCardData(
@@ -173,7 +173,7 @@ def _introduction(info: CheckpointInfo) -> list[str]:
 
 
 def _names(info: CheckpointInfo) -> list[str]:
-    """Each on one line, as a table and a paragraph need it."""
+    """Class names, each without line breaks, for tables and paragraphs."""
     return [" ".join(name.split()) for name in unique_names(info.classes)]
 
 
@@ -183,7 +183,7 @@ def _metrics(
     numbers = _numbers(info)
     rows = [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
     loss = None if numbers else (info.provenance.get("metrics") or {}).get("val_loss")
-    if loss is not None:  # of an objective without classes
+    if loss is not None:  # for an objective without classes
         rows = [f"| loss, validation split | {loss:.4f} |"]
     if not rows and shown is None:
         return []
@@ -202,7 +202,7 @@ def _metrics(
 
 
 def _by_class(info: CheckpointInfo, shown: Evaluation) -> Iterator[str]:
-    """A row for each class that has images; of many classes those with the lowest F1."""
+    """Yield a table with a row for each class with images; of many, those with the lowest F1."""
     names = _names(info)
     rows, what = [row for row in shown.by_class if row.count], "By class"
     if len(rows) > MOST_CLASSES:
@@ -277,5 +277,5 @@ def _code(language: str, *lines: str) -> list[str]:
 
 
 def figures_in(directory: Path) -> dict[str, str]:
-    """Caption -> file of the figures of a run."""
+    """Caption -> file name of the figures of a run."""
     return {text: name for name, text in FIGURES.items() if (directory / name).is_file()}

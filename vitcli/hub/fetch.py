@@ -1,11 +1,11 @@
-"""Checkpoints from the Hub: fetched into the client's ordinary cache, and verified there.
+"""Downloading checkpoints from the Hub into the client's regular cache, with verification.
 
-The client finds repos and makes requests. It downloads nothing here, because it names contents by
-whatever ETag it is sent, accepts damaged files, and starts again from the first byte after Ctrl-C.
-A file comes by plain HTTP (not Xet, which cannot be resumed) into `blobs/DIGEST.incomplete`, is
-compared with the digest that the Hub lists, and only then takes its place.
+The client looks up repos and makes requests. Its downloads are not used, because it names blobs by
+whatever ETag it receives, accepts damaged files, and restarts from the first byte after Ctrl-C.
+A file is downloaded by plain HTTP (not Xet, which cannot be resumed) to `blobs/DIGEST.incomplete`,
+compared with the digest that the Hub lists, and only then moved into place.
 
-`huggingface_hub` is imported when the Hub is asked and not before.
+`huggingface_hub` is imported only when a request is made.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def fetch(
     allow_pickle: bool = False,
     timeout: float | None = None,
 ) -> Path:
-    """The file of a repo's weights in the cache (of shards: their index). It is fetched, with what
-    is read beside it, where it is not there yet.
+    """Return the weights file of a repo in the cache (for shards, their index). Missing files are
+    downloaded, including the configurations read beside it.
 
-    Where the Hub cannot be asked, the cached revision is used, with a warning.
+    If the Hub is unavailable, the cached revision is used, with a warning.
 
     Args:
         timeout: as for `retry.ask`.
 
     Raises:
-        HubError: the repo, the revision or a file does not exist, access is refused, the network
+        HubError: the repo, the revision or a file does not exist, access is denied, the network
             fails, a file arrives damaged twice, or the weights are pickled and `allow_pickle` is
             not set.
     """
@@ -67,7 +67,7 @@ def fetch(
 
 
 def cached(repo: str, revision: str | None = None) -> Path | None:
-    """The directory of a repo's checkpoint if the cache holds all of it; asks no one."""
+    """The directory of a repo's checkpoint if it is fully cached; makes no requests."""
     cache = RepoCache(repo)
     commit = cache.commit(revision or MAIN)
     if commit is None:
@@ -82,7 +82,7 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
 
 
 def reachable(repo: str, timeout: float = 3.0) -> bool:
-    """Whether the Hub answers within so many seconds with a file of a repo."""
+    """Whether the Hub serves a repo's config.json within `timeout` seconds."""
     if is_offline():
         return False
     answered = threading.Event()
@@ -94,7 +94,7 @@ def reachable(repo: str, timeout: float = 3.0) -> bool:
             if get_session().head(hf_hub_url(repo, CONFIG), timeout=timeout).is_success:
                 answered.set()
 
-    # A thread, because looking up a name has no timeout of its own.
+    # In a thread, because a DNS lookup has no timeout of its own.
     asking = threading.Thread(target=request, daemon=True)
     asking.start()
     asking.join(timeout)
@@ -102,27 +102,27 @@ def reachable(repo: str, timeout: float = 3.0) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# What a revision holds
+# The files of a revision
 
 
 def _quiet(transfer: Transfer) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A commit of a repo: its files, and whether those that are not cached can be fetched."""
+    """A commit of a repo: its files, and whether those that are not cached can be downloaded."""
 
     cache: RepoCache
     commit: str
     listing: Listing
     unavailable: HubError | None = None
-    """Why nothing can be fetched; None: it can."""
+    """Why nothing can be downloaded; None if it can."""
     timeout: float | None = None
     on_progress: Progress = _quiet
 
     def get(self, names: Collection[str]) -> Path:
-        """Files, whole, in the cache; returns the last. Raises HubError."""
+        """Make sure that files are cached and intact; return the last. Raises HubError."""
         repo, snapshot = self.cache.repo, self.cache.snapshot(self.commit)
         if unlisted := [name for name in names if name not in self.listing]:
             error = HubError(f"the repo has no {unlisted[0]}, which its index lists", where=repo)
@@ -139,7 +139,7 @@ class _Found:
         return snapshot / list(names)[-1]
 
     def _incomplete(self, name: str, unavailable: HubError) -> HubError:
-        """Why there is nothing to load while the Hub cannot be asked; a damaged file is removed."""
+        """The error for a file that cannot be downloaded; if it is there but damaged, remove it."""
         what, hint = f"only partly in the cache: {name} is missing", unavailable.hint
         if (self.cache.snapshot(self.commit) / name).is_file():
             self.cache.drop(self.commit, name, self.listing[name].digest)
@@ -151,22 +151,22 @@ class _Found:
         return self.cache.blob(f"{file.digest}.incomplete")
 
     def _download(self, name: str, file: HubFile) -> None:
-        """Brings a file into the cache, unless another process does so meanwhile."""
+        """Download a file into the cache, unless another process does so in the meantime."""
         cache, digest = self.cache, file.digest
         waiting = Transfer(name, note=f"waiting for another process that is downloading {name}")
 
         def bring(_: float) -> None:
             with cache.locked(digest, lambda: self.on_progress(waiting)):
                 if cache.is_whole(cache.snapshot(self.commit) / name, digest):
-                    return  # the other process has brought it
+                    return  # the other process has downloaded it
                 if not cache.is_whole(cache.blob(digest), digest):
                     self._fill(name, file)
                 cache.link(self.commit, name, digest)
 
-        ask(cache.repo, bring, name=name, timeout=0)  # the cache may not be writable
+        ask(cache.repo, bring, name=name, timeout=0)  # converts errors of the file system
 
     def _fill(self, name: str, file: HubFile) -> None:
-        """Downloads a content to its place, and once more if it arrives damaged."""
+        """Download a blob into place, and once more if it arrives damaged."""
         part, blob = self._part(file), self.cache.blob(file.digest)
         blob.unlink(missing_ok=True)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ class _Found:
         )
 
     def _stream(self, name: str, file: HubFile, part: Path) -> None:
-        """Fills a file from where an earlier download of it ended."""
+        """Download to `part`, resuming where an earlier download stopped."""
         from huggingface_hub import constants, get_session, hf_hub_url
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -236,7 +236,7 @@ class _Found:
 
 
 def _check_name(repo: str, revision: str) -> None:
-    """Raises HubError for what can be no repo or no revision: both become paths."""
+    """Raise HubError for an invalid name of a repo or revision: both become paths."""
     for text in (repo, revision):
         if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)*", text, re.ASCII) or ".." in text:
             what = f"'{text}' is not a valid repo or revision name"
@@ -250,12 +250,12 @@ def _look(
     timeout: float | None,
     on_progress: Progress,
 ) -> _Found:
-    """Which commit a revision is, and its files: one question to the Hub, and none about a commit
-    that is known. Raises HubError."""
+    """Resolve a revision to a commit and its files, with one request, or none for a commit whose
+    files are known. Raises HubError."""
     known = cache.commit(revision)
     present = _present(cache, known) if known else {}
     listing = (cache.listing(known) if known else None) or present
-    entry = registry.entry_of(cache.repo)  # whose name is no mistyped path
+    entry = registry.entry_of(cache.repo)  # whose name is not a mistyped path
     if offline:
         at = "" if revision == MAIN else f"@{revision}"
         name = entry.name if entry and not at else f"{cache.repo}{at}"
@@ -290,14 +290,14 @@ def _look(
 
 
 def _present(cache: RepoCache, commit: str) -> Listing:
-    """The files of a commit that are here: of a released model none without its configuration, as
-    timm fetches the weights alone."""
+    """The cached files of a commit; for a released model, none if its configuration is missing, as
+    timm downloads only the weights."""
     files = cache.present(commit)
     return files if CONFIG in files or registry.entry_of(cache.repo) is None else {}
 
 
 class RepoState(NamedTuple):
-    """What a revision of a repo holds."""
+    """The contents of a repo at a revision."""
 
     commit: str
     files: Listing
@@ -312,8 +312,8 @@ def list_repo(
     token: str | None = None,
     once: bool = False,
 ) -> RepoState:
-    """What the Hub says of a revision. Raises HubError, also for an answer that cannot be true: its
-    names and digests become paths."""
+    """Request the state of a revision from the Hub. Raises HubError, also for an invalid response:
+    its names and digests become paths."""
     from huggingface_hub import HfApi, constants
 
     patience = constants.HF_HUB_ETAG_TIMEOUT
@@ -336,7 +336,7 @@ def list_repo(
     wrong = [] if COMMIT.fullmatch(str(info.sha)) else [repr(info.sha)]
     for name, file in files.items():
         stays = name.isprintable() and "\\" not in name
-        if not stays or {"", ".", ".."} & set(name.split("/")):  # outside of the repo
+        if not stays or {"", ".", ".."} & set(name.split("/")):  # outside the repo
             wrong.append(repr(name))
         if not DIGEST.fullmatch(str(file.digest)):
             wrong.append(f"{name}: {file.digest!r}")
@@ -347,7 +347,7 @@ def list_repo(
 
 
 def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
-    """The name of a repo's weights: safetensors where there are any. Raises HubError."""
+    """The name of a repo's weights file, preferably not a pickle. Raises HubError."""
     safe = weights_among(names, SAFE)
     found = safe or weights_among(names, PICKLES)
     if not found:
@@ -374,7 +374,7 @@ def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names. Raises CheckpointError."""
+    """The files listed in an index. Raises CheckpointError."""
     from vitcli.checkpoints.shards import read_index
 
     return sorted(set(read_index(index).values()))

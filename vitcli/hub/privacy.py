@@ -1,7 +1,7 @@
-"""What a published checkpoint may say of the machine that made it: no directories, no tokens.
+"""Removing directories and tokens of the local machine from a checkpoint before it is published.
 
-Nothing is guessed from the look of a text: a path is published by its last component wherever a
-path may be recorded, and a name with a slash stays whole only if it is known not to be a path.
+There are no heuristics: wherever a path may be recorded, only its last component is published, and
+a name with a slash is kept whole only if it is known not to be a path.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from vitcli.variants import VARIANTS
 from vitcli.weight_files import SUFFIXES
 
 PATHS = ("data", "output", "classes")
-"""Keys of provenance under which a path may stand."""
+"""Keys of provenance whose value may be a path."""
 MODELS = ("parent", "teacher")
-"""Those under which a model stands: the name of a path, or a Hub repo."""
+"""Keys whose value is a model: the last component of a path, or a Hub repo."""
 
 VARIANT = re.compile(rf"(R\d*\+)?({'|'.join(VARIANTS)})/\d{{1,2}}")
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SECRETS = ((re.compile(r"\bhf_\w{8,}"), "hf_..."), (re.compile(r"(?<=://)[^/@\s]+@"), ""))
-"""Tokens of the Hub; names and passwords in URLs."""
+"""Patterns and replacements of Hub tokens, and of user names and passwords in URLs."""
 QUERY = re.compile(r"\?((?!::).)*")
-"""What follows an address, up to the next one; it may be a signature that gives access."""
+"""The query of a URL, up to the next URL; it may contain a signature that grants access."""
 
 
 def publishable(
     provenance: Mapping[str, Any], places: Collection[Path] = (), known: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Provenance that names files by their last component and holds no token.
+    """Return provenance with paths reduced to their last component and tokens removed.
 
     Args:
-        places: directories whose names are removed from free text, beside home and the like.
-        known: Hub repos by which a run before was made.
+        places: directories to remove from free text, besides the home directory and the like.
+        known: names that are known to be Hub repos.
     """
     known = {*known, *_repos(provenance)}
     places = {*places, Path.home(), Path.cwd(), Path(tempfile.gettempdir())}
@@ -58,7 +58,7 @@ def publishable(
 
 
 def _repos(provenance: Mapping[str, Any]) -> set[str]:
-    """The Hub repos that a run was made from: of a path only the name is recorded."""
+    """Hub repos: those of the registry, and the run's models with a slash, as paths have none."""
     models = (str(provenance.get(key, "")).partition("@")[0] for key in MODELS)
     return {entry.repo for entry in registry.entries().values()} | set(filter(is_repo, models))
 
@@ -69,7 +69,7 @@ def is_repo(model: str) -> bool:
 
 
 def _command(text: str, known: Collection[str]) -> str:
-    """A command line, word by word: a path may hold spaces."""
+    """Clean a command line word by word, as a path may contain spaces."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -91,12 +91,12 @@ def _value(value: str, known: Collection[str]) -> str:
 
 
 def _last(path: str) -> str:
-    """The last component of a path of any system."""
+    """The last component of a path of any operating system."""
     return str(_text(re.split(r"[\\/]", path.rstrip("\\/"))[-1] or ".", ()))
 
 
 def _text(value: Any, places: Collection[Path]) -> Any:
-    """A JSON value without secrets and without the names of these directories."""
+    """Remove secrets and the names of these directories from a JSON value."""
     if isinstance(value, dict):
         return {key: _text(item, places) for key, item in value.items()}
     if isinstance(value, list):

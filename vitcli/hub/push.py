@@ -1,8 +1,8 @@
-"""A checkpoint on its way to the Hub: what is published, what of it is new, and one commit.
+"""Pushing a checkpoint to the Hub: pack its files, compare them with the repo, make one commit.
 
-What is published is written into a directory first, by name, so that nothing else of a run is
-uploaded. The client skips unchanged files too, but says so only after a push: `compare` is for
-`--dry-run`, for the report, and for the card on the Hub, which a person may have edited.
+The files are first written to a separate directory, so that nothing else of a run is uploaded. The
+client skips unchanged files too, but reports them only after a push: `compare` is for `--dry-run`,
+for the report, and for the card on the Hub, which a person may have edited.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ CONTRADICTING = (
     *("preprocessor_config.json", "processor_config.json", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
-"""Files of other layouts that timm or transformers would read instead of ours, or beside them."""
+"""Files of other layouts that timm or transformers would read instead of ours or in addition."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a push goes."""
+    """The destination of a push."""
 
     repo: str
     revision: str | None = None
-    """A branch, created from main where it does not exist; None: main."""
+    """A branch, created from main if it does not exist; None for main."""
     token: str | None = None
-    """None: the one that the user is logged in with."""
+    """None for the one that the user is logged in with."""
     timeout: float | None = None
 
     def ask(self, call: Callable[[HfApi], T], once: bool = False) -> T:
-        """What a call of the Hub's client returns. Raises HubError."""
+        """Call the Hub client, with retries, and return its result. Raises HubError."""
         from huggingface_hub import HfApi
 
         api = HfApi(token=self.token)
@@ -71,16 +71,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Package:
-    """A directory that holds what is to be pushed, and nothing else."""
+    """A directory with the files to push, and nothing else."""
 
     directory: Path
     license: str | None
     base_model: str | None
     title: str
-    """The commit's, where the user gives none."""
+    """The default title of the commit."""
     warnings: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
-    """Parts of the card that the user gave with the push."""
+    """Parts of the card that are set by options of the push."""
     has_head: bool = True
 
     @property
@@ -94,36 +94,36 @@ class Package:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a push changes in a repo."""
+    """The changes that a push makes in a repo."""
 
     upload: dict[str, int]
-    """Files that are new or different, and their bytes."""
+    """New or changed files, and their sizes in bytes."""
     unchanged: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     state: RepoState | None = None
-    """What was compared with; None: there is no such repo."""
+    """What was compared with; None if the repo does not exist."""
     branch_exists: bool = True
     card_diff: str = ""
     edited: tuple[str, ...] = ()
-    """Parts of the card on the Hub that stay as a person edited them, although there are newer."""
+    """Parts of the card on the Hub that keep a person's edits, although there are newer ones."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """How a push ended."""
+    """The result of a push."""
 
     url: str
-    """The page of the commit, of the pull request or of the repo."""
+    """The page of the commit, the pull request or the repo."""
     commit: str | None = None
-    """None: nothing had changed."""
+    """None if nothing had changed."""
     created: bool = False
-    """Whether the repo was."""
+    """Whether the repo was created."""
     request: str | None = None
     """The page of the pull request."""
 
 
 # ---------------------------------------------------------------------------------------------
-# What is published
+# Packing
 
 
 def pack(
@@ -133,10 +133,10 @@ def pack(
     license: str | None = None,
     **fetching: Unpack[read.Fetching],
 ) -> Package:
-    """Writes timm's Hub layout, a card and its images into an empty directory.
+    """Write timm's Hub layout, a card and its images to an empty directory.
 
-    The license is the given one, else what the run's card says, else that of the model that it
-    was trained from, where the registry knows it; never a guess. Raises VitError.
+    The license is the given one, else that of the run's card, else that of the model that it was
+    trained from, if the registry knows it; never a guess. Raises VitError.
     """
     source = read.open_checkpoint(spec, **fetching)
     beside = source.file.parent
@@ -155,7 +155,7 @@ def pack(
     made = Card.parse(card.model_card(info, None, repo, images, license or inherited, base_model))
     given = frozenset({LICENSE} if license else ())
     if old.is_ours:
-        if not old.digests:  # an earlier version's: what it wrote cannot be told from edits
+        if not old.digests:  # of an earlier version: edits cannot be detected
             old = old._replace(
                 digests={k: digest(t) for k, t in old.parts.items() if k in made.parts}
             )
@@ -184,12 +184,12 @@ def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------
-# What is new
+# Comparing
 
 
 def compare(package: Package, target: Target, overwrite_card: bool = False) -> Changes:
-    """What of a package its repo does not have yet. What a person wrote into the card on the Hub
-    is taken over into the package's, unless `overwrite_card`. Raises HubError."""
+    """Compare a package with its repo. A person's edits of the card on the Hub are merged into the
+    package's card, unless `overwrite_card`. Raises HubError."""
     state, branch_exists = None, True
     try:
         state = list_repo(target.repo, target.revision, target.timeout, token=target.token)
@@ -223,7 +223,7 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
 def _merge_card(
     package: Package, state: RepoState, target: Target, overwrite: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """Takes over the edits of the card on the Hub; how that card would change, and its edits."""
+    """Merge the edits of the card on the Hub; return the diff of the card and the edited parts."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         build_hf_headers,
@@ -254,11 +254,11 @@ def _merge_card(
 
 
 # ---------------------------------------------------------------------------------------------
-# One commit
+# Committing
 
 
 def log_in(target: Target) -> None:
-    """Makes sure of a token that may write. Raises HubError."""
+    """Check that there is a token with write access. Raises HubError."""
     from huggingface_hub import get_token
 
     if is_offline():
@@ -283,14 +283,14 @@ def push(
     message: str | None = None,
     create_pr: bool = False,
 ) -> Pushed:
-    """Uploads what is new, as one commit: whatever goes wrong before it, the repo stays as it was.
+    """Upload the changes as one commit; if anything fails before it, the files stay as they were.
 
     Args:
-        changes: what `compare` found just now.
-        private: of a repo that is created; an existing one stays what it is.
+        changes: the result of `compare`, which must be recent.
+        private: visibility of a new repo; that of an existing one does not change.
 
     Raises:
-        HubError: it failed; a note says what of the push was done.
+        HubError: the push failed; a note says which part of it was done.
     """
     repo, revision, state = target.repo, target.revision, changes.state
     parent = state.commit if state else None
@@ -310,7 +310,7 @@ def push(
     def commit(api: HfApi) -> Any:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
 
-        # Large files go over plain HTTP, as they are downloaded: Xet has time-outs of its own.
+        # Large files are uploaded by plain HTTP, like downloads: Xet has timeouts of its own.
         constants.HF_HUB_DISABLE_XET = True
         files = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
         gone = [CommitOperationDelete(name) for name in changes.remove]
@@ -326,7 +326,7 @@ def push(
 
     try:
         if state is None:
-            # After a try whose answer was lost, the repo may be there.
+            # The repo may exist after an attempt whose response was lost.
             target.ask(lambda api: api.create_repo(repo, private=private or None, exist_ok=True))
             created = True
         if revision is not None and not (state and changes.branch_exists):
@@ -338,7 +338,7 @@ def push(
         sent = True
         done = target.ask(commit)
     except (HubError, KeyboardInterrupt, SystemExit) as error:
-        # 412 is also the answer to a second try of what was done.
+        # 412 is also the response to a retry of a commit that was made.
         refused = isinstance(error, HubError) and not (error.may_pass or error.reason == "412")
         in_doubt = sent and not refused
         found = _find_commit(target, title, parent) if in_doubt else ""
@@ -350,7 +350,7 @@ def push(
 
 
 def _find_commit(target: Target, title: str, before: str | None) -> str | None:
-    """The commit of a push that was interrupted, "" if there is none; None if nobody can say."""
+    """The commit of an interrupted push, "" if there is none; None if that is unknown."""
     repo, revision = target.repo, target.revision
     try:
         latest = target.ask(lambda api: api.list_repo_commits(repo, revision=revision)[0], True)
@@ -361,7 +361,7 @@ def _find_commit(target: Target, title: str, before: str | None) -> str | None:
 
 
 def _what_happened(target: Target, found: str | None, requested: bool, created: bool) -> str:
-    """What an interrupted push has done, in words."""
+    """A message about what an interrupted push has done."""
     page = target.page
     if requested:
         return f"a pull request may have been opened: see {page}/discussions"

@@ -1,8 +1,8 @@
-"""A README.md in parts: one that exists is merged with a newer one, or marked as outdated.
+"""Updating a README.md in parts: merging an existing one with a newer one, or marking it outdated.
 
 A card is a dict of parts: keys of its front matter ("license:"), the introduction ("") and
-sections ("## Use"). Its last line, an HTML comment, holds a digest of each part as `vit` wrote it,
-so that a later card replaces what is still as it was, and leaves what a person has edited.
+sections ("## Use"). Its last line, an HTML comment, has a digest of each part as `vit` wrote it, so
+that a later card replaces the parts that are unchanged and keeps those that a person has edited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vitcli.config import Size
 
 LICENSE, MEASURED = "license:", ("## Metrics", "## Figures")
-"""Parts that a merge treats apart; Figures is what Metrics was called."""
+"""Parts that a merge treats specially; Figures is the former name of Metrics."""
 _NOTE = "> Not the model that was measured:"
 
 
@@ -55,22 +55,22 @@ class Card(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether `vit` wrote the card, which a person may have edited since."""
+        """Whether `vit` wrote the card, even if a person has edited it since."""
         tags = self.parts.get("tags:", "")
         return bool(self.digests or re.search(r"^ *- vitcli$", tags, re.MULTILINE))
 
     def edited(self) -> list[str]:
-        """The parts that a person wrote or changed; all of them where no digest is known."""
+        """The parts that a person added or changed; all of them if there are no digests."""
         return [k for k, text in self.parts.items() if digest(text) != self.digests.get(k)]
 
     def merged_with(
         self, old: Card, keep: Collection[str] = (), replace: Collection[str] = ()
     ) -> Card:
-        """This card with what a person has written into an older one.
+        """Return this card with a person's edits of an older one.
 
         Args:
-            keep: parts that stay as the older card has them, edited or not.
-            replace: parts that are this card's in any case.
+            keep: parts to take from the older card, edited or not.
+            replace: parts to take from this card, edited or not.
         """
         parts, digests, edited = {}, dict(self.digests), set(old.edited()) - set(replace)
         for key, text in old.parts.items():
@@ -91,7 +91,7 @@ class Card(NamedTuple):
 
 
 def _split(text: str, heading: str, first: str) -> dict[str, str]:
-    """A text by the lines that match `heading` outside of code; what stands before is `first`."""
+    """Split a text at lines that match `heading` outside code; the part before them is `first`."""
     parts: dict[str, list[str]] = {first: []}
     key, in_code = first, False
     for line in text.splitlines():
@@ -100,7 +100,7 @@ def _split(text: str, heading: str, first: str) -> dict[str, str]:
         if found:
             key = found[1]
             while key in parts:
-                key += "'"  # a heading that occurs twice
+                key += "'"  # a duplicate heading
         parts.setdefault(key, []).append(line)
     return {key: "\n".join(lines) for key, lines in parts.items()}
 
@@ -114,21 +114,21 @@ def digest(text: str) -> str:
 
 
 def images_in(text: str) -> list[str]:
-    """The files beside a card that it shows."""
+    """The image files beside a card that it shows."""
     found = re.findall(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|jpe?g|svg))\)", text)
     return list(dict.fromkeys(found))
 
 
 def resized(text: str, old: Size, new: Size) -> str:
-    """A card, whoever wrote it, of a model that was resized since without training: metrics are
-    removed where they can be told (the Hub's `model-index`, our section), and a line says of which
-    size the rest speaks."""
+    """Update the card, by any author, of a model that was resized without further training: metrics
+    that can be recognized (the Hub's `model-index`, our section) are removed, and a note says which
+    image size the rest describes."""
     card = Card.parse(text)
     measured = ("model-index:", *(MEASURED if card.is_ours else ()))
     parts = {key: part for key, part in card.parts.items() if key not in measured}
     body = parts.pop("", "").strip("\n")
     if before := re.search(rf"{_NOTE}.*about images of (\d+) x (\d+) ", body):
-        old = int(before[1]), int(before[2])  # resized before: the card still speaks of that size
+        old = int(before[1]), int(before[2])  # resized before: the card still describes that size
     note = (
         f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels "
         f"without further training. What this card says about images of {old[0]} x {old[1]} "

@@ -1,4 +1,4 @@
-"""What `--model` means: the registry of released models, and the models that ship.
+"""Resolving `--model`: the registry of released models, and the included models.
 
 The only module that reads `weights/`. Standard library only.
 """
@@ -25,15 +25,15 @@ NORMALIZE = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "clip": layout.CLIP,
-    "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),  # DINOv3's of SAT-493M
+    "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),  # DINOv3 on SAT-493M
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
-"""Mean and standard deviation by the registry's names."""
+"""Mean and standard deviation, by their names in the registry."""
 
 LICENSE_LINKS = {
     "dinov3-license": "https://ai.meta.com/resources/models-and-libraries/dinov3-license/"
 }
-"""Licenses that the Hub does not know by name: where their text is."""
+"""License -> URL of its text, for licenses without an identifier on the Hub."""
 
 Labels = Literal["imagenet-1k", "imagenet-21k"]
 
@@ -50,39 +50,39 @@ class RegistryEntry:
     """A released model."""
 
     name: str
-    """Ours: "vit-b16-i21k"."""
+    """Our name, such as "vit-b16-i21k"."""
     repo: str
-    """On the Hub, in timm's layout."""
+    """The Hub repo in timm's layout."""
     classes: int
-    """Outputs of the head; 0: no head."""
+    """Outputs of the head; 0 for no head."""
     size: int
-    """Height and width of its images."""
+    """Height and width of the input images."""
     normalize: Literal["half", "imagenet", "clip", "satellite", "none"]
-    """Mean and std of its images, a key of NORMALIZE."""
+    """Mean and std of the input images, a key of NORMALIZE."""
     interpolation: Literal["bilinear", "bicubic"]
     crop_pct: float
     crop_mode: Literal["center", "squash"]
     license: str
     params: int
-    """Learned values, the head included."""
+    """Number of parameters, including the head."""
     gmacs: float | None = None
-    """Multiply-accumulates of one image, in billions, as timm counts them."""
+    """Multiply-accumulates per image, in billions, as timm counts them."""
     labels: Labels | None = None
-    """The list of its classes."""
+    """The name of the list of classes."""
     score: Score = "softmax"
     top1: float | None = None
-    """Per cent right on ImageNet's validation images, timm's measurement."""
+    """Top-1 accuracy in percent on ImageNet's validation split, as measured by timm."""
     revision: str | None = None
-    """The commit of the repo; None: the latest."""
+    """The commit of the repo; None for the latest."""
     transformers: str | None = None
     """The repo with the same weights in transformers' layout."""
     source: str | None = None
-    """Where its authors published it."""
+    """URL of the authors' release."""
     note: str | None = None
 
     @property
     def architecture(self) -> str:
-        """timm's name."""
+        """timm's name of the architecture."""
         return self.repo.partition("/")[2].partition(".")[0]
 
     @property
@@ -98,12 +98,12 @@ class RegistryEntry:
 
 
 # ---------------------------------------------------------------------------------------------
-# What ships
+# Released and included models
 
 
 @cache
 def weights_root() -> Path:
-    """The directory of what ships: inside an installed package, beside it in a checkout."""
+    """The directory `weights`: inside an installed package, beside it in a checkout."""
     package = Path(__file__).parents[1]
     roots = (package / "weights", package.parent / "weights")
     return next(root for root in roots if (root / "shipped.toml").is_file())
@@ -111,7 +111,7 @@ def weights_root() -> Path:
 
 @cache
 def entries() -> dict[str, RegistryEntry]:
-    """The registry, by name, file by file and in each file's order."""
+    """The registry entries by name, in the order of the files."""
     found: dict[str, RegistryEntry] = {}
     for file in sorted(weights_root().glob("*.toml")):
         if file.name != "shipped.toml":
@@ -127,25 +127,25 @@ def _shipped() -> dict[str, Any]:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Names that mean a checkpoint which ships: "default" -> its directory."""
+    """Alias of an included checkpoint, such as "default" -> its name."""
     return dict(_shipped()["aliases"])
 
 
 def shipped() -> dict[str, Path]:
-    """The checkpoints that ship: name -> directory."""
+    """The included checkpoints: name -> directory."""
     return {
         file.parent.name: file.parent for file in sorted(weights_root().glob("*/model.safetensors"))
     }
 
 
 def find(name: str) -> RegistryEntry | Path | None:
-    """The released model of that name or repo, or the directory of one that ships."""
+    """The released model with this name or repo, or the directory of an included one."""
     text = aliases().get(name.lower(), name.lower())
     return shipped().get(text) or entries().get(text) or entry_of(name)
 
 
 def known(name: str) -> RegistryEntry | Path:
-    """As `find`. Raises ModelNotFoundError, which suggests the nearest names."""
+    """`find`, but raise ModelNotFoundError with similar names if there is no such model."""
     found = find(name)
     if found is None:
         raise _not_found(name, "no model with this name", [e.repo for e in entries().values()])
@@ -153,17 +153,17 @@ def known(name: str) -> RegistryEntry | Path:
 
 
 def shipped_license() -> str:
-    """The license of the checkpoints that ship."""
+    """The license of the included checkpoints."""
     return str(_shipped()["license"])
 
 
 def names() -> list[str]:
-    """Every name that `resolve` knows: aliases, what ships, released models."""
+    """Every name that `resolve` accepts: aliases, included models, released models."""
     return [*aliases(), *shipped(), *entries()]
 
 
 def entry_of(repo: str) -> RegistryEntry | None:
-    """The registry's entry of a Hub repo, with or without its `timm/`."""
+    """The registry entry of a Hub repo, named with or without its `timm/`."""
     return next((e for e in entries().values() if e.repo in (repo, f"timm/{repo}")), None)
 
 
@@ -176,8 +176,8 @@ def labels(name: Labels) -> tuple[ClassLabel, ...]:
 
 @cache
 def real_labels() -> tuple[tuple[int, ...], ...]:
-    """ReaL (arXiv 2006.07159): for validation image i of ImageNet the classes that are right,
-    which may be none."""
+    """ReaL labels (arXiv 2006.07159): for validation image i of ImageNet, the correct classes, of
+    which there may be none."""
     return tuple(tuple(classes) for classes in json.loads(_unzip("imagenet-real.json.gz")))
 
 
@@ -186,7 +186,7 @@ def _unzip(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# What `--model` means
+# Resolving `--model`
 
 
 HUB_URL = re.compile(r"(?:hf-hub:|hf://(?:models/)?|https?://(?:huggingface\.co|hf\.co)/)")
@@ -194,11 +194,11 @@ IN_A_URL = re.compile(r"/(?:tree|resolve|blob)/([^/]+)(?:/.*)?$|/$")
 
 
 def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
-    """What a model's name means: an existing path, else a name of the registry or of what ships,
-    else a repo on the Hub, `org/repo[@revision]` or its URL. `./x` is always a path.
+    """Resolve a model's name: an existing path, else a released or included model, else a repo on
+    the Hub, `org/repo[@revision]` or its URL. `./x` is always a path.
 
     Raises:
-        ModelNotFoundError: none of these; suggests the nearest names.
+        ModelNotFoundError: none of these; suggests similar names.
     """
     if not isinstance(spec, (str, os.PathLike)):
         what = f"a model is given by its name or path, not as a {type(spec).__name__}"
@@ -212,7 +212,7 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
 
 
 def named(text: str) -> Path | RegistryEntry | HubRepo:
-    """As `resolve`, of a name that is no path."""
+    """`resolve` for a name that is not a path."""
     if found := find(text):
         return found
     if prefix := HUB_URL.match(text):

@@ -1,6 +1,4 @@
-"""The one way to ask the Hub: every request is retried by the same policy, and every failure of
-its client becomes a HubError that says what happened and what to do.
-"""
+"""Requests to the Hub: one retry policy, and every client error becomes a HubError with a hint."""
 
 from __future__ import annotations
 
@@ -80,18 +78,18 @@ MEANINGS = {
     **dict.fromkeys(("HTTPError", "ValueError", "TypeError"), NOT_THE_HUB),
     **dict.fromkeys(("KeyError", "AttributeError", "RecursionError"), NOT_THE_HUB),
 }
-"""What failed and what to do, by the status of an answer or the class of an exception."""
+"""Error message and hint, by status code or class of the exception."""
 
 
 class Transfer(NamedTuple):
-    """How far a download is."""
+    """Progress of a download."""
 
     name: str
     done: int = 0
-    """Bytes that are on disk."""
+    """Bytes on disk."""
     total: int | None = None
     note: str | None = None
-    """What a person should know: it resumes, waits or is retried."""
+    """A message for the user: the download is resumed, is waiting or is retried."""
 
 
 Progress = Callable[[Transfer], None]
@@ -108,17 +106,17 @@ def ask(
     position: Callable[[], int] = lambda: 0,
     on_progress: Progress | None = None,
 ) -> T:
-    """What `call` returns. Failures that may pass (5xx, 429, a broken or silent connection) are
-    retried until `timeout` seconds have gone by without `position` growing.
+    """Return the result of `call`. Transient failures (5xx, 408, 429, a lost connection, a timeout)
+    are retried until `timeout` seconds have passed without `position` growing.
 
     Args:
-        call: is given the seconds for which the Hub may be silent.
-        name: the file that is asked for.
+        call: gets the read timeout of the attempt, in seconds.
+        name: the requested file.
         timeout: as for `retry.persist`.
-        patience: the most seconds of silence in one try.
+        patience: the longest read timeout of one attempt, in seconds.
 
     Raises:
-        HubError: the Hub said no, or could not be asked.
+        HubError: the request was rejected or failed.
     """
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
@@ -141,7 +139,7 @@ def ask(
 
 
 def ask_client(repo: str, call: Callable[[], T], timeout: float | None, once: bool = False) -> T:
-    """`ask`, for calls of the client's that take no time-out: by itself, it waits for ever."""
+    """`ask` for calls that take no timeout: without one, the client waits forever."""
     from huggingface_hub import get_session, set_client_factory
 
     if not isinstance(get_session(), _one_try()):
@@ -156,8 +154,8 @@ def ask_client(repo: str, call: Callable[[], T], timeout: float | None, once: bo
 
 @functools.cache
 def _one_try() -> type[Any]:
-    """A client for `huggingface_hub` that leaves retries to `ask`: the library's own, five for
-    each request, would multiply the time-out."""
+    """An HTTP client for `huggingface_hub` that leaves retries to `ask`: the library's own,
+    five for each request, would multiply the timeout."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         hf_raise_for_status,
         httpx,
@@ -174,21 +172,21 @@ def _one_try() -> type[Any]:
                     answer.read()
                     hf_raise_for_status(answer)
                 return answer
-            except httpx.HTTPError as error:  # by a name that the library does not catch
+            except httpx.HTTPError as error:  # as a type that the library does not catch
                 raise RuntimeError(str(error)) from error
 
     return OneTry
 
 
 def offline_switch(offline: bool = False) -> str | None:
-    """What forbids the network: a variable of the environment, or --offline; None: nothing."""
+    """What forbids network access: an environment variable or --offline; None if it is allowed."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     is_set = (n for n in names if os.environ.get(n, "").upper() in ("1", "ON", "YES", "TRUE"))
     return next(is_set, "--offline" if offline else None)
 
 
 def is_offline() -> bool:
-    """Whether the environment forbids the network."""
+    """Whether an environment variable forbids network access."""
     return offline_switch() is not None
 
 
@@ -201,7 +199,7 @@ def missing(repo: str, what: str, hint: str) -> HubError:
 
 
 def explain(error: BaseException, repo: str, name: str, revision: str) -> HubError:
-    """The HubError that a failure of the client means. Raises what is no failure of the Hub."""
+    """Convert an exception of the client to a HubError; re-raise one that is not about the Hub."""
     from huggingface_hub import constants
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
@@ -236,13 +234,13 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
 
 
 def _answered(error: BaseException) -> tuple[int, float]:
-    """The status of the Hub's answer and the seconds that it asks to wait; 0: it gave none."""
+    """The status code of the response and the seconds it asks to wait, each 0 if there is none."""
     response = getattr(error, "response", None)
     return (0, 0.0) if response is None else (response.status_code, retry_after(response.headers))
 
 
 def _root(error: BaseException) -> BaseException:
-    """What the client wrapped: a failure in one of its upload threads, or of its cache."""
+    """The exception that the client wrapped, from one of its upload threads or from its cache."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -1,7 +1,7 @@
-"""What a Vision Transformer attends to: maps over the image, and distances (Figures 6 and 7).
+"""Attention maps and attention distances of a Vision Transformer (Figures 6 and 7).
 
-The model keeps its fused attention: the queries and keys that go into it are seen on the way
-(`watch`), and the weights recomputed from them. One layer of one batch is in memory at a time.
+The model keeps its fused attention: `watch` intercepts its queries and keys, from which the weights
+are recomputed. Only one layer of one batch is in memory at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Layer(NamedTuple):
-    """What goes into the attention of one layer, detached: (B, heads, queries or keys, d)."""
+    """Inputs of one attention layer, detached: (B, heads, queries or keys, d)."""
 
     q: Tensor
     k: Tensor
@@ -32,16 +32,16 @@ class Layer(NamedTuple):
     """(heads, queries, keys), added to the scores."""
 
     def weights(self) -> Tensor:
-        """(B, heads, queries, keys), a softmax over keys: rows sum to 1."""
+        """Attention weights (B, heads, queries, keys), a softmax over keys."""
         scores: Tensor = self.q @ self.k.mT * self.q.shape[-1] ** -0.5
         scores = scores if self.bias is None else scores + self.bias
         return scores.softmax(dim=-1)
 
 
 class watch(TorchFunctionMode):
-    """A context that calls `visit(index, layer, output)` for each attention layer as a model runs,
-    first to last; the attention pool, if the model has one, comes last with index -1. `output` is
-    what torch's fused attention made of the layer, (B, heads, queries, d)."""
+    """Context manager that calls `visit(index, layer, output)` for each attention layer in order
+    while the model runs. An attention pool comes last, with index -1. `output` is what torch's
+    fused attention returned, (B, heads, queries, d)."""
 
     def __init__(self, model: ViT, visit: Callable[[int, Layer, Tensor], None]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class watch(TorchFunctionMode):
 
 
 def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
-    """Raises ConfigError where the model has no such block or head (both count from 0)."""
+    """Raise ConfigError if the model has no such block or head (both zero-based)."""
     for option, name, value, count in (
         ("--layer", "block", layer, model.config.depth),
         ("--head", "head", head, model.config.num_heads),
@@ -73,12 +73,12 @@ def check_layer(model: ViT, layer: int | None, head: int | None = None) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Attention over the image
+# Attention maps
 
 
 def readout(model: ViT) -> Tensor:
-    """How much the head reads of each token, (N,) with sum 1: the class token (and distillation
-    token), or the mean of the patches; also where an attention pool weighs them anew each time."""
+    """Weight of each token in the head's input, (N,) with sum 1: the class (and distillation) token
+    or the mean of the patches, also if an attention pool computes its own weights."""
     config = model.config
     weights = torch.zeros(config.num_tokens)
     prefix = config.num_prefix_tokens
@@ -100,17 +100,17 @@ def attention_maps(
     head: int | None = None,
     target: Tensor | None = None,
 ) -> Floats:
-    """How much of each patch reaches what the head reads, for images (B, 3, H, W).
+    """Compute the contribution of each patch to the head's input, for images (B, 3, H, W).
 
     Args:
         method: "rollout": heads averaged, identity added, rows renormalized, multiplied through
             the blocks (Abnar & Zuidema, arXiv 2005.00928; the paper's Figure 6). "block": the
             attention of one block. "gradient": each block's attention times its gradient, positive
             part, accumulated through the blocks (Chefer et al., arXiv 2103.15679).
-        layer: the last block that counts ("rollout", "gradient"), or the one that is shown
-            ("block"); counted from 0. None: all, or the last.
-        head: one head alone, for "block"; None: the mean over heads.
-        target: (B,) classes whose logits are explained, for "gradient".
+        layer: zero-based index of the last block to include ("rollout", "gradient"), or of the
+            block to show ("block"). None for all blocks, or the last one.
+        head: index of a single head, for "block"; None for the mean over heads.
+        target: (B,) classes whose logits to explain, for "gradient".
 
     Returns:
         (B, rows, columns) float32.
@@ -122,7 +122,7 @@ def attention_maps(
 
 
 def _on_grid(model: ViT, tokens: Tensor) -> Floats:
-    """Token weights (B, N), or (B, heads, N), as (..., rows, columns) of the patches."""
+    """Reshape token weights (B, N) or (B, heads, N) to the patch grid, (..., rows, columns)."""
     patches = tokens[..., model.config.num_prefix_tokens :]
     grid: Floats = patches.reshape(*tokens.shape[:-1], *model.config.grid).float().cpu().numpy()
     return grid
@@ -141,7 +141,7 @@ def _forward(
             return
         weights = layer.weights()
         mean = weights.mean(dim=1) if head is None else weights[:, head]
-        if index < 0:  # (B, 1, patches): the pool reads the patches alone
+        if index < 0:  # (B, 1, patches): the pool attends only to patches
             found["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
         elif method == "block":
             found["tokens"] = mean
@@ -158,7 +158,7 @@ def _forward(
 
 
 def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> Tensor:
-    """r (I + A_L) ... (I + A_1), from the last layer to the first, as the gradients arrive."""
+    """Compute r (I + A_L) ... (I + A_1) from the last layer to the first, as gradients arrive."""
     last = model.config.depth - 1 if layer is None else layer
     prefix = model.config.num_prefix_tokens
     read = row = readout(model).to(images.device).expand(len(images), -1)
@@ -179,14 +179,14 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
     with torch.enable_grad(), watch(model, visit):
         model(images).gather(1, target[:, None]).sum().backward()
     model.zero_grad(set_to_none=True)
-    # What the head reads itself explains nothing.
+    # The readout's own weights carry no explanation.
     return row if model.config.pool == "map" else row - read
 
 
 @torch.no_grad()
 def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
-    """Each head's attention of one block (None: the last), (B, heads, rows, columns): the class
-    token's where the head reads it, else the mean over the patches."""
+    """Compute each head's attention in one block (default: the last), (B, heads, rows, columns): of
+    the class token if it is the head's input, else the mean over the patches."""
     shown = model.config.depth - 1 if layer is None else layer
     row = readout(model).to(images.device)
     found: list[Tensor] = []
@@ -206,12 +206,12 @@ def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
 
 @torch.no_grad()
 def attention_distance(model: ViT, images: Tensor) -> npt.NDArray[np.float64]:
-    """Mean attention distance of each block and head, (blocks, heads), in pixels (Figure 7, right),
-    over images (B, 3, H, W).
+    """Compute the mean attention distance of each block and head over images (B, 3, H, W): an array
+    (blocks, heads), in pixels (Figure 7, right).
 
-    For an image, a head and a query patch it is the mean distance between the centres of the query
-    patch and of each key patch, weighted by attention; prefix tokens are left out as queries and
-    as keys, and the remaining weights of a query renormalized to sum to 1.
+    For an image, a head and a query patch, it is the attention-weighted mean distance from the
+    center of the query patch to those of the key patches. Prefix tokens are excluded as queries and
+    keys, and the remaining weights of each query are renormalized.
     """
     config, found = model.config, list[npt.NDArray[np.float64]]()
     y, x = np.indices(config.grid).reshape(2, -1) * np.array(config.patch_size)[:, None]
@@ -228,11 +228,11 @@ def attention_distance(model: ViT, images: Tensor) -> npt.NDArray[np.float64]:
 
 
 def patch_distance(weights: Tensor, pixels: Tensor, prefix: int) -> npt.NDArray[np.float64]:
-    """The mean distance of each head over the batch, (heads,).
+    """Compute the mean distance of each head over the batch, (heads,).
 
     Args:
         weights: (B, heads, N, N) attention, prefix tokens first.
-        pixels: (P, P) distances between patches.
+        pixels: (P, P) distances between patches, in pixels.
         prefix: number of prefix tokens.
     """
     patches = weights[..., prefix:, prefix:]

@@ -1,4 +1,4 @@
-"""What features and weights look like: principal components, and similarity of positions."""
+"""Principal components of features and filters, and similarity of position embeddings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vitcli.posemb import similarity
 
 @torch.no_grad()
 def patch_features(model: ViT, images: Tensor) -> Floats:
-    """Features of the patches after the last block, (B, rows, columns, D)."""
+    """Compute patch features after the last block, (B, rows, columns, D)."""
     tokens = model.encode(images)[:, model.config.num_prefix_tokens :]
     features: Floats = tokens.reshape(len(images), *model.config.grid, -1).float().cpu().numpy()
     return features
 
 
 def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
-    """The first principal components of rows (n, d): unit vectors (count, d), the sign of each
-    chosen so that its largest entry is positive."""
+    """Compute the first principal components of rows (n, d): unit vectors (count, d), with signs
+    such that the entry with the largest magnitude is positive."""
     centred = np.asarray(rows, np.float64)
     centred = centred - centred.mean(axis=0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
@@ -36,9 +36,9 @@ def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
 
 
 def feature_colours(features: Floats) -> Floats:
-    """Features (B, rows, columns, D) as RGB in [0, 1], (B, rows, columns, 3): their first three
-    principal components over all images together, each scaled between its 1st and 99th percentile
-    (DINOv2, arXiv 2304.07193, Figure 1)."""
+    """Map features (B, rows, columns, D) to RGB in [0, 1], (B, rows, columns, 3): their first three
+    principal components over all images, each scaled between its 1st and 99th percentile (DINOv2,
+    arXiv 2304.07193, Figure 1)."""
     rows = features.reshape(-1, features.shape[-1])
     projected = (rows - rows.mean(axis=0)) @ principal_components(rows, 3).T
     low, high = np.percentile(projected, (1, 99), axis=0)
@@ -47,9 +47,9 @@ def feature_colours(features: Floats) -> Floats:
 
 
 def filter_components(model: ViT, count: int = 28) -> Floats:
-    """The first principal components of the filters that see the image, (n, height, width, 3),
-    each scaled to [0, 1] (Figure 7, left): of the patch embedding, or of a hybrid's first
-    convolution. n is less than `count` where the filters are smaller."""
+    """Compute the first principal components of the input filters (of the patch embedding, or a
+    hybrid's first convolution), (n, height, width, 3), each scaled to [0, 1] (Figure 7, left). n is
+    less than `count` if a filter has fewer values."""
     weight = model.patch_embed.proj.weight
     if model.config.stem is not None:
         convolutions = model.patch_embed.backbone.modules()
@@ -63,8 +63,8 @@ def filter_components(model: ViT, count: int = 28) -> Floats:
 
 
 def posemb_similarity(model: ViT) -> npt.NDArray[np.float64]:
-    """Cosine similarity of each patch's position embedding with every other's (Figure 7, centre),
-    as tiles: (rows * rows, columns * columns), see `posemb.similarity`.
+    """Compute the cosine similarities between the patches' position embeddings (Figure 7, center),
+    as tiles, (rows * rows, columns * columns); see `posemb.similarity`.
 
     Raises:
         ConfigError: the model has no position embeddings.

@@ -1,4 +1,4 @@
-"""Whether a map is faithful: a class's score as patches are removed and revealed in its order."""
+"""Faithfulness of attention maps, measured by deletion and insertion of patches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vitcli.prediction import to_scores
 
 
 class Faithfulness(NamedTuple):
-    """What becomes of a class's score as patches are removed or revealed in a map's order (Petsiuk
-    et al., arXiv 1806.07421). A faithful map has a small deletion and a large insertion area."""
+    """Score of a class as patches are removed or revealed in a map's order (Petsiuk et al., arXiv
+    1806.07421). A faithful map has a small deletion area and a large insertion area."""
 
     deletion: Floats
-    """(steps + 1,) scores, most relevant patches removed first: replaced by the mean colour."""
+    """(steps + 1,) scores, most relevant patches removed first: replaced by the mean color."""
     insertion: Floats
     """(steps + 1,) scores, most relevant patches revealed first, over a blurred image."""
 
     def areas(self) -> dict[str, float]:
-        """The areas under the curves, in [0, 1], by their names."""
+        """Return the areas under the curves by name."""
         return {k: float(np.trapezoid(c, dx=1 / (len(c) - 1))) for k, c in self._asdict().items()}
 
 
@@ -39,15 +39,15 @@ def faithfulness_of(
     cores: Cores,
     steps: int = 20,
 ) -> Faithfulness:
-    """Deletion and insertion curves of one map on one image.
+    """Compute deletion and insertion curves of one map on one image.
 
     Args:
-        image: (3, H, W), normalised; 0 is the mean colour.
+        image: (3, H, W), normalized; 0 is the mean color.
         relevance: (rows, columns).
-        target: the class whose score is followed.
-        score: "softmax" or "sigmoid", as the model's logits are read.
-        cores: share the computation.
-        steps: parts that the patches are removed and revealed in.
+        target: the class to score.
+        score: the score function of the model's logits.
+        cores: pool to run the model on.
+        steps: number of steps in which patches are removed or revealed.
     """
     rows, columns = model.config.grid
     order = np.argsort(-relevance.reshape(-1), kind="stable")
@@ -76,6 +76,6 @@ def faithfulness_of(
 
 
 def random_maps(grid: tuple[int, int], count: int, seed: int = 0) -> Iterator[Floats]:
-    """Maps of noise, what a map has to beat."""
+    """Generate random maps, the baseline for faithfulness."""
     generator = np.random.default_rng(seed)
     return (generator.random(grid).astype(np.float32) for _ in range(count))

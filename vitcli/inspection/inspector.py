@@ -1,7 +1,7 @@
-"""Inspecting a Vision Transformer: attention over images, features, filters, position embeddings.
+"""Inspect a Vision Transformer: attention over images, features, filters, position embeddings.
 
-`inspect` is the one entry; the arrays it returns are what `vit inspect` draws. Attention itself is
-in `attention.py`.
+`inspect` is the Python entry point and returns the arrays that `vit inspect` draws. Attention
+itself is in `attention.py`.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 
 @dataclass(frozen=True)
 class Inspected:
-    """What was found in one image, or why it could not be read."""
+    """The result for one image, or the error that prevented reading it."""
 
     file: str
     image: npt.NDArray[np.uint8] | None = None
-    """(h, w, 3) the part that the model sees, in the image's own proportions, at most 1024 px."""
+    """(h, w, 3): the part seen by the model, with the original aspect ratio, at most 1024 px."""
     pixels: Tensor | None = None
-    """(1, 3, H, W) the model's input."""
+    """(1, 3, H, W): the input of the model."""
     array: Floats | None = None
     """attention: (rows, columns); heads: (heads, rows, columns); pca: (rows, columns, 3) RGB."""
     index: int | None = None
-    """The class that was asked for, else the predicted one; None without a head."""
+    """The requested class, or else the predicted one; None without a head."""
     label: ClassLabel | None = None
-    """Its id and name."""
+    """Id and name of that class."""
     score: float | None = None
-    """Its score."""
+    """Score of that class."""
     faithfulness: Faithfulness | None = None
     random: Faithfulness | None = None
-    """The mean of the curves of random maps, for comparison."""
+    """Mean curves of random maps, for comparison."""
     error: DataError | None = None
 
 
@@ -85,24 +85,24 @@ class Inspection:
 
     array: Floats | npt.NDArray[np.float64]
     images: tuple[Inspected, ...] = ()
-    """In the order of the array, for views of images; those with an error have no row."""
+    """Results in the order of the array, for views of images; those with an error have no row."""
 
 
 LARGEST = 1024
-"""Pixels of the longer side of an image that is kept to be drawn."""
+"""Maximum size in pixels of the longer side of an image to draw."""
 RANDOM_MAPS = 5
-"""Maps of noise whose curves are averaged."""
+"""Number of random maps whose curves are averaged."""
 
 
 class Inspector:
-    """A Vision Transformer in float32, and the images it is asked about.
+    """Computes the views of a Vision Transformer, in float32.
 
     Args:
-        predictor: the model, at fp32.
+        predictor: the model, in fp32.
 
     Raises:
         ConfigError: the model is a BiT ResNet.
-        VitError: as `vitcli.load`.
+        VitError: see `vitcli.load`.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -117,11 +117,11 @@ class Inspector:
         self.transform = EvalTransform(self.info.preprocess)
 
     def find_class(self, name: str) -> int:
-        """The index of a class given by id, name or index. A number that is the id or the name of a
-        class means that class: a class called "1" need not have index 1.
+        """Find a class by id, name or index, and return its index. Ids and names take precedence:
+        a class named "1" need not have index 1.
 
         Raises:
-            ConfigError: there is none, or several have that name.
+            ConfigError: there is no such class, or the name is ambiguous.
         """
         found = [i for i, label in enumerate(self.classes) if name in label]
         if not found and name.isdecimal() and int(name) < len(self.classes):
@@ -135,7 +135,7 @@ class Inspector:
         raise ConfigError(f"the model has no class '{name}'", hint=f"its classes are {known}")
 
     def _read(self, images: Images, index: int | None = None) -> Iterator[Inspected]:
-        """Each image as the model sees it, with the score of a class (None: of the best)."""
+        """Read images and score a class on each (default: the top one)."""
         for source in as_images(images, self.offline):
             try:
                 encoded = source.read()
@@ -155,7 +155,7 @@ class Inspector:
             yield found
 
     def _pixels(self, encoded: Any) -> Tensor:
-        """The model's input, (1, 3, H, W)."""
+        """Preprocess an image to the input of the model, (1, 3, H, W)."""
         return to_float(self.transform(encoded)[None], self.info.preprocess).to(self.device)
 
     def attend(
@@ -167,12 +167,12 @@ class Inspector:
         label: str | None = None,
         faithfulness: bool = False,
     ) -> Iterator[Inspected]:
-        """The attention map of each image.
+        """Compute the attention map of each image.
 
         Args:
             method, layer, head: see `attention.attention_maps`.
-            label: the class to explain ("gradient") and to follow (`faithfulness`): id, name or
-                index; None: each image's predicted class.
+            label: the class to explain ("gradient") and to score (`faithfulness`): id, name or
+                index; None for the predicted class of each image.
             faithfulness: also compute deletion and insertion curves (`faithfulness_of`).
         """
         wanted = None if label is None else self.find_class(label)
@@ -200,7 +200,7 @@ class Inspector:
                 yield one
 
     def heads(self, images: Images, layer: int | None = None) -> Iterator[Inspected]:
-        """Every head's attention of one block (None: the last), for each image."""
+        """Compute the attention of every head in one block (default: the last) for each image."""
         check_layer(self.model, layer)
         for one in self._read(images):
             if one.pixels is not None:
@@ -208,7 +208,7 @@ class Inspector:
             yield one
 
     def colours(self, images: Images) -> Iterator[Inspected]:
-        """Patch features of all images together as RGB; see `feature_colours`."""
+        """Compute RGB maps of the patch features of all images; see `feature_colours`."""
         found = list(self._read(images))
         features = [patch_features(self.model, o.pixels) for o in found if o.pixels is not None]
         colours = iter(feature_colours(np.concatenate(features)) if features else ())
@@ -216,10 +216,10 @@ class Inspector:
             yield one if one.pixels is None else replace(one, array=next(colours))
 
     def distance(self, images: Images, on_image: Callable[[], None] = lambda: None) -> Inspection:
-        """Mean attention distance over all images, one at a time.
+        """Compute the mean attention distance over all images, one image at a time.
 
         Args:
-            on_image: called after each.
+            on_image: called after each image.
         """
         found, distances = list[Inspected](), list[npt.NDArray[np.float64]]()
         for source in as_images(images, self.offline):
@@ -236,8 +236,8 @@ class Inspector:
 
 
 def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
-    """The part of an image that a model sees, (h, w, 3) in the image's own proportions, at most
-    `LARGEST` pixels long; beyond the image's edge (letterbox) it is white."""
+    """Crop an image to the part seen by the model, (h, w, 3), with the original aspect ratio and at
+    most `LARGEST` pixels on the longer side; letterbox borders are white."""
     height, width = Fit(preprocess).resized((image.height, image.width))
     down, across = image.height / height, image.width / width
     top = (height - preprocess.size[0]) / 2 * down
@@ -264,20 +264,20 @@ def inspect(
     offline: bool = False,
     allow_pickle: bool = False,
 ) -> Inspection:
-    """The arrays of a view of a model; see `Inspection` for their shapes.
+    """Compute the arrays of a view of a model; see `Inspection` for their shapes.
 
     Args:
         spec: a file, a directory, a registry name or "org/repo[@revision]".
-        images: as for `vitcli.predict`; none for "filters" and "posemb".
+        images: as for `vitcli.predict`; unused for "filters" and "posemb".
         view: attention, heads, pca, filters, posemb or distance.
         method, layer, head, label, faithfulness: see `Inspector.attend`.
-        resolution: of the model's input; the position embeddings are resized.
+        resolution: input size of the model; position embeddings are resized.
         device: auto, cpu, cuda, cuda:N or mps.
-        offline: never touch the network.
-        allow_pickle: accept a Hub repo whose weights are only a pickle; no code in it runs.
+        offline: never use the network.
+        allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
 
     Raises:
-        VitError: the model cannot be loaded, has no attention, or lacks what is asked for.
+        VitError: the model cannot be loaded, has no attention, or does not support the view.
     """
     check_choice("view", View, view)
     check_choice("method", Method, method)

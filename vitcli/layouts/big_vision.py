@@ -1,4 +1,4 @@
-"""The npz files of big_vision: ViTs, SigLIP's image tower, and BiT ResNets (`bit_paper`)."""
+"""npz checkpoints of big_vision: ViTs, SigLIP's image tower, and BiT ResNets (`bit_paper`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ head.fc.*                head/*                            pointwise
 
 
 class BigVision(flax.NpzLayout):
-    """Submodules are numbered as Linen does; the max-pool of a BiT ResNet pads with -inf."""
+    """Submodules have Linen's numbering; the max-pool of a BiT ResNet pads with -inf."""
 
     name = "big_vision"
 

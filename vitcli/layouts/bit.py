@@ -1,4 +1,4 @@
-"""The npz files of BiT (arXiv 1912.11370). Source: bit_pytorch/models.py."""
+"""npz checkpoints of BiT (arXiv 1912.11370). Source: bit_pytorch/models.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitcli.layouts.table import Row, prefixed
 
 _ANCHOR = "root_block/standardized_conv2d/kernel"
 NUMBERED = (r"(/standardized_conv2d)_\d+/", r"\1/")
-"""Some files number their convolutions: a pattern, and what replaces it."""
+"""Some files number their convolutions: a regex that finds the number, and its replacement."""
 
 _TABLES = (
     """
@@ -33,7 +33,7 @@ head.fc.*                head/conv2d/*                     conv
 def find_bit(
     store: Store, anchor: str, tables: tuple[str, str, str], pool_padding: str
 ) -> Match | None:
-    """A BiT ResNet whose root's convolution has that name."""
+    """Match a BiT ResNet by the name of its root convolution, `anchor`."""
     prefix = find_prefix([re.sub(*NUMBERED, name) for name in store.tensors], anchor)
     if prefix is None:
         return None
@@ -45,7 +45,7 @@ def find_bit(
 
 
 class Bit(flax.NpzLayout):
-    """Names are TensorFlow's, below "resnet/"."""
+    """Tensors have TensorFlow's names, under the prefix "resnet/"."""
 
     name = "bit-npz"
 

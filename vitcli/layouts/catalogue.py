@@ -1,4 +1,4 @@
-"""The layouts that are supported: one line each. A file is in the first that recognises it."""
+"""The supported layouts, in order of precedence: a file is in the first that recognizes it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LAYOUTS: list[Layout] = [
 ]
 
 Format = str
-"""The name of a layout that can be written: one of `formats()`."""
+"""The name of a writable layout: one of `formats()`."""
 OURS: Format = "vit"
-"""As a target: timm's layout, with our own description in it."""
+"""As an output format: timm's layout, with our own description included."""
 
 
 def recognise(store: Store) -> tuple[Layout, Match]:
-    """The layout of a file, and what it holds.
+    """Return the layout that recognizes a file, and its match.
 
     Raises:
-        CheckpointError: it is in none, or cannot be read.
+        CheckpointError: no layout recognizes it, or it cannot be read.
     """
     for layout in LAYOUTS:
         if (match := layout.find(store)) is not None:
@@ -49,22 +49,22 @@ def recognise(store: Store) -> tuple[Layout, Match]:
 
 
 def layout_of(name: str) -> Layout:
-    """The layout of that name; "vit" is timm's."""
+    """Return the layout with this name; "vit" means timm's."""
     return next(layout for layout in LAYOUTS if layout.name == ("timm" if name == OURS else name))
 
 
 def formats() -> list[str]:
-    """The layouts that can be written."""
+    """Return the names of the layouts that can be written."""
     return [OURS, *(la.name for la in LAYOUTS if la.suffixes and la.name != "timm")]
 
 
 def default_format(model: Architecture, suffix: str) -> str:
-    """The layout of an output for which none is given: ours, or of npz files the authors'."""
+    """Return the default layout for an output: ours, or for npz files the original authors'."""
     if suffix != ".npz":
         return OURS
     return "bit-npz" if isinstance(model, BiTConfig) else "vit-npz"
 
 
 def companions() -> list[str]:
-    """Names of every layout's configuration files, each once."""
+    """Return the names of all layouts' configuration files, without duplicates."""
     return list(dict.fromkeys(name for layout in LAYOUTS for name in layout.companions))

@@ -1,4 +1,4 @@
-"""What the npz files of vit_jax, big_vision and BiT have in common.
+"""Shared code of the npz layouts: vit_jax, big_vision and BiT.
 
 Sources: vit_jax/models_vit.py, vit_jax/models_resnet.py, big_vision/models/{vit,bit_paper}.py.
 """
@@ -19,23 +19,23 @@ from vitcli.layouts.layout import Layout, Match, below, find_prefix
 from vitcli.layouts.table import CHANNELS, SAME, Row, rows
 
 TRAINING = r"^(opt|optimizer|opt_state|state)/|^(global_)?step$|^epoch$"
-"""What a training run keeps beside its weights."""
+"""A regex for training state stored alongside the weights."""
 
 FLAX = {"activation": "gelu_tanh", "norm_eps": 1e-6}
-"""Of every ViT."""
+"""`ModelConfig` fields of every ViT."""
 FLAX_RESNET = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
-"""Of every hybrid's stem."""
+"""`ResNetConfig` fields of every hybrid's stem."""
 
 SQUASHED = Preprocess(interpolation="bilinear", crop_mode="squash")
 CROPPED = Preprocess(interpolation="bilinear", crop_pct=0.875)
-"""How images are prepared: big_vision crops for ViTs that it classifies with."""
+"""Default preprocessing; big_vision crops images for its ViT classifiers."""
 
 POSITIONS = (
     "Transformer/posembed_input/pos_embedding",
     "pos_embedding",
     "Transformer/pos_embedding",
 )
-"""The name of the position embeddings: vit_jax's, big_vision's, big_vision's before 2022."""
+"""Names of the position embeddings: in vit_jax, big_vision, and big_vision before 2022."""
 
 _VIT = """
 cls_token                cls
@@ -63,18 +63,18 @@ attn_pool.mlp.fc2.*      {map}{mlp}/Dense_1/*              matrix
 _BLOCK = "Transformer/encoderblock_{i}"
 _ATTENTION = "MultiHeadDotProductAttention_"
 PRE_LINEN = {"norm1": "LayerNorm_0", "attn": f"{_ATTENTION}1", "norm2": "LayerNorm_2"}
-PRE_LINEN |= {"mlp": "MlpBlock_3"}  # one counter for all parts of a block
+PRE_LINEN |= {"mlp": "MlpBlock_3"}  # one counter for all submodules of a block
 LINEN = {"norm1": "LayerNorm_0", "attn": f"{_ATTENTION}0", "norm2": "LayerNorm_1"}
-LINEN |= {"mlp": "MlpBlock_0"}  # a counter for each kind of part
+LINEN |= {"mlp": "MlpBlock_0"}  # a counter for each class of submodule
 
 
 def vit_rows(numbers: dict[str, str], positions: str, map_head: str | None) -> tuple[Row, ...]:
-    """The table of a ViT.
+    """Return the table for a ViT.
 
     Args:
-        numbers: PRE_LINEN or LINEN.
+        numbers: the submodules' names, PRE_LINEN or LINEN.
         positions: the name of the position embeddings.
-        map_head: the prefix of the attention pool, if there is one.
+        map_head: the prefix of the attention pool; None: there is none.
     """
     found = rows(_VIT, pos_embed=positions, block=_BLOCK, **numbers)
     return found if map_head is None else found + rows(_MAP, map=map_head, **LINEN)
@@ -94,12 +94,12 @@ HYBRID = (
 {ours}.downsample.norm.*       {unit}/gn_proj/*            channels
 """,
 )
-"""A ResNet's root, the layers 1, 2 and 3 of its units, and what the first unit of a stage has
-besides."""
+"""Tables of a ResNet's root, of layers 1, 2 and 3 of its units, and of the downsampling in the
+first unit of a stage."""
 
 
 def stem_rows(depths: tuple[int, ...], flat: bool = False) -> tuple[Row, ...]:
-    """The table of a hybrid's ResNet with so many units a block; `flat`: norms are (C,)."""
+    """Return the table for a hybrid's ResNet, with `depths` units a block; `flat`: (C,) norms."""
     root = HYBRID[0].replace("{root}", STEM + ("stem." if depths else ""))
     return resnet_rows((root, *HYBRID[1:]), depths, STEM, "unit{}", flat)
 
@@ -107,7 +107,7 @@ def stem_rows(depths: tuple[int, ...], flat: bool = False) -> tuple[Row, ...]:
 def resnet_rows(
     tables: tuple[str, str, str], depths: tuple[int, ...], prefix: str, unit: str, flat: bool
 ) -> tuple[Row, ...]:
-    """The table of a ResNet: `tables` as HYBRID, `unit` the form of a unit's name."""
+    """Return the table for a ResNet: `tables` like HYBRID, `unit` the format of unit names."""
     root, layer, first = tables
     pairs = zip("123", "abc", strict=True)
     layers = "".join(layer.replace("{k}", k).replace("{letter}", letter) for k, letter in pairs)
@@ -121,7 +121,7 @@ def resnet_rows(
 
 
 def units(names: Iterable[str]) -> tuple[int, ...]:
-    """How many units each block of a ResNet has."""
+    """Count the units in each block of a ResNet."""
     found = [re.match(r"block([1-4])/unit(\d{1,3})/", name) for name in names]
     pairs = {(int(m[1]), int(m[2])) for m in found if m}
     blocks = range(1, 1 + max((block for block, _ in pairs), default=0))
@@ -129,12 +129,12 @@ def units(names: Iterable[str]) -> tuple[int, ...]:
 
 
 def is_flat(tensors: Mapping[str, LazyTensor], norm: str) -> bool:
-    """Whether a norm's scale is (C,) and not (1, 1, 1, C)."""
+    """Whether a norm's scale has shape (C,) rather than (1, 1, 1, C)."""
     return norm in tensors and len(tensors[norm].shape) == 1
 
 
 def find_vit(store: Store, authors: bool) -> Match | None:
-    """A ViT or hybrid: of vit_jax (`authors`) or of big_vision."""
+    """Match a ViT or hybrid of vit_jax (if `authors`) or of big_vision."""
     prefix = find_prefix(store.tensors, "embedding/kernel", "Transformer/encoder_norm/scale")
     if prefix is None:
         return None
@@ -165,20 +165,20 @@ def find_vit(store: Store, authors: bool) -> Match | None:
         TRAINING,
         fields,
         FLAX_RESNET,
-        # vit_jax's 49 embeddings are never of 7 x 7 patches; big_vision's usually are.
+        # In vit_jax, 49 embeddings never mean 7 x 7 patches; in big_vision, they usually do.
         posemb_tokens=("all",) if positions == POSITIONS[0] else ("patches", "all"),
         default=SQUASHED if authors or map_head is not None else CROPPED,
     )
 
 
 def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Blocks that big_vision's `scan` has stacked along a first axis, each under its own name."""
+    """Split blocks that big_vision's `scan` stacked along a first axis; each gets its own name."""
     stem, found = "Transformer/encoderblock/", {}
     for name, tensor in tensors.items():
         if not name.startswith(stem) or not tensor.shape:
             found[name] = tensor
             continue
-        whole = functools.cache(tensor.read)  # an npz file cannot be read in parts
+        whole = functools.cache(tensor.read)  # npz arrays cannot be read in part
         for i in range(min(tensor.shape[0], 10_000)):
             found[f"Transformer/encoderblock_{i}/{name.removeprefix(stem)}"] = LazyTensor(
                 tensor.dtype, tensor.shape[1:], functools.partial(_part, whole, i)
@@ -191,14 +191,13 @@ def _part(read: Callable[[], Any], i: int) -> Any:
 
 
 class NpzLayout(Layout):
-    """A layout of npz files."""
+    """Base class of the npz layouts."""
 
     library = "timm"
     suffixes = (".npz",)
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
-        """The grid of the position embeddings, where their shape does not show it, or how they were
-        resized to it."""
+        """Record how the position embeddings were resized, or their grid where it is not square."""
         rows, columns = info.model.grid
         resized = info.provenance.get(RECORD)
         if not resized and rows != columns:

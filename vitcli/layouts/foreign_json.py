@@ -1,4 +1,4 @@
-"""JSON configurations of other programs, whose values are checked where they are asked for."""
+"""JSON configurations of other programs, whose values are validated on access."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _WORDS: dict[Any, str] = {
     list[str]: "a list of strings",
     dict[str, Any]: "an object",
 }
-"""Types as an error names them, where `words_of` would name them for the command line."""
+"""Type names in error messages, where those of `words_of` are worded for the command line."""
 
 
 class ForeignJson:
-    """A JSON object. A key that is absent or null has the default; a value of another type, or out
-    of range, is a CheckpointError that names the file and the key."""
+    """A JSON object with typed access. A missing or null key yields the default; a value of the
+    wrong type, or out of range, raises a CheckpointError that names the file and the key."""
 
     def __init__(self, values: dict[str, Any], where: object = None, path: str = "") -> None:
         self.values, self.where, self.path = values, where, path
@@ -45,11 +45,11 @@ class ForeignJson:
         return iter(self.values)
 
     def merged(self, values: Mapping[str, Any]) -> ForeignJson:
-        """This object, with these keys in place of its own."""
+        """Return a copy of this object, updated with `values`."""
         return ForeignJson({**self.values, **values}, self.where, self.path)
 
     def refuse(self, key: str, wanted: str) -> NoReturn:
-        """Raises CheckpointError."""
+        """Raise a CheckpointError that the value of `key` is not `wanted`."""
         value = f"is {self.values[key]!r:.60}, not" if key in self else "is missing: it should be"
         raise CheckpointError(f"{self.path}{key} {value} {wanted}", where=self.where)
 
@@ -61,7 +61,7 @@ class ForeignJson:
         low: float = -math.inf,
         high: float = math.inf,
     ) -> T:
-        """A value of that type, whose numbers are in [low, high]."""
+        """Return a value of type `kind`, whose numbers are in [low, high]."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -78,36 +78,36 @@ class ForeignJson:
         return found
 
     def whole(self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20) -> int:
-        """A whole number in [low, high]."""
+        """Return an integer in [low, high]."""
         return self.get(key, int, default, low, high)
 
     def word(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
-        """What a word (or a number) stands for."""
+        """Look up a string (or an integer) in `choices`."""
         value = self.get(key, _WORD, default)
         if value not in choices:
             self.refuse(key, f"one of {', '.join(map(str, choices))}")
         return choices[value]
 
     def size(self, key: str, default: Size | None = None) -> Size:
-        """Height and width: a whole number, or two."""
+        """Return (height, width), from one integer or two."""
         found = self.get(key, _SIZE, default, 1, LARGEST_IMAGE)
         return (found, found) if isinstance(found, int) else found
 
     def triple(self, key: str, default: Triple, low: float = -1e6) -> Triple:
-        """Three numbers, or one for all."""
+        """Return three numbers; a single one is repeated."""
         found = self.get(key, _TRIPLE, default, low, 1e6)
         return found if isinstance(found, tuple) else (found, found, found)
 
     def object(self, key: str) -> ForeignJson:
-        """An object; an empty one where there is none."""
+        """Return a nested object, empty if the key is missing."""
         return ForeignJson(self.get(key, dict[str, Any], {}), self.where, f"{self.path}{key}.")
 
 
 def read_json(path: Path) -> ForeignJson | None:
-    """The object in a file; None where there is no such file.
+    """Read the JSON object in a file; None if the file does not exist.
 
     Raises:
-        CheckpointError: it cannot be read, or holds something else.
+        CheckpointError: it cannot be read, or is not a JSON object.
     """
     try:
         with open_file(path) as file:

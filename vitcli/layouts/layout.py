@@ -1,6 +1,6 @@
-"""What a layout is: how its files are recognised, read and written.
+"""The base class of layouts: how their files are recognized, read and written.
 
-Each layout is an object in a module of its own, and a line in `catalogue.py`.
+Each layout is a subclass in its own module, and a line in `catalogue.py`.
 """
 
 from __future__ import annotations
@@ -23,95 +23,95 @@ from vitcli.words import setting
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-"""Means and standard deviations in use."""
+"""Common means and standard deviations."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A file that a layout has recognised: its table of names, and what is known about the model
-    apart from the shapes of its tensors."""
+    """A file recognized by a layout: its table of names, and what is known about the model beyond
+    the shapes of its tensors."""
 
     rows: tuple[Row, ...]
     tensors: Mapping[str, LazyTensor]
-    """The model's tensors under the table's names: without prefix, stacked blocks unstacked."""
+    """The model's tensors by the table's names: without prefix, stacked blocks split."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The file's own names of tensors that have another there."""
+    """Names in `tensors` -> names in the file; a missing name is the same in both."""
     outside: tuple[str, ...] = ()
-    """Names of other tensors in the file: of a text tower, an optimizer."""
+    """Names of the file's other tensors, such as a text tower's or an optimizer's."""
     droppable: str = r"$^"
-    """A pattern of names that may be left out."""
+    """A regex for names of tensors that may be dropped."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Fields of ModelConfig from the configuration, or that the makers take for granted."""
+    """`ModelConfig` fields from the configuration, or hard-coded by the model's authors."""
     resnet: dict[str, Any] = field(default_factory=dict)
-    """Fields of ResNetConfig, likewise."""
+    """`ResNetConfig` fields, likewise."""
     assumed: frozenset[str] = frozenset()
-    """Fields that are assumed although they are in `fields`."""
+    """Facts that are assumed even if they are in `fields`."""
     known: frozenset[str] = frozenset({"pool"})
-    """Facts that are the same in every model of the layout."""
+    """Facts that are the same for every model in the layout."""
     posemb_tokens: tuple[str, ...] = ()
-    """Which tokens may have a position embedding, the likeliest first; (): decided by shapes."""
+    """Which tokens may have a position embedding, most likely first; (): decided by shapes."""
     info: CheckpointInfo | None = None
-    """The whole description, if the configuration contains one."""
+    """The complete description, if the configuration contains one."""
     preprocess: Preprocess | None = None
     """From a configuration; its size is replaced by the model's."""
     default: Preprocess = Preprocess(mean=IMAGENET[0], std=IMAGENET[1], crop_pct=0.875)
-    """How the makers prepare images, used without a configuration; of any size."""
+    """The authors' preprocessing, used without a configuration; its size is ignored."""
     input_size: Size | None = None
-    """Of the images that the layout's program gives the model, where these are not the model's."""
+    """The size of the images that the layout's library feeds the model, if not the model's own."""
     classes: tuple[ClassLabel, ...] = ()
     score: Score | None = None
 
 
 class Layout(ABC):
-    """A layout of checkpoints. A layout that is also written overrides what is below `find`."""
+    """A checkpoint layout. One that can also be written overrides what is below `find`."""
 
     name: ClassVar[str]
     companions: ClassVar[tuple[str, ...]] = ()
-    """Configuration files that stand beside the weights."""
+    """Configuration files stored next to the weights."""
     library: ClassVar[str | None] = None
-    """The Python package that reads it; `--verify` compares with it."""
+    """The Python package that reads the layout, which `--verify` compares with."""
     projections: ClassVar[str] = r"$^"
-    """A pattern of tensors that follow the model's output and are left out."""
+    """A regex for projections of the model's output, which are dropped."""
 
     @abstractmethod
     def find(self, store: Store) -> Match | None:
-        """What the file holds; None if it is not in this layout.
+        """Match a file; None if it is not in this layout.
 
         Raises:
-            CheckpointError: it is, and cannot be read.
+            CheckpointError: it is in this layout but cannot be read.
         """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of the files it is written to, "" for a directory; none: it is only read."""
+    """Suffixes of output files, "" for a directory; empty: the layout is read-only."""
 
     def refusals(self, model: Architecture) -> list[str]:
-        """What the layout cannot express about a model; empty if it can be written."""
+        """List what the layout cannot express about a model; empty if it can be written."""
         return [f"the layout {self.name} is not written"]
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
-        """What programs that read the layout compute differently."""
+        """List what programs that read the layout compute differently."""
         return []
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
-        """The table by which a model is written."""
+        """Return the table for writing a model."""
         raise NotImplementedError
 
     def computed(self, model: Architecture) -> dict[str, Any]:
-        """Arrays, by our names, that are not stored because readers compute them."""
+        """Return arrays, by our names, that are not stored because readers compute them."""
         return {}
 
     def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
-        """Tensors that readers need and our model does not have."""
+        """Return tensors that readers require but our model lacks."""
         return {}
 
     def save(
         self, model: Architecture, tensors: Mapping[str, LazyTensor]
     ) -> tuple[dict[str, LazyTensor], dict[str, tuple[str, ...]]]:
-        """A model's tensors in this layout, and their names by ours (none where readers compute a
-        tensor).
+        """Return a model's tensors in this layout, and a mapping from our names to theirs (() for a
+        tensor that readers compute).
 
         Raises:
-            OutputError: a tensor has no place, or is not what readers compute.
+            OutputError: a tensor cannot be stored, or is not what readers compute.
         """
         saved: dict[str, LazyTensor] = {}
         renamed: dict[str, tuple[str, ...]] = {}
@@ -132,26 +132,26 @@ class Layout(ABC):
         return saved, renamed
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
-        """Metadata of a safetensors file."""
+        """Return the metadata of the output file."""
         return {"format": "pt"}
 
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
-        """Names and contents of the configuration files."""
+        """Return the configuration files: name -> contents."""
         return {}
 
     def resized_config(
         self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
-        """A companion for the new image size in `info`; None if it belongs to another layout."""
+        """Update a companion for the new image size in `info`; None if it is another layout's."""
         return None
 
 
 _KEY_BIASES = {"q_bias": "k_bias", "q_proj.bias": "k_proj.bias", "query.bias": "key.bias"}
-"""The ends of a bias of queries, and of that of keys."""
+"""Suffix of a query bias -> suffix of the key bias."""
 
 
 def with_key_biases(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """With the zeros that biases of keys are where queries have one and keys have none."""
+    """Add zeros as the key bias wherever queries have a bias and keys have none."""
     found = dict(tensors)
     for name, tensor in tensors.items():
         for query, key in _KEY_BIASES.items():
@@ -161,15 +161,15 @@ def with_key_biases(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 # ---------------------------------------------------------------------------------------------
-# Recognising
+# Recognition
 
 _AVERAGED = re.compile(r"(^|[._/])(ema|teacher|target_encoder)([._/]|$)")
 _SLOTS = re.compile(r"^(opt|optimizer|opt_state)/(?!target/)|(^|/)(state|mu|nu)/")
 
 
 def find_prefix(names: Iterable[str], anchor: str, other: str = "") -> str | None:
-    """What stands before the anchor (and `other`) in a file's names; None if they are not there.
-    An averaged model comes before its student, and a model before an optimizer's state."""
+    """Find the prefix of the anchor (and of `other`) in a file's names; None if they are missing.
+    Averaged weights take precedence over the student's, and a model over optimizer state."""
     names = set(names)
     found = [name.removesuffix(anchor) for name in names if name.endswith(anchor)]
     found = [prefix for prefix in found if prefix + other in names] if other else found
@@ -184,8 +184,8 @@ def find_prefix(names: Iterable[str], anchor: str, other: str = "") -> str | Non
 def below(
     store: Store, prefix: str, pattern: str = "", by: str = ""
 ) -> tuple[dict[str, LazyTensor], dict[str, str], tuple[str, ...]]:
-    """The tensors under a prefix, by the rest of their names, in which `by` replaces the pattern;
-    the file's own names of these; and the names of all others."""
+    """Return the tensors under a prefix, by the rest of their names, with `pattern` replaced by
+    `by`; their original names; and the names of all other tensors."""
     inside = [name for name in store.tensors if name.startswith(prefix)]
     names = {re.sub(pattern, by, name.removeprefix(prefix)): name for name in inside}
     tensors = {new: store.tensors[old] for new, old in names.items()}
@@ -193,20 +193,20 @@ def below(
 
 
 # ---------------------------------------------------------------------------------------------
-# Expressing
+# What a layout can express
 
 SIZES = {"width", "depth", "num_heads", "mlp_dim", "patch_size", "image_size", "num_classes"}
 SIZES |= {"depths", "width_factor"}
-"""Fields of a model and of its ResNet that every layout can express, whatever their value."""
+"""Fields of a model and its ResNet that every layout can express, with any value."""
 
 
 def refusals(config: Any, **expressible: Collection[Any] | None) -> list[str]:
-    """What a layout cannot express of a ViT or a ResNet, as in "pool=gap". A field that is not
-    named has to have its default, so that a new field, or a new value, is refused until a layout
-    says how it is written.
+    """List what a layout cannot express about a ViT or a ResNet, as in "pool=gap". A field that is
+    not in `expressible` must have its default, so that a new field, or a new value, is refused
+    until a layout defines how it is written.
 
     Args:
-        expressible: values of a field that the layout can express; None: any.
+        expressible: field -> values that the layout can express; None: any.
     """
     found = []
     for entry in dataclasses.fields(config):
@@ -221,7 +221,7 @@ def refusals(config: Any, **expressible: Collection[Any] | None) -> list[str]:
 
 
 def bit_refusals(model: BiTConfig, pool_padding: str) -> list[str]:
-    """What of a BiT ResNet a layout of that border around the max-pool cannot express."""
+    """List what a layout with this padding of the max-pool cannot express about a BiT ResNet."""
     return refusals(
         model.resnet,
         preact=None,

@@ -1,5 +1,5 @@
-"""The image half of a CLIP under OpenAI's names, which open_clip's files have too; or of one of
-open_clip's models that have one of timm's there, such as SigLIP.
+"""The image tower of a CLIP under OpenAI's names, which open_clip uses too; or a timm model that is
+the image tower of an open_clip model, such as SigLIP.
 
 Sources: clip/model.py, open_clip/transformer.py, open_clip/timm_model.py.
 """
@@ -41,7 +41,7 @@ _FILTERS = {"bicubic": "bicubic", "bilinear": "bilinear", "nearest": "nearest"}
 
 
 class OpenClip(Layout):
-    """OpenAI's own archives are known by three numbers in them; all of those have quick GELU."""
+    """OpenAI's own archives are recognized by an extra scalar; all of them use quick GELU."""
 
     name = "open_clip"
     library = "timm"
@@ -67,7 +67,7 @@ class OpenClip(Layout):
             tensors,
             names,
             outside,
-            droppable=r"^proj$",  # to the space that is shared with the text
+            droppable=r"^proj$",  # to the space shared with text
             fields=fields,
             preprocess=preprocess,
             default=Preprocess(mean=CLIP[0], std=CLIP[1]),
@@ -84,11 +84,11 @@ class OpenClip(Layout):
 
 
 def _find_timms(store: Store) -> Match | None:
-    """A file whose image half is one of timm's models, which the configuration names."""
+    """Match a file whose image tower is a timm model, named by the configuration."""
     prefix = find_prefix(store.tensors, "trunk.patch_embed.proj.weight")
     config = read_json(store.path.parent / CONFIG) if prefix is not None else None
     if config is None:
-        return None  # timm's layout reads it, and has to assume more
+        return None  # timm's layout reads it, but has to assume more
     vision = config.object("model_cfg").object("vision_cfg")
     if not (name := vision.get("timm_model_name", str, "")):
         return None
@@ -110,13 +110,13 @@ def _find_timms(store: Store) -> Match | None:
 
 _POOLS = {"": "", "map": "map", "avg": "gap", "token": "token"}
 _NOT_SHOWN = ("num_heads", "activation", "norm_eps", "pool", "image_size")
-"""Fields of a model of timm's that its tensors do not show."""
+"""Fields of a timm model that its tensor shapes do not determine."""
 _SIZES = r"layers|(head_)?width|mlp_ratio|(patch|image)_size|ls_init_value|patch_dropout|timm_.*"
-"""Keys that the tensors show, or that change nothing here."""
+"""A regex for keys that tensor shapes determine, or that have no effect here."""
 
 
 def _fields(model: ForeignJson) -> dict[str, Any]:
-    """Fields of ModelConfig that the tensors do not show."""
+    """Return `ModelConfig` fields that tensor shapes do not determine."""
     vision = model.object("vision_cfg")
     for key, value in vision.values.items():
         if value and not re.fullmatch(_SIZES, key) and (key, value) != ("pool_type", "tok"):

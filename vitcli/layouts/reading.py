@@ -1,6 +1,6 @@
-"""What model a file holds, by the table of the layout that recognises it.
+"""Reading a file as a model, by the table of the layout that recognizes it.
 
-Nothing is left out silently: every tensor is the model's, or listed in `Checkpoint.dropped`.
+Nothing is dropped silently: every tensor is the model's, or listed in `Checkpoint.dropped`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vitcli.resnets import Shape
 
 
 def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
-    """A file as a model of ours.
+    """Read a file in a supported layout as a checkpoint.
 
     Args:
-        grid: rows and columns of its position embeddings, if the file does not state them.
+        grid: rows and columns of its position embeddings, if the file does not specify them.
 
     Raises:
-        CheckpointError: its layout is not supported, or its tensors do not make that model.
+        CheckpointError: its layout is not supported, or its tensors do not match the model.
     """
     layout, match = recognise(store)
     if match.info is not None:
@@ -48,7 +48,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     rows = [row for row in table.expand(match.rows, model.depth) if wanted.keys() >= set(row.ours)]
     order = {name: k for k, name in enumerate(wanted)}
     for row in sorted(rows, key=lambda row: order[row.ours[0]]):
-        if set(row.ours) <= tensors.keys():  # another name for tensors that are there already
+        if set(row.ours) <= tensors.keys():  # another name for tensors that are already loaded
             continue
         expected |= dict.fromkeys(row.theirs, table.save_shape(row, wanted, heads))
         for name, tensor in table.load(row, wanted, match.tensors):
@@ -69,7 +69,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     renamed = any(names != (ours,) for ours, names in sources.items())
     if layout.name != "timm" or store.kind != "safetensors" or renamed:
         return opened
-    # Our own layout but for the description.
+    # Our own layout, except for the description.
     provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
     info = dataclasses.replace(info, provenance=provenance)
     return dataclasses.replace(opened, info=info, layout="vit")
@@ -86,7 +86,7 @@ def _sincos2d(grid: Size, width: int) -> Any:
 
 
 def _at_recorded_size(info: CheckpointInfo, store: Store) -> CheckpointInfo:
-    """The description beside a file whose position embeddings were resized after it was written."""
+    """Adapt the description of a file whose position embeddings were resized later."""
     resized, model = recorded(store), info.model
     if resized is None or isinstance(model, BiTConfig) or list(model.grid) == resized["to"]:
         return info
@@ -102,7 +102,7 @@ def _at_recorded_size(info: CheckpointInfo, store: Store) -> CheckpointInfo:
 
 
 def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> CheckpointInfo:
-    """The model from its shapes and from what its makers take for granted."""
+    """Describe a model from its tensor shapes and what the layout knows about it."""
     depth = table.depth_of(match.rows, match.tensors)
     shapes = table.load_shapes(table.expand(match.rows, depth), match.tensors)
     patch, size = shapes.get("patch_embed.proj.weight", ()), match.fields.get("image_size")
@@ -136,13 +136,13 @@ def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> Che
 
 
 def _with_fields(model: Architecture, match: Match) -> Architecture:
-    """With what the layout knows of a model that its shapes do not show."""
+    """Add what the layout knows about a model and its tensor shapes do not show."""
     if isinstance(model, BiTConfig):
         return dataclasses.replace(model, resnet=dataclasses.replace(model.resnet, **match.resnet))
     fields = dict(match.fields)
     size = fields.get("image_size") if model.posemb != "none" else None
     if size and dataclasses.replace(model, image_size=size).grid != model.grid:
-        fields.pop("image_size")  # of a table that this file does not have
+        fields.pop("image_size")  # of other position embeddings than this file's
     if model.stem:
         fields["stem"] = dataclasses.replace(model.stem, **match.resnet)
     return dataclasses.replace(model, **fields)

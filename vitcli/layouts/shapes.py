@@ -1,4 +1,4 @@
-"""What a model must be that has these tensors under timm's names, and which facts are assumed."""
+"""Inferring a model from the shapes of its tensors under timm's names, and what that assumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitcli.words import counted, setting
 Shapes = Mapping[str, Shape]
 
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
-"""Attention heads of so400m, H, g and G by their width; others have 64 channels each."""
+"""Number of heads of so400m, H, g and G, by width; others have 64 channels per head."""
 
 
 def infer_architecture(
@@ -26,15 +26,15 @@ def infer_architecture(
     grid: Size | None = None,
     posemb_tokens: tuple[str, ...] = (),
 ) -> tuple[Architecture, set[str]]:
-    """The model that these tensors make, and the facts that no shape shows and are assumed: fields
-    of ModelConfig, "grid", "resnet" (its epsilons and padding).
+    """Infer a model from tensor shapes; return it with the facts that shapes do not show and that
+    are assumed: `ModelConfig` fields, "grid", "resnet" (its epsilons and padding).
 
     Args:
-        grid: rows and columns of the position embeddings; by default a square.
-        posemb_tokens: which tokens may have one, the likeliest first.
+        grid: rows and columns of the position embeddings; default: a square.
+        posemb_tokens: which tokens may have a position embedding, most likely first.
 
     Raises:
-        CheckpointError: they are not those of a model under timm's names.
+        CheckpointError: they are not the shapes of a model under timm's names.
     """
     try:
         resnet = _infer_resnet(shapes, "")
@@ -49,7 +49,7 @@ def infer_architecture(
 
 
 def _infer_resnet(shapes: Shapes, prefix: str) -> ResNetConfig | None:
-    """The ResNet whose names begin so; None if there is none."""
+    """Infer the ResNet under a prefix; None if there is none."""
     pattern = re.compile(re.escape(prefix) + r"stages\.([0-3])\.blocks\.(\d{1,3})\.")
     stages: dict[int, int] = {}
     for name in shapes:
@@ -130,7 +130,7 @@ def _infer_posemb(
     grid: Size | None,
     posemb_tokens: tuple[str, ...],
 ) -> tuple[dict[str, Any], Size]:
-    """The kind of position embeddings, and the grid of patches that they are for."""
+    """Infer the kind of position embeddings, and their grid of patches."""
     if "pos_embed_row" in shapes and "pos_embed_column" in shapes:
         size = tuple(shapes[f"pos_embed_{axis}"][1:2] for axis in ("row", "column"))
         if all(size):
@@ -157,8 +157,8 @@ def _infer_posemb(
         rows, columns = grid or (side, side)
         if not rows or rows * columns != tokens - covered[name]:
             continue
-        # 25 embeddings are 5 x 5 patches, or the class token and 4 x 6 patches. Without a sign of
-        # the former (layer scale, registers: DeiT III and DINOv2), neither is taken.
+        # 25 embeddings may be 5 x 5 patches, or the class token and 4 x 6 patches. Without evidence
+        # of the former (layer scale, registers: DeiT III and DINOv2), neither is assumed.
         signs = fields["layer_scale"] or registers or grid or posemb_tokens
         if covered[name] == prefix or signs:
             return {"posemb": "learn", "posemb_tokens": name}, (rows, columns)
@@ -173,7 +173,7 @@ def _infer_posemb(
 
 
 def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
-    """What is assumed of a fact, as in "num_heads=12"."""
+    """Format an assumed fact, as in "num_heads=12"."""
     if fact == "preprocess":
         how = _values(preprocess, "interpolation", "crop_mode", "crop_pct", "mean", "std")
         return f"preprocessing ({how})"
@@ -188,14 +188,14 @@ def _values(config: object, *names: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# Comparing
+# Comparison
 
 
 def check_keys(expected: Shapes, found: Shapes, where: object, config: Path | None = None) -> None:
-    """Raises CheckpointError with every tensor that is missing, unexpected or misshapen.
+    """Raise a CheckpointError that lists missing, unexpected and wrongly shaped tensors.
 
     Args:
-        config: the file beside the weights that describes the model; None: their own header.
+        config: the file next to the weights that describes the model; None: their header.
     """
     kinds = {
         "missing": [f"{n} {_shape(s)}" for n, s in expected.items() if n not in found],

@@ -1,7 +1,7 @@
-"""Tables that name the same tensors in two layouts, read in both directions.
+"""Tables that map tensors between our layout and another, in both directions.
 
-A row is (ours, theirs, op): the tensors of `ours`, concatenated along the first axis, are those of
-`theirs`, concatenated, once `op` is undone on each. `{i}` numbers the blocks. Our names are timm's.
+A row is (ours, theirs, op): `ours`, concatenated along the first axis, are equal to `theirs`,
+concatenated after undoing `op` on each. `{i}` is the block index. Our names are timm's.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Op(NamedTuple):
-    """How their array differs from ours. Each field is undone exactly, so round trips are
+    """How their array differs from ours. Each field can be undone exactly, so round trips are
     bit-exact."""
 
     heads: int | None = None
-    """The axis of ours that is two axes in theirs: heads, and channels of a head."""
+    """The axis of ours that is split into two in theirs: heads, and channels per head."""
     order: tuple[int, ...] | None = None
-    """The order of our axes, after that, in theirs."""
+    """The permutation of our axes, after that split, in theirs."""
     units: int = 0
-    """Leading axes of length 1 that ours has and theirs has not (below 0: the other way round)."""
+    """Number of leading axes of length 1 that only ours has (negative: that only theirs has)."""
 
     def save(self, array: Any, num_heads: int) -> Any:
-        """Our array as theirs."""
+        """Convert our array to theirs."""
         shape = tuple(array.shape)
         if self.heads is not None:
             split = (num_heads, shape[self.heads] // num_heads)
@@ -41,7 +41,7 @@ class Op(NamedTuple):
         return array.reshape(shape[self.units :] if self.units >= 0 else (1,) * -self.units + shape)
 
     def load(self, array: Any) -> Any:
-        """Their array as ours."""
+        """Convert their array to ours."""
         shape = tuple(array.shape)
         array = array.reshape((1,) * self.units + shape if self.units > 0 else shape[-self.units :])
         if self.order is not None:
@@ -76,11 +76,11 @@ _OPS = {
     "channels": (CHANNELS, CHANNELS, "scale", "bias"),
     "gamma": (SAME, SAME, "gamma", "beta"),
 }
-"""The third word of a line: what it does to a weight and to a bias, and their names there."""
+"""The third column of a table: ops of weights and biases, and their names in the other layout."""
 
 
 class Row(NamedTuple):
-    """Tensors of ours and of theirs that hold the same numbers."""
+    """Tensors of ours and of theirs with the same values."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -88,8 +88,8 @@ class Row(NamedTuple):
 
 
 def rows(table: str, **names: str) -> tuple[Row, ...]:
-    """Rows from text: `ours  theirs[,theirs...]  [op]`, where `*` stands for both weight and bias
-    and {words} come from `names`."""
+    """Parse lines of `ours  theirs[,theirs...]  [op]`, where `*` stands for both weight and bias
+    and {placeholders} are filled in from `names`."""
     found = []
     for line in filter(None, table.splitlines()):
         ours, theirs, kind = (line.split() + ["same"])[:3]
@@ -105,12 +105,12 @@ def rows(table: str, **names: str) -> tuple[Row, ...]:
 
 
 def identity(names: Iterable[str]) -> tuple[Row, ...]:
-    """Rows of tensors that have the same name in both."""
+    """Return rows for tensors that have the same name in both layouts."""
     return tuple(Row((name,), (name,)) for name in names)
 
 
 def expand(rows: Iterable[Row], depth: int) -> list[Row]:
-    """The rows of a model with so many blocks."""
+    """Expand `{i}` in the rows for a model with `depth` blocks."""
 
     def numbered(names: tuple[str, ...], i: int) -> tuple[str, ...]:
         return tuple(name.replace("{i}", str(i)) for name in names)
@@ -123,7 +123,7 @@ def expand(rows: Iterable[Row], depth: int) -> list[Row]:
 
 
 def depth_of(rows: Iterable[Row], names: Iterable[str]) -> int:
-    """How many blocks the names of a file number."""
+    """Count the blocks that a file's names refer to."""
     numbered = {name for row in rows for name in row.theirs if "{i}" in name}
     patterns = (re.escape(name).replace(r"\{i\}", r"(\d{1,4})") for name in numbered)
     pattern = re.compile("|".join(patterns) or r"$^")
@@ -132,7 +132,7 @@ def depth_of(rows: Iterable[Row], names: Iterable[str]) -> int:
 
 
 def prefixed(rows: Iterable[Row], prefix: str) -> tuple[Row, ...]:
-    """The rows with a prefix before their names."""
+    """Add a prefix to their names in the rows."""
     return tuple(row._replace(theirs=tuple(prefix + n for n in row.theirs)) for row in rows)
 
 
@@ -141,24 +141,24 @@ def prefixed(rows: Iterable[Row], prefix: str) -> tuple[Row, ...]:
 
 
 def _outline(shape: Shape) -> np.ndarray:
-    """An array of that shape, which takes no memory, for an `Op`."""
+    """A dummy array of that shape that takes no memory, to compute an `Op`'s output shape."""
     import numpy as np
 
     return np.broadcast_to(np.zeros((), np.int8), shape)
 
 
 def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[str, Shape]:
-    """Shapes under our names; what is missing or misshapen is left out."""
+    """Return shapes by our names, without missing or wrongly shaped tensors."""
     found: dict[str, Shape] = {}
     for row in rows:
         try:
             shapes = [tensors[name].shape for name in row.theirs]
-            if row.op != SAME:  # or numpy would be imported for nothing
+            if row.op != SAME:  # do not import numpy needlessly
                 shapes = [row.op.load(_outline(shape)).shape for shape in shapes]
         except (KeyError, ValueError, IndexError):
             continue
         total = sum(shape[0] if shape else 0 for shape in shapes)
-        # Ours share the first axis: alone, or as q and kv.
+        # Ours is a single tensor, or q and kv, which share the first axis.
         parts = [total] if len(row.ours) == 1 else [total // 3, total - total // 3]
         for name, part in zip(row.ours, parts, strict=True):
             found[name] = (part, *shapes[0][1:]) if shapes[0] else ()
@@ -166,7 +166,7 @@ def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[
 
 
 def save_shape(row: Row, ours: Mapping[str, Shape], num_heads: int) -> Shape:
-    """The shape of each of a row's tensors in their layout."""
+    """Return the shape of each of a row's tensors in their layout."""
     total = sum(ours[name][0] for name in row.ours)
     each = (total // len(row.theirs), *ours[row.ours[0]][1:])
     return each if row.op == SAME else tuple(row.op.save(_outline(each), num_heads).shape)
@@ -175,7 +175,7 @@ def save_shape(row: Row, ours: Mapping[str, Shape], num_heads: int) -> Shape:
 def load(
     row: Row, wanted: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """Our tensors of a row, of the shapes wanted."""
+    """Yield our tensors of a row, with the `wanted` shapes."""
     dtype = _common_dtype(tensors[name] for name in row.theirs if name in tensors)
 
     def read(start: int, end: int) -> np.ndarray:
@@ -192,7 +192,7 @@ def load(
 def save(
     row: Row, tensors: Mapping[str, LazyTensor], num_heads: int
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """Their tensors of a row."""
+    """Yield their tensors of a row."""
     ours = [tensors[name] for name in row.ours]
     count, dtype = sum(tensor.shape[0] for tensor in ours) // len(row.theirs), _common_dtype(ours)
 
@@ -207,13 +207,13 @@ def save(
 
 
 def _common_dtype(tensors: Iterable[LazyTensor]) -> str:
-    """Theirs, if it is one; else a type that holds the values of all."""
+    """The tensors' common dtype, or else one that can represent all of their values."""
     dtypes = {tensor.dtype for tensor in tensors}
     return dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    """Arrays one after the other along the first axis."""
+    """Concatenate arrays along the first axis."""
     import numpy as np
 
     if len(arrays) == 1:

@@ -1,7 +1,7 @@
 """timm's layout: its tensor names, which are also ours, its `config.json`, its architectures.
 
 The config names an architecture and the arguments of `VisionTransformer` (or `ResNetV2`) that
-depart from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's names too.
+differ from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's names too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from vitcli.resnets import DEPTHS, bit_resnet
 from vitcli.typed_json import parse
 
 Args = dict[str, Any]
-"""Arguments of timm's `VisionTransformer`, by its names."""
+"""Keyword arguments of timm's `VisionTransformer`."""
 
 # ---------------------------------------------------------------------------------------------
 # Architectures by name
@@ -73,7 +73,7 @@ SIZES: dict[str, Args] = {
         ("gigantic", 1664, 48, 16, 64 / 13),
     )
 }
-"""The word after the family in a timm name."""
+"""Arguments implied by the size in an architecture's name."""
 
 WITHOUT_TOKEN: Args = {"class_token": False, "global_pool": "avg"}
 GAP = {**WITHOUT_TOKEN, "fc_norm": False}
@@ -85,7 +85,7 @@ QUICK = {**CLIP, "act_layer": "quick_gelu"}
 SCALED = {"init_values": 1e-5}
 DINOV2 = {**SCALED, "img_size": 518}
 WIDE_GIANT = {"embed_dim": 1536, "num_heads": 24}
-# SwiGLU's gate and value are one matrix, so its ratio is twice the usual 8/3.
+# SwiGLU's gate and value are one matrix, so the ratio is twice the usual 8/3.
 GIANT2 = {**DINOV2, **WIDE_GIANT, "mlp_ratio": 5.33334, "swiglu": True}
 RADIO = {"img_size": 512, "no_embed_class": True, "final_norm": False}
 TIPS = {"img_size": 448, "no_embed_class": True, "init_values": 1.0}
@@ -99,7 +99,7 @@ S_PLUS, H_PLUS = {**SIZES["small"], **DINOV3_GATED}, {**SIZES["huge"], **DINOV3_
 H_PLUS["num_heads"] = 20
 SEVEN_B: Args = {"embed_dim": 4096, "depth": 40, "num_heads": 32, "mlp_ratio": 4}
 NO_BIAS: Args = {"qkv_bias": False}
-# Gate and value are one matrix, so its ratio is twice timm's here and below.
+# Gate and value are one matrix, so the ratio is twice timm's here and below.
 AIMV2: Args = {**GAP, **NO_BIAS, "norm": "rms", "norm_eps": 1e-5, "swiglu": True, "num_heads": 8}
 BEIT: Args = {"global_pool": "avg", "pos_embed": "none", "relative": True, "key_bias": False}
 BEIT["init_values"] = 1e-5
@@ -199,8 +199,8 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_huge_plus_patch16_dinov3_qkvb", H_PLUS),
     ("vit_7b_patch16_dinov3", {**DINOV3_GATED, **SEVEN_B, **NO_BIAS}),
 )
-"""Names, with alternatives in braces, and what they do not say by themselves: departures from
-`VisionTransformer`'s defaults. Size, patch, registers and resolution are read from the name."""
+"""Names, with alternatives in braces, and the overrides of `VisionTransformer`'s defaults that they
+do not imply. Size, patch size, registers and resolution are parsed from the name."""
 
 DEFAULTS: Args = {
     "img_size": 224,
@@ -221,7 +221,7 @@ DEFAULTS: Args = {
     "global_pool": "token",
     "act_layer": None,
 }
-"""The arguments that decide what the network computes."""
+"""Defaults of the arguments that affect what the network computes."""
 _TYPES: dict[str, Any] = {
     "img_size": int | Size,
     "patch_size": int | Size,
@@ -232,17 +232,17 @@ _TYPES: dict[str, Any] = {
     "global_pool": Literal["token", "avg", "map"],
     "act_layer": Activation | None,
 }
-"""Types of those whose default does not show it."""
+"""Types of the arguments whose default does not show them."""
 
 FIXED: Args = {"distilled": False, "swiglu": False, "norm_eps": 1e-6, "stem": None}
 FIXED |= {"relative": False, "rope": "none", "key_bias": True, "sub_norm": "none", "norm": "layer"}
-"""What only an architecture's name decides: JSON cannot say it. `stem` is a hybrid's ResNet; its
-patch size counts cells of the feature map."""
+"""What only an architecture's name specifies, not JSON. `stem` is a hybrid's ResNet; patch size is
+then in cells of the feature map."""
 
 
 @cache
 def architectures() -> dict[str, Args]:
-    """Every ViT and hybrid of timm that is supported: name -> all its arguments."""
+    """Return all supported ViTs and hybrids of timm: name -> complete arguments."""
     return {
         name: {**DEFAULTS, **FIXED, **_said_by(name), **departures}
         for patterns, departures in ARCHITECTURES
@@ -252,14 +252,14 @@ def architectures() -> dict[str, Args]:
 
 
 def _expand(pattern: str) -> Iterator[str]:
-    """Alternatives in braces, as a shell expands them."""
-    parts = re.split(r"[{}]", pattern)  # each second one was in braces
+    """Expand alternatives in braces, as a shell does."""
+    parts = re.split(r"[{}]", pattern)  # every second one was in braces
     for words in itertools.product(*(part.split(",") for part in parts)):
         yield "".join(words)
 
 
 def _said_by(name: str) -> Args:
-    """What an architecture's name says: "vit_small_patch14_reg4_dinov2"."""
+    """Parse the name of an architecture, such as "vit_small_patch14_reg4_dinov2"."""
     args: Args = {}
     for word in name.split("_")[1:]:
         if word in SIZES:
@@ -290,9 +290,9 @@ _SAME = {
     "sub_norm": "sub_norm",
     "norm": "norm",
 }
-"""Arguments that are fields of ours under another name."""
+"""Arguments -> the `ModelConfig` fields with the same meaning."""
 _POOLS = {"token": "token", "avg": "gap", "map": "map"}
-"""timm's words for pooling, and ours."""
+"""timm's names for pooling -> ours."""
 
 _NEUTRAL: Args = {
     "in_chans": 3,
@@ -303,17 +303,17 @@ _NEUTRAL: Args = {
     "pool_include_prefix": False,
     "dynamic_img_pad": False,
     "embed_norm_layer": None,
-    # Of a BiT ResNet:
+    # For a BiT ResNet:
     "global_pool": "avg",
     "output_stride": 32,
     "stem_chs": 64,
     "bottle_ratio": 0.25,
     "channels": [256, 512, 1024, 2048],
 }
-"""Arguments with the one value that our models have."""
+"""Arguments with the only value that our models support."""
 
 _IGNORED = r"num_classes|.*drop_(path_)?rate|(weight|fix|zero)_init.*|(dynamic_|strict_)?img_size"
-"""Arguments that change nothing once the weights are loaded, or are read elsewhere."""
+"""A regex for arguments that have no effect once weights are loaded, or are handled elsewhere."""
 
 
 def architecture_from_args(
@@ -321,13 +321,13 @@ def architecture_from_args(
     args: Mapping[str, Any] | ForeignJson,
     backbone: ForeignJson | None = None,
 ) -> Architecture:
-    """The model of that name, with some of its arguments replaced.
+    """Return the named architecture, with some of its arguments overridden.
 
     Args:
-        backbone: a hybrid's ResNet, where it is not the one of that name.
+        backbone: a hybrid's ResNet, if it is not the architecture's own.
 
     Raises:
-        CheckpointError: the name or an argument is not known.
+        CheckpointError: the name or an argument is not supported.
         ConfigError: the arguments contradict each other.
     """
     given = args if isinstance(args, ForeignJson) else ForeignJson(dict(args))
@@ -343,12 +343,12 @@ def architecture_from_args(
     plain = _to_model(known[name])
     if timm_classes.has_other_class(plain):
         given = timm_classes.from_class_args(given, plain)
-    if has_other_names(plain) and plain.swiglu and "mlp_ratio" in given:  # of the gate alone
+    if has_other_names(plain) and plain.swiglu and "mlp_ratio" in given:  # of the gate only
         given = given.merged({"mlp_ratio": 2 * given.get("mlp_ratio", float)})
     _check_args(given, DEFAULTS)
     kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
     merged = dict(known[name])
-    for key in DEFAULTS.keys() & given.values.keys():  # null is false where timm wants a flag
+    for key in DEFAULTS.keys() & given.values.keys():  # null means false for a flag
         merged[key] = given.get(key, kinds[key], False if kinds[key] is bool else None)
     if merged["swiglu"] and merged["act_layer"]:  # in place of SiLU
         given.refuse("act_layer", "supported in a gated MLP")
@@ -358,7 +358,7 @@ def architecture_from_args(
 
 
 def _check_args(given: ForeignJson, known: Collection[str]) -> None:
-    """Raises CheckpointError for an argument that would change what the model computes."""
+    """Raise a CheckpointError for an argument that would change what the model computes."""
     for key, value in given.values.items():
         changes = not re.fullmatch(_IGNORED, key) and _NEUTRAL.get(key, ...) != value
         if key not in known and changes:
@@ -366,14 +366,14 @@ def _check_args(given: ForeignJson, known: Collection[str]) -> None:
 
 
 def _to_model(args: Args) -> ModelConfig:
-    """timm's arguments in the paper's words."""
+    """Convert timm's arguments to a `ModelConfig`."""
     stride = args["stem"].stride if args["stem"] else 1
     rows, columns = _pair(args["patch_size"])
     pool: Any = _POOLS[args["global_pool"]]
     fc_norm = pool == "gap" if args["fc_norm"] is None else args["fc_norm"]
     same: Any = {ours: args[theirs] for theirs, ours in _SAME.items()}
     same["key_bias"] |= not args["qkv_bias"]
-    parts = 2 if args["swiglu"] else 1  # gate and value, of a whole number each
+    parts = 2 if args["swiglu"] else 1  # gate and value, each rounded down
     mlp_dim = args["embed_dim"] * args["mlp_ratio"] / parts
     return ModelConfig(
         **same,
@@ -396,7 +396,7 @@ def _pair(size: int | Size) -> Size:
 
 
 def _stem_from_backbone(said: ForeignJson) -> ResNetConfig:
-    """A hybrid's stem by its sizes: blocks a stage, channels a stage and channels of the root."""
+    """Build a hybrid's stem from blocks per stage, channels per stage and channels of the root."""
     stem = ResNetConfig(tuple(said.get("layers", list[int], [])), said.whole("stem_chs") / 64)
     channels = [stem.width * 4 << stage for stage in range(len(stem.depths))]
     if said.get("channels", list[int], []) != channels:
@@ -409,11 +409,11 @@ def _stem_from_backbone(said: ForeignJson) -> ResNetConfig:
 
 _BIT_NAME = re.compile(r"resnetv2_(\d{1,3})x(\d{1,3})_bit")
 RELEASED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
-"""What stands between "resnetv2_" and "_bit" in timm's names."""
+"""The sizes between "resnetv2_" and "_bit" in timm's names."""
 
 
 def _bit_from_args(name: str, given: ForeignJson) -> BiTConfig | None:
-    """The BiT ResNet of that name; None if it is none."""
+    """Return the BiT ResNet with this name; None if it names something else."""
     match = _BIT_NAME.fullmatch(name)
     if match is None or int(match[1]) not in DEPTHS:
         return None
@@ -424,23 +424,23 @@ def _bit_from_args(name: str, given: ForeignJson) -> BiTConfig | None:
 
 
 def _bit_name(resnet: ResNetConfig) -> str | None:
-    """timm's name of a BiT ResNet of these sizes. (Its functions take no others.)"""
+    """Return timm's name for a BiT ResNet; None for a size that timm has no function for."""
     number = next((key for key, depths in DEPTHS.items() if depths == resnet.depths), None)
     size = f"{number}x{resnet.width_factor:g}"
     return f"resnetv2_{size}_bit" if size in RELEASED else None
 
 
 # ---------------------------------------------------------------------------------------------
-# Models in timm's words
+# Models as timm expresses them
 
 
 TIMMS_RESNET: Args = {"std_eps": 1e-8, "std_eps_in": "variance", "norm_eps": 1e-5}
-"""Epsilons of a ResNet, which are constants in timm's code, as LayerNorm's is (1e-6)."""
+"""Epsilons of a ResNet, which are constants in timm's code, like LayerNorm's (1e-6)."""
 
 
 def with_timms_epsilons(model: Architecture) -> Architecture:
-    """The model with the constants of timm's code: its ResNet's, if it has one, and LayerNorm's,
-    where it is smaller (transformers' ViT has 1e-12)."""
+    """Replace epsilons with the constants in timm's code: those of the ResNet, if there is one, and
+    LayerNorm's, if it is smaller (transformers' ViT has 1e-12)."""
     if isinstance(model, BiTConfig):
         return dataclasses.replace(model, resnet=dataclasses.replace(model.resnet, **TIMMS_RESNET))
     stem = dataclasses.replace(model.stem, **TIMMS_RESNET) if model.stem else None
@@ -452,13 +452,13 @@ def _with_timms_norm(model: ModelConfig) -> ModelConfig:
 
 
 def not_in_timm(model: Architecture) -> list[str]:
-    """What of a model timm cannot express; empty if it can load it: if the model that the nearest
-    architecture and its arguments stand for is the same."""
+    """List what timm cannot express about a model; empty if it can load it, that is, if the nearest
+    architecture with its overrides is the same model."""
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
     reasons, sizes = [], ""
-    if resnet is not None:  # timm's has our defaults
+    if resnet is not None:  # timm's ResNet has our defaults
         preact = {"padding": ("symmetric",)}
-        # In a hybrid, a ReLU comes before the max-pool, so its border does not matter.
+        # In a hybrid, a ReLU comes before the max-pool, so its padding does not matter.
         stem = {"padding": ("same",), "pool_padding": None}
         found = refusals(resnet, preact=None, **(preact if resnet.preact else stem))
         reasons = [f"a ResNet's {what}" for what in found]
@@ -472,12 +472,12 @@ def not_in_timm(model: Architecture) -> list[str]:
     if model.stem and (
         not stem or model.stem.depths != stem.depths or model.stem.width_factor != 1
     ):
-        return [*reasons, f"a ResNet stem {sizes}"]  # of which the stride may not fit the image
+        return [*reasons, f"a ResNet stem {sizes}"]  # whose stride may not fit the image
     nearest_model = _to_model(args)
     same: Args = {key: (value,) for key, value in vars(nearest_model).items()} | {"stem": None}
-    if nearest_model.posemb == "learn":  # timm keeps a sine-cosine table as a learned one
+    if nearest_model.posemb == "learn":  # timm stores a sine-cosine table as a learned one
         same["posemb"] = ("learn", "sincos2d")
-    if model.swiglu:  # an activation of its own
+    if model.swiglu:  # which has its own activation
         same["activation"] = None
     if model.posemb_prefix == nearest_model.posemb_prefix:
         same["posemb_tokens"] = None
@@ -493,18 +493,18 @@ def not_in_timm(model: Architecture) -> list[str]:
 
 
 def has_other_names(model: Architecture) -> bool:
-    """Whether timm may name tensors otherwise than we do: in `Eva` and `Beit`, and in AIMv2."""
+    """Whether timm may name tensors differently than we do: in `Eva`, `Beit` and AIMv2."""
     return timm_classes.has_other_class(model) or model.norm == "rms"
 
 
 def _renamed(model: Architecture) -> tuple[Row, ...]:
-    """The rows of these tensors, if timm can load the model."""
+    """Return rows for tensors that timm names differently, if it can load the model."""
     return timm_classes.renamed(model) if has_other_names(model) and not not_in_timm(model) else ()
 
 
 def stored(model: Architecture, tensors: Arrays) -> Arrays:
-    """A model's tensors, given by our names, under those that a file of ours has for them: timm's,
-    so that it can load the file."""
+    """Rename a model's tensors from our names to those stored in our files: timm's, so that it can
+    load them."""
     found: dict[str, Any] = dict(tensors)
     for row in expand(_renamed(model), model.depth):
         if row.ours[0] in found:
@@ -514,7 +514,7 @@ def stored(model: Architecture, tensors: Arrays) -> Arrays:
 
 
 def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
-    """What timm computes differently of a model that it can load."""
+    """List what timm computes differently for a model that it can load."""
     model, found = info.model, []
     if not info.preprocess.antialias:
         found.append("timm always resizes images with antialiasing; this model expects none")
@@ -535,14 +535,14 @@ def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
 
 
 def best_architecture(model: Architecture) -> tuple[str, Args]:
-    """timm's name with the fewest departures, and those."""
+    """Return timm's architecture with the fewest overrides, and those overrides."""
     if isinstance(model, BiTConfig):
         return _bit_name(model.resnet) or "", {}
     wanted = _to_args(_with_timms_norm(model))
 
     def departures(name: str) -> Args:
         base = dict(_known()[name])
-        if architectures()[name]["fc_norm"] is None:  # timm's rule, which follows the pooling
+        if architectures()[name]["fc_norm"] is None:  # timm's default depends on the pooling
             base["fc_norm"] = wanted["global_pool"] == "avg"
         return {key: value for key, value in wanted.items() if base[key] != value}
 
@@ -556,14 +556,14 @@ def best_architecture(model: Architecture) -> tuple[str, Args]:
 
 @cache
 def _known() -> dict[str, Args]:
-    """The arguments of every architecture, as `_to_args` writes them."""
+    """Return the arguments of every architecture, as normalized by `_to_args`."""
     return {name: _to_args(_to_model(args)) for name, args in architectures().items()}
 
 
 def _to_args(model: ModelConfig) -> Args:
-    """A model in timm's arguments, each written in one way so that they can be compared."""
+    """Convert a model to timm's arguments, normalized so that they can be compared."""
     ratio = model.mlp_dim / model.width
-    if int(ratio * model.width) != model.mlp_dim:  # timm truncates, so a rounding error costs one
+    if int(ratio * model.width) != model.mlp_dim:  # timm truncates: rounding could lose a unit
         ratio = math.nextafter(ratio, math.inf)
     pools = {ours: theirs for theirs, ours in _POOLS.items()}
     patch = model.patch_kernel
@@ -591,12 +591,12 @@ CONFIG = "config.json"
 
 
 def from_config(config: ForeignJson) -> CheckpointInfo:
-    """What a `config.json` in timm's Hub layout says.
+    """Parse a `config.json` in timm's Hub format.
 
     Raises:
-        CheckpointError: it is not one, or names an architecture or an option that is not supported.
+        CheckpointError: it is not one, or has an architecture or an option that is not supported.
     """
-    old = "pretrained_cfg" not in config  # of before 2023: everything in one object
+    old = "pretrained_cfg" not in config  # before 2023: everything in one object
     pretrained = config if old else config.object("pretrained_cfg")
     name = config.get("architecture", str, "").partition(".")[0]
     given = config.object("model_args")
@@ -631,7 +631,7 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
 
 
 def _preprocess(said: ForeignJson, size: Size) -> Preprocess:
-    """What is absent has the default of timm's `PretrainedCfg`."""
+    """Parse the preprocessing; missing keys have the defaults of timm's `PretrainedCfg`."""
     named: Args = {
         "interpolation": said.get("interpolation", str, "bicubic"),
         "crop_mode": said.get("crop_mode", str, "center"),
@@ -641,7 +641,7 @@ def _preprocess(said: ForeignJson, size: Size) -> Preprocess:
 
 
 def _labels(said: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLabel, ...]:
-    """Classes named in the file, in index order; none where it names another number of them."""
+    """Return the class labels in the file, by index; empty if there are not `count` of them."""
     if isinstance(said.values.get("label_names"), dict):
         table = said.object("label_names")
         names = [table.get(str(index), str, "") for index in range(len(table.values))]
@@ -655,11 +655,11 @@ def _labels(said: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLa
 
 
 def to_config(info: CheckpointInfo) -> dict[str, Any]:
-    """A `config.json` that timm, transformers and we read; ours is the block under "vit".
+    """Build a `config.json` that timm, transformers and `vit` can read; ours is the "vit" object.
 
-    transformers takes the classes' names from a list `label_names` at the root and fails on a
+    transformers reads class names from a list `label_names` at the root and fails on a
     `num_classes` inside `model_args`; both need a `pretrained_cfg`. A model that timm cannot
-    express gets no "architecture", so that nothing loads it as something else.
+    express has no "architecture", so that nothing loads it as another model.
     """
     model, preprocess = info.model, info.preprocess
     is_vit = isinstance(model, ModelConfig)
@@ -680,11 +680,11 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
         "num_classes": model.num_classes,
         "num_features": model.feature_dim,
         "global_pool": pool,
-        "dtype": "float32",  # transformers would compute in the type that is stored
+        "dtype": "float32",  # transformers would compute in the stored dtype
     }
     if info.classes:
         config["label_names"] = unique_names(info.classes)
-    if info.score != "softmax":  # so that transformers scores alike
+    if info.score != "softmax":  # so that transformers computes the same scores
         kinds = {"sigmoid": "multi_label_classification", "none": "regression"}
         config["problem_type"] = kinds[info.score]
     config["pretrained_cfg"] = {
@@ -699,7 +699,7 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
         "std": list(preprocess.std),
         "num_classes": model.num_classes,
         "pool_size": None if is_vit else list(model.grid),
-        # The convolution that sees the image: a ResNet's first, or the patch embedding.
+        # The convolution applied to the image: a ResNet's first, or the patch embedding.
         "first_conv": next(
             layer.name for layer in model.layers() if layer.name.endswith(("conv", "proj"))
         ),
@@ -716,12 +716,12 @@ _ANCHORS = (
     ("patch_embed.proj.weight", "blocks.0.0.norm1.weight"),
     ("stem.conv.weight", "stages.0.blocks.0.norm1.weight"),
 )
-"""Names of a ViT, of one whose blocks are in chunks, of a BiT ResNet."""
+"""Names that identify a ViT, a ViT with blocks in chunks, and a BiT ResNet."""
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _STATISTICS = dict.fromkeys(("deit", "deit3", "dinov2", "intern300m"), IMAGENET)
 _STATISTICS |= dict.fromkeys(("clip", "eva", "radio"), layout.CLIP)
-"""Means and standard deviations by a word in an architecture's name; others have HALF."""
+"""Means and standard deviations by a part of the architecture's name; others have HALF."""
 
 _META = rows(
     """
@@ -737,12 +737,12 @@ blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
 blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
 )
-"""What timm's `Eva`, or the authors of DINOv2, DINOv3 and DeiT III, name otherwise."""
+"""Names that differ in timm's `Eva`, or in files by the authors of DINOv2, DINOv3 and DeiT III."""
 
 
 class Timm(Layout):
-    """timm's own files, and those under its names. As a target it is called "vit": a directory
-    that timm, transformers (by its timm wrapper) and we load."""
+    """timm's own files, and others with its names. The output format is called "vit": a directory
+    that timm, transformers (with its timm wrapper) and `vit` can load."""
 
     name = "timm"
     library = "timm"
@@ -754,7 +754,7 @@ class Timm(Layout):
         prefix = next((prefix for prefix in found if prefix is not None), None)
         if prefix is None:
             return None
-        # DINOv2 trains with blocks in chunks, each numbered by its chunk and by itself.
+        # DINOv2 trains with blocks in chunks, numbered by chunk and by block.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
         tensors, names, outside = below(store, prefix, *chunked)
         tensors = with_key_biases(timm_classes.masked(tensors))
@@ -771,14 +771,14 @@ class Timm(Layout):
             return Match(table, tensors, names, outside, drop, **timm_classes.of_beit(tensors))
         if info is None:
             _check_unambiguous(store, tensors)
-        # DeiT, DINO and MAE prepare images as ImageNet's models do.
+        # DeiT, DINO and MAE use the usual ImageNet preprocessing.
         default = Match.default if store.kind == "pickle" else Preprocess()
         known: frozenset[str] = frozenset()
         match = Match(table, tensors, names, outside, drop, known=known, info=info, default=default)
         return match if info else dataclasses.replace(match, **_said_by_training(store))
 
     def refusals(self, model: Architecture) -> list[str]:
-        return []  # our own description stands beside timm's
+        return []  # our own description is stored too
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
         model, reasons = info.model, not_in_timm(info.model)
@@ -828,12 +828,12 @@ class Timm(Layout):
 
 
 def _described_beside(store: Store) -> CheckpointInfo | None:
-    """What the config.json beside a file says, where it is timm's or ours."""
+    """Read the description in a file's config.json, if it is timm's or ours."""
     path = store.path.parent / CONFIG
     config = read_json(path)
     if config is None or (store.kind == "pickle" and not {"vit", "architecture"} & set(config)):
         return None
-    if "vit" in config and "model_type" not in config:  # which transformers adds for new weights
+    if "vit" in config and "model_type" not in config:  # added by transformers for new weights
         return CheckpointInfo.from_dict(config.values["vit"], where=path)
     if "architecture" in config:
         return from_config(config)
@@ -848,8 +848,8 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
 
 
 def _said_by_training(store: Store) -> dict[str, Any]:
-    """What the options of timm's train.py in a checkpoint of it say, as fields of `Match`. What of
-    the preprocessing they leave to timm's default for the architecture is assumed by its family."""
+    """Return `Match` fields from the options of timm's train.py in a checkpoint. Preprocessing that
+    they leave to timm's default for the architecture is assumed from the architecture's family."""
     try:
         said = ForeignJson(parse(store.metadata.get("args", "{}")), store.path, "args.")
     except ValueError:
@@ -874,7 +874,7 @@ def _said_by_training(store: Store) -> dict[str, Any]:
 
 
 def _check_unambiguous(store: Store, tensors: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for names that architectures which are not supported have too."""
+    """Raise a CheckpointError for tensor names that unsupported architectures also have."""
     if "blocks.0.norm1.weight" not in tensors:
         return
 

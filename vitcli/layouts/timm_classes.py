@@ -1,5 +1,5 @@
-"""What is particular about DINOv3, EVA and EVA-02, which timm builds as `Eva`, and BEiT, which it
-builds as `Beit`: names of arguments and of tensors, and biases of queries and values alone.
+"""Specifics of DINOv3, EVA and EVA-02, which timm implements as `Eva`, and of BEiT, which it
+implements as `Beit`: argument and tensor names, and biases of only queries and values.
 
 Sources: timm/models/eva.py, timm/models/beit.py, dinov3/hub/backbones.py,
 dinov3/layers/attention.py, beit/modeling_finetune.py.
@@ -27,7 +27,7 @@ BEIT_NAMES = {
     **{name: name for name in ("mlp_ratio", "qkv_bias", "global_pool", "init_values")},
     "fc_norm": "use_fc_norm",
 }
-"""Arguments of `VisionTransformer` that `Beit` has too, under these names."""
+"""Arguments of `VisionTransformer` -> their names in `Beit`."""
 NAMES = {
     **BEIT_NAMES,
     "class_token": "class_token",
@@ -36,7 +36,7 @@ NAMES = {
     "pre_norm": "use_pre_transformer_norm",
     "pos_embed": "use_abs_pos_emb",
 }
-"""Those that `Eva` has."""
+"""The same for `Eva`."""
 
 
 def _names(model: ModelConfig) -> dict[str, str]:
@@ -44,16 +44,16 @@ def _names(model: ModelConfig) -> dict[str, str]:
 
 
 def has_other_class(model: Architecture) -> bool:
-    """Whether timm has such models in `Eva` or in `Beit`."""
+    """Whether timm implements such a model as `Eva` or `Beit`."""
     return model.rope != "none" or not model.key_bias or model.posemb == "relative"
 
 
 def not_in_class(model: ModelConfig, departures: Args) -> list[str]:
-    """What of such a model timm cannot express."""
-    aligned = model.swiglu and model.rope == "dinov3"  # of 64 each
+    """List what timm cannot express about such a model."""
+    aligned = model.swiglu and model.rope == "dinov3"  # to multiples of 64
     checks = {
         "an attention pool": model.pool == "map",
-        "no layer_scale": departures.get("init_values", 1) is None,  # timm passes on no None
+        "no layer_scale": departures.get("init_values", 1) is None,  # timm drops None
         f"a gated MLP of {model.mlp_dim}": aligned and model.mlp_dim % 128 > 0,
         **dict.fromkeys(sorted(departures.keys() - _names(model)), True),
     }
@@ -63,23 +63,23 @@ def not_in_class(model: ModelConfig, departures: Args) -> list[str]:
 
 
 def to_class_args(departures: Args, model: ModelConfig) -> Args:
-    """Arguments under the names of `Eva` or `Beit`."""
+    """Rename arguments to those of `Eva` or `Beit`."""
     names = _names(model)
     args = {names[key]: value for key, value in departures.items()}
     if "use_abs_pos_emb" in args:
         args["use_abs_pos_emb"] = model.posemb != "none"
-    if model.sub_norm != "none":  # architectures with three matrices in place of ours
+    if model.sub_norm != "none":  # architectures whose q, k and v are separate
         args["qkv_fused"] = True
     return args
 
 
 def from_class_args(given: ForeignJson, model: ModelConfig) -> ForeignJson:
-    """The way back; `model` is that of the architecture's name."""
+    """Invert `to_class_args`; `model` is the named architecture without overrides."""
     names = {theirs: ours for ours, theirs in _names(model).items()}
     args = {names.get(key, key): value for key, value in given.values.items()}
     if "use_abs_pos_emb" in given and "pos_embed" in args:
         args["pos_embed"] = "learn" if given.get("use_abs_pos_emb", bool) else "none"
-    args.pop("qkv_fused", None)  # the names of the tensors show it
+    args.pop("qkv_fused", None)  # the tensors' names show it
     return ForeignJson(args, given.where, given.path)
 
 
@@ -94,8 +94,8 @@ _GATED = "blocks.{i}.mlp.fc1.*  blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*"
 
 
 def renamed(model: Architecture) -> tuple[Row, ...]:
-    """The rows of tensors that have another name in `Eva` than in `VisionTransformer`, which is
-    ours; of these, `written` are those that it stores."""
+    """Return rows for tensors that `Eva` names differently than `VisionTransformer`, whose names
+    are ours; `written` selects those that it stores."""
     if not isinstance(model, ModelConfig):
         return ()
     packed = model.rope != "dinov3" and model.sub_norm == "none" and model.norm == "layer"
@@ -104,16 +104,16 @@ def renamed(model: Architecture) -> tuple[Row, ...]:
 
 
 def written(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Without biases of keys, which are zeros."""
+    """Drop key biases, which are zeros."""
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("attn.k_bias")}
 
 
 BEIT_TABLE = f"blocks.0.attn.{RELATIVE}"
-"""A tensor that only BEiT has."""
+"""The name of a tensor that only BEiT has."""
 
 
 def of_beit(tensors: Mapping[str, LazyTensor]) -> Args:
-    """What a BEiT's files without a configuration do not say, as fields of `Match`."""
+    """Return the `Match` fields that BEiT's files do not show without a configuration."""
     heads = math.prod(tensors[BEIT_TABLE].shape[1:])
     fields = {"key_bias": False, "num_heads": heads, "activation": "gelu", "norm_eps": 1e-6}
     half = (0.5, 0.5, 0.5)
@@ -121,11 +121,11 @@ def of_beit(tensors: Mapping[str, LazyTensor]) -> Args:
 
 
 PERIODS = "rope_embed.periods"
-"""In DINOv3's own files: the periods of its rotary position embeddings, a quarter of a head."""
+"""In DINOv3's own files: the periods of its rotary position embeddings, (head channels / 4,)."""
 
 
 def of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
-    """What DINOv3's own code takes for granted, as fields of `Match`. (dinov3/hub/backbones.py)"""
+    """Return the `Match` fields that DINOv3's own code hard-codes (dinov3/hub/backbones.py)."""
     width = math.prod(tensors["patch_embed.proj.weight"].shape[:1])
     quarter = math.prod(tensors[PERIODS].shape)
     fields: Args = {"rope": "dinov3", "pool": "token", "activation": "gelu"}
@@ -136,7 +136,7 @@ def of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
 
 
 def masked(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """With biases times the masks beside them, as in DINOv3's own code: keys get zeros."""
+    """Apply the masks of biases, as DINOv3's own code does: those of keys become zeros."""
     found = dict(tensors)
     for name, tensor in tensors.items():
         if f"{name}_mask" in tensors:

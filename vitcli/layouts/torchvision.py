@@ -25,7 +25,7 @@ head.*                   heads.head.*
 
 
 class Torchvision(Layout):
-    """Its first version named the two layers of an MLP otherwise."""
+    """Its first version used other names for the two layers of an MLP."""
 
     name = "torchvision"
 

@@ -1,5 +1,5 @@
-"""The layout of transformers: ViT, DeiT, MAE, MSN, I-JEPA, DINOv2, DINOv3, and the image halves of
-SigLIP and of the CLIPs, with their `config.json` and `preprocessor_config.json`.
+"""The layout of transformers: ViT, DeiT, MAE, MSN, I-JEPA, DINOv2, DINOv3, and the image towers of
+SigLIP and CLIP models, with their `config.json` and `preprocessor_config.json`.
 
 Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image processor.
 """
@@ -42,22 +42,22 @@ from vitcli.layouts.table import Row, prefixed, rows
 
 CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-"""Where it is said how an image is prepared; the second holds it under "image_processor"."""
+"""Files that specify the preprocessing; the second has it under "image_processor"."""
 
 
 class Kind(NamedTuple):
-    """What transformers takes for granted of a model_type."""
+    """The defaults of a model_type in transformers."""
 
     norm_eps: float
     activation: Activation
     preprocess: Preprocess
-    """How its makers prepare images, used where no file says so; of any size."""
+    """The authors' preprocessing, used if no file specifies it; its size is ignored."""
     processor: str = "ViT"
-    """Its image processor, where the file does not name one; a key of `IMAGE_PROCESSORS`."""
+    """The image processor, if the file does not name one; a key of `IMAGE_PROCESSORS`."""
     square: bool = False
-    """Whether it takes square images only."""
+    """Whether it accepts only square images."""
     any_size: bool = False
-    """Whether it interpolates its position embeddings where images have another size."""
+    """Whether it interpolates its position embeddings for images of other sizes."""
 
 
 _CROPPED = Preprocess((224, 224), *IMAGENET, "bicubic", 0.875)
@@ -86,15 +86,15 @@ KINDS = {
     "altclip_vision_model": _CLIP,
     "chinese_clip_vision_model": _CLIP,
 }
-"""By model_type. Of a two-tower model ("clip") the image half is meant."""
+"""By model_type. A two-tower model ("clip") stands for its image tower."""
 
 
 class ImageProcessor(NamedTuple):
-    """What an image processor does where its file does not say."""
+    """The defaults of an image processor."""
 
     preprocess: Preprocess
     squares: bool = False
-    """Whether a size of one number means both sides, and not the shorter one."""
+    """Whether a single number as size means both sides rather than the shorter one."""
 
     @property
     def crops(self) -> bool:
@@ -112,7 +112,7 @@ IMAGE_PROCESSORS = {
     "CLIP": _SHORTER,
     "ChineseCLIP": _SHORTER,
 }
-"""By name, without the ending."""
+"""By class name, without the suffix."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -123,16 +123,16 @@ _ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
 }
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
-"""Pillow's numbers."""
+"""Pillow's numbers for filters."""
 _SCORES: dict[str, Score] = {
     "multi_label_classification": "sigmoid",
     "single_label_classification": "softmax",
     "regression": "none",
 }
-"""problem_type -> what transformers' pipeline turns logits into scores by."""
+"""problem_type -> the score function that transformers' pipeline applies to logits."""
 
 # ---------------------------------------------------------------------------------------------
-# Tables: families, and generations of names. 4.x writes the old names, and 5.x reads both.
+# Tables, by family and version of transformers: 4.x writes the old names, and 5.x reads both.
 
 _VIT_TABLE = """
 cls_token                embeddings.cls_token
@@ -198,7 +198,7 @@ def _each(stem: str, names: str) -> str:
 def _vit_table(
     dino: bool, new: bool = False, swiglu: bool = False, beit: bool = False
 ) -> tuple[Row, ...]:
-    """The table of ViT, of DINOv2 or of BEiT; `new`: of 5.x."""
+    """Return the table for ViT, DINOv2 or BEiT; `new`: with the names of 5.x."""
     layer = "layers.{i}" if new and not dino else "encoder.layer.{i}"
     words = {"norm1": "layernorm_before", "norm2": "layernorm_after", "out": "output.dense"}
     words |= {"fc1": f"{layer}.intermediate.dense.*", "fc2": "output.dense"}
@@ -228,7 +228,7 @@ def _clip_table() -> tuple[Row, ...]:
 
 _PATCHES = "embeddings.patch_embedding"
 _ANCHORS = (f"{_PATCHES}.weight", f"{_PATCHES}s.projection.weight", f"{_PATCHES}s.weight")
-"""Of a CLIP, of a ViT, of a DINOv3."""
+"""Names that identify a CLIP, a ViT and a DINOv3."""
 
 
 class Transformers(Layout):
@@ -260,13 +260,13 @@ class Transformers(Layout):
         fields["num_heads"] = config.whole("num_attention_heads", 12)
         fields["norm_eps"] = config.get("layer_norm_eps", float, kind.norm_eps, 0, 1)
         if "hidden_act" in config:
-            gated = config.get("use_gated_mlp", bool, False)  # by SiLU; ours then has no other
+            gated = config.get("use_gated_mlp", bool, False)  # by SiLU, the only one we support
             known = {"silu": fields["activation"]} if gated else _ACTIVATIONS
             fields["activation"] = config.word("hidden_act", known)
         if "image_size" in config:
             fields["image_size"] = config.size("image_size")
         preprocess = _read_preprocess(store.path.parent, kind, fields.get("image_size"))
-        if kind is _DINO3 and preprocess:  # whose position embeddings are for any size
+        if kind is _DINO3 and preprocess:  # whose position embeddings fit any size
             fields["image_size"] = preprocess.size
         size, own = preprocess.size if preprocess else None, fields.get("image_size")
         return dataclasses.replace(
@@ -329,8 +329,8 @@ class Transformers(Layout):
         return (*prefixed(table, _prefix(model)), *_HEAD)
 
     def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
-        """A mask token, and where no pooler is ours one that changes nothing: AutoModel would make
-        a random one."""
+        """Return a mask token, or an identity as the pooler of a model without one: AutoModel would
+        create a random one."""
         assert isinstance(model, ModelConfig)
         import numpy as np
 
@@ -348,7 +348,7 @@ class Transformers(Layout):
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
         height, width = info.provenance.get("input_size", info.preprocess.size)
         processor = _processor_config(dataclasses.replace(info.preprocess, size=(height, width)))
-        # Of the computation; transformers would otherwise take the type that is stored.
+        # For computation; transformers would otherwise use the stored dtype.
         config = {**_model_config(info), "dtype": "float32"}
         return {PROCESSORS[0]: processor, CONFIG: config}
 
@@ -369,11 +369,11 @@ class Transformers(Layout):
 
 
 def read_config(directory: Path) -> ForeignJson:
-    """The config.json in a directory, of a two-tower model its image half; empty if it is not
+    """Read the config.json in a directory, of a two-tower model its image tower; empty if it is not
     transformers'.
 
     Raises:
-        CheckpointError: it is of a kind of model that is not supported, or not JSON.
+        CheckpointError: its model_type is not supported, or it is not JSON.
     """
     config = read_json(directory / CONFIG)
     if config is None or "model_type" not in config:
@@ -386,7 +386,7 @@ def read_config(directory: Path) -> ForeignJson:
             where=config.where,
             hint=f"supported: {', '.join(KINDS)}",
         )
-    # The whole of the older key replaces the newer one.
+    # The older key replaces the newer one entirely.
     older = "vision_config_dict" in config and KINDS[kind] is _CLIP
     vision = config.object("vision_config_dict" if older else "vision_config")
     named = {key: config.values[key] for key in ("id2label", "problem_type") if key in config}
@@ -394,15 +394,15 @@ def read_config(directory: Path) -> ForeignJson:
 
 
 def _before_classifier(store: Store, prefix: str) -> str:
-    """What a training program puts before all names of a model with a classifier: "module.", or
-    Lightning's "model."."""
+    """Return the prefix that a training framework adds to all names of a model with a classifier:
+    "module.", or Lightning's "model."."""
     ends = ("cls_classifier.weight", "classifier.weight")
     found = (name.removesuffix(end) for name in store.tensors for end in ends if name.endswith(end))
     return max((outer for outer in found if prefix.startswith(outer)), key=len, default="")
 
 
 def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
-    """A ViT or a DINOv2: its likely model_type, and the rest."""
+    """Match a ViT, a DINOv2 or a BEiT, and return its likely model_type with the match."""
     names = store.tensors
     dino = any(name.endswith("layer_scale1.lambda1") for name in names)
     beit = any(name.endswith((".lambda_1", RELATIVE)) for name in names)
@@ -411,7 +411,7 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Matc
     plain = _vit_table(dino, new, swiglu, beit)
     table = prefixed(plain, prefix)
     if prefix and any(name.startswith("encoder.layer.") for name in names):
-        # As 5.x saves ViTMSNForImageClassification: the blocks without the prefix of the rest.
+        # 5.x saves ViTMSNForImageClassification like this: only the blocks lack the prefix.
         pairs = zip(plain, table, strict=True)
         table = tuple(bare if "{i}" in bare.theirs[0] else row for bare, row in pairs)
     teacher = "cls_classifier.weight" in names
@@ -419,7 +419,7 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Matc
     table += _TEACHER_HEADS if teacher else _HEAD
     drop = r"mask_token$|^decoder\.|position_ids$|relative_position_index$"
     if f"{prefix}embeddings.distillation_token" in names and not teacher:
-        # The class token alone is read; the other one is like a register.
+        # Only the class token is read; the other one acts as a register.
         table = tuple(
             row._replace(ours=("reg_token",)) if row.ours == ("dist_token",) else row
             for row in table
@@ -439,10 +439,10 @@ def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Matc
 
 
 def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
-    """Whether there is a pooler of ours. A linear one must be the identity that `extra` writes.
+    """Whether there is a pooler with tanh. A linear one must be the identity that `extra` writes.
 
     Raises:
-        CheckpointError: it is of another kind.
+        CheckpointError: it is neither.
     """
     weight, bias = (store.tensors.get(f"{prefix}pooler.dense.{n}") for n in ("weight", "bias"))
     if weight is None or bias is None:
@@ -458,13 +458,13 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
 
 
 def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
-    """The image half of a CLIP or a SigLIP, likewise."""
+    """Match the image tower of a CLIP or a SigLIP, likewise."""
     names = store.tensors
     siglip = f"{prefix}embeddings.class_embedding" not in names
     table = prefixed(_clip_table(), prefix)
     drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
     fields: dict[str, Any] = {}
-    if "classifier.weight" in names:  # which sees the mean of the patches, not what is pooled
+    if "classifier.weight" in names:  # of the patches' mean, not of the pooled output
         unused = "attn_pool." if siglip else "norm."
         table = tuple(row for row in table if not row.ours[0].startswith(unused)) + _HEAD
         fields = {"pool": "gap", "fc_norm": False}
@@ -474,7 +474,7 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Mat
 
 
 def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
-    """A DINOv3, likewise. Keys have no bias; the other two may have one."""
+    """Match a DINOv3, likewise. Keys have no bias; queries and values may have one."""
     gated = f"{prefix}layer.0.mlp.gate_proj.weight" in store.tensors
     fc1 = _each("layer.{i}.mlp", "gate_proj up_proj" if gated else "up_proj")
     qkv = _each("layer.{i}.attention", "q_proj k_proj v_proj")
@@ -489,7 +489,7 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
 
 
 def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
-    """The names of the classes; none where they are numbered only."""
+    """Return the class labels; empty if they are only numbered."""
     table = config.object("id2label")
     names = [table.get(str(i), str, f"LABEL_{i}") for i in range(len(table.values))]
     if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
@@ -499,21 +499,21 @@ def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
 
 
 def _score(config: ForeignJson) -> Score | None:
-    """The score function, where the config says; of a single output it is a sigmoid."""
+    """Return the score function, if the config specifies it; for a single output, sigmoid."""
     if "problem_type" in config:
         return config.word("problem_type", _SCORES)
     return "sigmoid" if len(config.object("id2label").values) == 1 else None
 
 
 # ---------------------------------------------------------------------------------------------
-# How images are prepared
+# Preprocessing
 
 
 def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preprocess | None:
-    """What the image processor's file says, for images of its own size where the model can take
-    them; None if there is none."""
+    """Read the image processor's file, with its own image size if the model supports it; None if
+    there is no such file."""
     said, outer = read_json(directory / PROCESSORS[0]), read_json(directory / PROCESSORS[1])
-    if outer is not None and "image_processor" in outer:  # transformers 5 takes this of the two
+    if outer is not None and "image_processor" in outer:  # transformers 5 prefers this one
         said = outer.object("image_processor")
     if said is None or not said.values:
         return None
@@ -528,7 +528,7 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
         std = said.triple("image_std", plain.std, low=1e-6)
     rescales = said.get("do_rescale", bool, True)
     factor = said.get("rescale_factor", float, 1 / 255, 1e-9, 1e6) if rescales else 1.0
-    if (scale := factor * 255) != 1:  # of pixels from 0 to 1, which mean and std are for
+    if (scale := factor * 255) != 1:  # mean and std are for pixels from 0 to 1
         mean, std = (tuple(value / scale for value in values) for values in (mean, std))
     how: dict[str, Any] = {"mean": mean, "std": std}
     if "resample" in said:
@@ -557,8 +557,8 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
 def _read_fit(
     said: ForeignJson, processor: ImageProcessor
 ) -> tuple[dict[str, Any], Size | None, bool]:
-    """How images are resized and cropped: fields of `Preprocess`, the size that the model sees
-    (None: as the image has it), and whether these fields give the same pixels."""
+    """Read how images are resized and cropped: `Preprocess` fields, the size of the model's input
+    (None: it depends on the image), and whether these fields give the same pixels."""
     plain = processor.preprocess
     side = math.floor(plain.size[0] / plain.crop_pct)
     resized = _sides(said, "size") or (side, side)
@@ -580,14 +580,14 @@ def _read_fit(
 
 
 def _fraction(cropped: int, resized: int) -> float:
-    """The crop_pct of which cropped / crop_pct, rounded down, is `resized`; at most 1."""
+    """Return the crop_pct for which floor(cropped / crop_pct) is `resized`; at most 1."""
     fraction = min(cropped / resized, 1.0)
     exact = math.floor(cropped / fraction) == max(resized, cropped)
     return fraction if exact else math.nextafter(fraction, 0.0)
 
 
 def _sides(said: ForeignJson, key: str) -> Size | None:
-    """Height and width of a size: a number, or an object of sides or of one edge."""
+    """Read a size as (height, width): a number, or an object with both sides or one edge."""
     if not isinstance(said.values.get(key), dict):
         return said.size(key) if key in said else None
     box = said.object(key)
@@ -619,7 +619,7 @@ def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
 
 
 def _resized_processor(config: ForeignJson, preprocess: Preprocess) -> dict[str, Any]:
-    """The file with the sizes that give a model this input; the rest stays."""
+    """Update the sizes in a processor's file to produce this input; keep everything else."""
     inner = config.object("image_processor") if "image_processor" in config else config
     keys = ("size", "do_center_crop", "crop_size")
     sizes = {k: value for k, value in _processor_config(preprocess).items() if k in keys}
@@ -642,8 +642,8 @@ def _model_type(model: ModelConfig) -> str:
 
 
 def _mlp_ratio(model: ModelConfig) -> int | None:
-    """The whole number by which transformers' DINOv2 has such an MLP, if there is one: of a gated
-    one it takes two thirds, rounded up to a multiple of 8."""
+    """Return the integer ratio that gives this MLP in transformers' DINOv2, or None: a gated one
+    has two thirds of that width, rounded up to a multiple of 8."""
     for ratio in range(1, 33):
         size = model.width * ratio
         if (2 * ((size * 2 // 3 + 7) // 8 * 8) if model.swiglu else size) == model.mlp_dim:
@@ -652,7 +652,7 @@ def _mlp_ratio(model: ModelConfig) -> int | None:
 
 
 def _model_config(info: CheckpointInfo) -> dict[str, Any]:
-    """config.json of a model that can be expressed."""
+    """Build the config.json of a model that transformers can express."""
     model = info.model
     assert isinstance(model, ModelConfig)
     kind = _model_type(model)
@@ -689,6 +689,6 @@ def _model_config(info: CheckpointInfo) -> dict[str, Any]:
         config["id2label"] = {str(i): name for i, name in enumerate(names)}
         config["label2id"] = {name: i for i, name in enumerate(names)}
         kinds = {score: kind for kind, score in _SCORES.items()}
-        if (info.score, model.num_classes) != ("softmax", 1):  # which transformers refuses
+        if (info.score, model.num_classes) != ("softmax", 1):  # which transformers rejects
             config["problem_type"] = kinds[info.score]
     return config

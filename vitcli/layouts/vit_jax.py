@@ -1,4 +1,4 @@
-"""The npz files of vit_jax: ViTs and hybrids of the paper's authors, and of AugReg."""
+"""npz checkpoints of vit_jax: the ViTs and hybrids of the paper's authors, and of AugReg."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitcli.layouts.table import Row
 
 
 class VitJax(flax.NpzLayout):
-    """Submodules are numbered as flax did before Linen; files with Linen's numbers are read too."""
+    """Submodules have the numbering of flax before Linen; files with Linen's are read too."""
 
     name = "vit-npz"
 

@@ -1,15 +1,15 @@
-"""The encoder as a CPU runs it fastest: the same function as in `vit.py`, for inference only.
+"""A faster encoder for CPUs: the same function as in `vit.py`, for inference only.
 
-- `nn.Linear` lays its weights out anew at every call, and bias, GELU and residual are separate
-  passes over memory. oneDNN gets each weight once, in the layout it prefers, and does the rest
-  while it multiplies.
-- Fused attention is built for long sequences, or for AMX; elsewhere, attention written out takes
+- `nn.Linear` reorders its weights on every call, and bias, GELU and residual are separate passes
+  over memory. Here each weight is reordered once, to the layout that oneDNN prefers, and the rest
+  is fused into the matrix multiplication.
+- Fused attention is designed for long sequences, or for AMX; otherwise, unfused attention takes
   half the time.
 - Only the class token of the last block is read, so nothing else is computed there.
 
 The operators are those that `torch.compile` inserts when it freezes a model. They are private to
-torch and used in this module and in `linear.py` alone. Where they are missing or fail, or where a
-block holds anything that is not implemented here, `accelerate` leaves the model as it is.
+torch and used only in this module and in `linear.py`. If they are missing or fail, or if a block
+contains anything that is not implemented here, `accelerate` leaves the model unchanged.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from vitcli.models.resnet import DropPath
 from vitcli.models.vit import Attention, Block, LayerScale, Mlp, RMSNorm, ViT, activate
 
 LONG = 512
-"""Tokens from which fused attention is as fast everywhere; it needs no memory for all pairs."""
+"""Number of tokens above which fused attention, without O(N^2) memory, is as fast on every CPU."""
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
-"""Activations that oneDNN computes while it multiplies, by its names."""
+"""Activations that oneDNN fuses into the multiplication, by its names."""
 MODULES = {Block, Attention, Mlp, LayerScale, DropPath}
 MODULES |= {nn.LayerNorm, RMSNorm, Linear, QueryKeyValue, nn.Dropout, nn.Identity}
 TENSORS = {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "ls1.gamma", "ls2.gamma"}
 TENSORS |= {"attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias"}
 TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}
-"""What a block may hold to be accelerated."""
+"""The modules and tensors that a block may contain to be accelerated."""
 
 
 def multiplies_bf16() -> bool:
@@ -45,12 +45,12 @@ def multiplies_bf16() -> bool:
 
 
 def accelerate(model: ViT, batch_size: int) -> bool:
-    """Replaces a model's blocks by faster ones where possible. `model(images)` and
-    `model.features(images)` compute what they did; `encode` and `state_dict` no longer do.
+    """Replace a model's blocks with faster ones if possible. `model(images)` and
+    `model.features(images)` compute the same as before; `encode` and `state_dict` do not.
 
     Args:
         model: on the CPU; bf16 gains much, float32 little.
-        batch_size: the one of most calls; others work, a little slower.
+        batch_size: that of most calls; others work, but a little slower.
 
     Returns:
         Whether the blocks were replaced.
@@ -71,7 +71,7 @@ def _is_implemented(block: Block) -> bool:
 
 
 def _operators_work(like: Tensor) -> bool:
-    """Tries the operators, in the type of a tensor."""
+    """Whether the operators work in the dtype of a tensor."""
     x = like.new_ones(1, 4, 16)
     try:
         layer = _Linear(torch.eye(16, dtype=like.dtype), None, 4, "gelu")
@@ -81,7 +81,7 @@ def _operators_work(like: Tensor) -> bool:
 
 
 class _Linear(nn.Module):
-    """A dense layer and what follows it: an activation, or the addition of a residual."""
+    """A linear layer fused with an activation, or with the addition of a residual."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, rows: int, activation: str = "none"
@@ -104,8 +104,8 @@ class _Block(nn.Module):
     """A block of the encoder (`vit.Block`).
 
     Args:
-        rows: of the matrices that most calls multiply, B * N.
-        wanted: how many tokens of the result are read, from the first; None: all.
+        rows: rows of the input matrix in most calls, B * N.
+        wanted: number of leading tokens of the output to compute; None: all.
     """
 
     def __init__(self, block: Block, rows: int, wanted: int | None = None) -> None:
@@ -115,7 +115,7 @@ class _Block(nn.Module):
         self.num_heads, self.wanted = attn.num_heads, wanted
         self.swiglu, self.activation = mlp.swiglu, mlp.activation
         self.fuses = not mlp.swiglu and mlp.activation in FUSED
-        # Queries come first in qkv; if few of them are wanted, they get a matrix of their own.
+        # Queries come first in qkv; if only a few are needed, they get their own matrix.
         split = 0 if wanted is None else attn.proj.out_features
         weight, bias = attn.qkv.weight, attn.qkv.added()
         parts = (None, None) if bias is None else (bias[:split], bias[split:])
@@ -129,7 +129,7 @@ class _Block(nn.Module):
     def forward(
         self, x: Tensor, read: int | None, places: Places | None, factors: None = None
     ) -> Tensor:
-        """(B, N, D) -> (B, N or wanted, D), in evaluation mode: nothing is dropped."""
+        """(B, N, D) -> (B, N or wanted, D), in evaluation mode, without dropout."""
         y = self.norm1(x)
         rope = places if isinstance(places, Rope) else None  # others are not implemented here
         if self.q is None:
@@ -138,7 +138,7 @@ class _Block(nn.Module):
         else:
             k, v = self._heads(self.kv(y), 2)
             x = x[:, : self.wanted].contiguous()
-            (q,) = self._heads(self.q(y[:, : self.wanted]), 1)  # of tokens that are not rotated
+            (q,) = self._heads(self.q(y[:, : self.wanted]), 1)  # prefix tokens are not rotated
         k = k if rope is None else rotate(k, rope)
         x = _add(x, self.proj, self._attend(q, k, v), self.ls1)
         hidden = self.fc1(self.norm2(x))
@@ -166,5 +166,5 @@ class _Block(nn.Module):
 
 
 def _add(x: Tensor, layer: _Linear, branch: Tensor, scale: nn.Module) -> Tensor:
-    """x + scale(layer(branch)), in one operation where there is no scale."""
+    """Return x + scale(layer(branch)), in one operation if there is no scale."""
     return layer(branch, x) if isinstance(scale, nn.Identity) else x + scale(layer(branch))

@@ -1,7 +1,7 @@
-"""Dense layers with the bias fused into the matrix product, for bf16 training on a CPU.
+"""Linear layers with the bias fused into the matrix multiplication, for bf16 training on a CPU.
 
-Under autocast on a CPU, `nn.Linear` copies its bias into every row of the result before it
-multiplies, which takes a tenth of a training step. oneDNN adds the bias during the product.
+Under autocast on a CPU, `nn.Linear` copies its bias into every row of the result before
+multiplying, which takes a tenth of a training step. oneDNN adds it during the multiplication.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 
 class Linear(nn.Linear):
-    """A dense layer, (..., in) -> (..., out)."""
+    """A linear layer, (..., in) -> (..., out)."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias)
         self.lora: nn.Module | None = None
-        """An update that is added to the product (`lora.py`)."""
+        """An update that is added to the output (`lora.py`)."""
 
     def forward(self, x: Tensor) -> Tensor:
         product = self._product(x)
@@ -34,19 +34,19 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight, bias)
 
     def added(self) -> Tensor | None:
-        """The bias."""
+        """Return the bias."""
         return self.bias
 
 
 class QueryKeyValue(Linear):
-    """The matrix of queries, keys and values, (..., D) -> (..., 3 D), and its bias."""
+    """The projection to queries, keys and values, (..., D) -> (..., 3 D)."""
 
     def __init__(self, width: int, bias: bool, key_bias: bool) -> None:
         super().__init__(width, 3 * width, bias=bias)
         self.key_bias = key_bias
 
     def added(self) -> Tensor | None:
-        """The bias; where keys have none, their part is 0 and is not trained."""
+        """Return the bias; if keys have none, their part is 0 and is not trained."""
         if self.bias is None or self.key_bias:
             return self.bias
         query, key, value = self.bias.chunk(3)
@@ -54,7 +54,7 @@ class QueryKeyValue(Linear):
 
 
 def _is_bf16_on_cpu(x: Tensor) -> bool:
-    """Whether this is eager bf16 autocast on a CPU; torch.compile fuses by itself."""
+    """Whether this is eager bf16 autocast on a CPU; torch.compile fuses on its own."""
     return (
         x.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")

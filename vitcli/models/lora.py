@@ -1,4 +1,4 @@
-"""LoRA: updates of low rank, which are trained instead of the weight matrices (Hu et al., arXiv
+"""LoRA: low-rank updates, which are trained instead of the weight matrices (Hu et al., arXiv
 2106.09685)."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DOWN, _UP = ".lora.down.weight", ".lora.up.weight"
 
 
 class LowRank(nn.Module):
-    """An update of a dense layer's matrix, (out, rank) times (rank, in)."""
+    """An update of a linear layer's matrix, (out, rank) times (rank, in)."""
 
     def __init__(self, inputs: int, outputs: int, rank: int) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class LowRank(nn.Module):
 
 
 def add_updates(model: nn.Module, rank: int, seed: int) -> None:
-    """Adds an update of this rank to every weight matrix of the blocks, and stops the training of
-    everything else but the head. The updates are zero at first: one factor is, the other has
-    PyTorch's own initial values of a dense layer, as in the authors' code (loralib/layers.py).
+    """Add an update of this rank to every weight matrix of the blocks, and freeze everything else
+    except the head. The updates are initially zero: one factor is, the other is initialized like
+    a linear layer of PyTorch, as in the authors' code (loralib/layers.py).
 
     Raises:
-        ConfigError: the model has no Transformer blocks, or matrices of that rank or less.
+        ConfigError: the model has no Transformer blocks, or a matrix of that rank or less.
     """
     blocks = (module for name, module in model.named_modules() if name.startswith("blocks."))
     matrices = [module for module in blocks if isinstance(module, Linear)]
@@ -56,7 +56,7 @@ def add_updates(model: nn.Module, rank: int, seed: int) -> None:
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's tensors with the updates added to the matrices: those of a model without them."""
+    """Return the state dict with updates merged into the matrices, as of a model without LoRA."""
     plain = {name: tensor for name, tensor in state.items() if ".lora." not in name}
     for name, up in state.items():
         if name.endswith(_UP):

@@ -1,5 +1,5 @@
-"""What attention is told of where tokens are: angles of rotary position embeddings, or the offsets
-for which BEiT's blocks have biases."""
+"""The positions of tokens in attention: angles of rotary position embeddings, or the offsets for
+which BEiT's blocks have biases."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Rope(NamedTuple):
     sin: Tensor
     """Likewise."""
     interleaved: bool
-    """Whether the pairs of channels that are rotated are neighbours, and not i and i + d/2."""
+    """Whether the pairs of channels that are rotated are adjacent rather than i and i + d/2."""
 
 
 def rope_angles(config: ModelConfig, device: torch.device) -> Rope:
-    """The angles of a model with rotary position embeddings, whose heads have d channels: d/4
-    frequencies times the row of each patch, then times its column.
+    """Return the angles for a model with rotary position embeddings, whose heads have d channels:
+    d/4 frequencies times the row of each patch, then times its column.
 
-    - dinov3: of its centre, from -1 to 1; 1 to 1/100 turns (arXiv 2508.10104, section 3.2;
+    - dinov3: patch centers from -1 to 1; 1 to 1/100 turns (arXiv 2508.10104, section 3.2;
       dinov3/layers/rope_position_encoding.py).
-    - eva02: from 0 to 16 whatever the grid; 1 to 1/10,000 radians (EVA-02/asuka/rope.py).
+    - eva02: from 0 to 16 for any grid; 1 to 1/10,000 radians (EVA-02/asuka/rope.py).
     """
     exponents = torch.arange(0, 1, 4 * config.num_heads / config.width, device=device)
     numbers = [torch.arange(n, device=device) for n in config.grid]
@@ -47,8 +47,8 @@ def rope_angles(config: ModelConfig, device: torch.device) -> Rope:
 
 
 def offsets(grid: Size, device: torch.device) -> Tensor:
-    """Which row of a block's biases is that of each query and key, the class token first: int64
-    (N, N) (`RelativePositionBias` of beit/modeling_finetune.py)."""
+    """Return the index into a block's table of biases for each query and key, class token first:
+    int64 (N, N) (`RelativePositionBias` of beit/modeling_finetune.py)."""
     rows, columns = grid
     places = torch.cartesian_prod(*(torch.arange(n, device=device) for n in grid))
     apart = places[:, None] - places + places.new_tensor([rows - 1, columns - 1])
@@ -61,11 +61,11 @@ def offsets(grid: Size, device: torch.device) -> Tensor:
 
 
 Places = Rope | Tensor
-"""What attention knows of where tokens are: angles, or `offsets`."""
+"""The positions of tokens in attention: angles, or `offsets`."""
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
-    """Queries or keys (B, heads, N, d), those of the last P tokens rotated."""
+    """Rotate queries or keys (B, heads, N, d), but only those of the last P tokens."""
     prefix = x.shape[2] - rope.cos.shape[-2]
     patches = x[:, :, prefix:]
     if rope.interleaved:

@@ -1,4 +1,4 @@
-"""ResNets with GroupNorm and weight-standardised convolutions: BiT, and the stem of the hybrids.
+"""ResNets with GroupNorm and weight-standardized convolutions: BiT, and the stem of the hybrids.
 
     images (B, 3, H, W)
       -> root: 7 x 7 convolution (H/2, W/2), [norm, ReLU], 3 x 3 max-pool (H/4, W/4)
@@ -23,14 +23,14 @@ from vitcli.resnets import EXPANSION, GROUPS, BiTConfig, ResNetConfig
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """TensorFlow's SAME padding before and behind one axis, for ceil(size / stride) outputs; an odd
-    pixel goes behind."""
+    """TensorFlow's SAME padding before and after one axis, for ceil(size / stride) outputs; an odd
+    pixel goes after."""
     total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
 
 def pad(x: Tensor, kernel: int, stride: int, config: ResNetConfig, value: float = 0.0) -> Tensor:
-    """Images (B, C, H, W) with the border that a window of that kernel and stride needs."""
+    """Pad images (B, C, H, W) for a window with this kernel size and stride."""
     if config.padding == "symmetric":
         top = bottom = left = right = kernel // 2
     else:
@@ -41,7 +41,7 @@ def pad(x: Tensor, kernel: int, stride: int, config: ResNetConfig, value: float 
 
 class StdConv(nn.Conv2d):
     """A convolution with weights of mean 0 and variance 1 per output channel (arXiv 1903.10520),
-    standardised in float32 or better."""
+    standardized in float32 or better."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, config: ResNetConfig, stride: int = 1
@@ -50,7 +50,7 @@ class StdConv(nn.Conv2d):
         self.config = config
 
     def standardized(self) -> Tensor:
-        """The weights that are convolved with, (out, in, k, k)."""
+        """Return the standardized weights, (out, in, k, k)."""
         w = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(w, dim=(1, 2, 3), correction=0, keepdim=True)
         eps = self.config.std_eps
@@ -71,7 +71,7 @@ def group_norm(channels: int, config: ResNetConfig) -> nn.GroupNorm:
 
 class Root(nn.Module):
     """The first convolution and the max-pool; post-activation ResNets have norm and ReLU between.
-    Alone, it is the stem of R+Ti/16."""
+    On its own, it is the stem of R+Ti/16."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -99,8 +99,8 @@ class DropPath(nn.Module):
         return x if factors is None else (x * factors[0]).to(x.dtype)
 
     def factors(self, x: Tensor, branches: int) -> Tensor | None:
-        """(branches, B, 1, ...) for x (B, ...): what a sample's branch is multiplied by, 0 if it is
-        dropped; None: no branch is."""
+        """Draw factors for each sample's branches, (branches, B, 1, ...) for x (B, ...): 0 if a
+        branch is dropped; None: none is."""
         if not self.training or self.rate == 0.0:
             return None
         drawn = torch.empty((branches, x.shape[0], *(1,) * (x.ndim - 1)), device=x.device)
@@ -114,7 +114,7 @@ def downsample(inputs: int, outputs: int, stride: int, config: ResNetConfig) -> 
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the 3 x 3 one has the stride."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions with a shortcut; the 3 x 3 one has the stride."""
 
     def __init__(
         self, inputs: int, inner: int, stride: int, first: bool, config: ResNetConfig, rate: float
@@ -177,13 +177,13 @@ class ResNet(nn.Module):
         return self.feature_map(images)
 
     def feature_map(self, images: Tensor) -> Tensor:
-        """The last feature map, after the last ReLU."""
+        """Return the last feature map, after the last ReLU."""
         x = self.stages(self.stem(images))
         return x if self.norm is None else F.relu(self.norm(x))
 
 
 def build_stem(config: ResNetConfig) -> nn.Module:
-    """A hybrid's stem; without stages it is the root itself, as in timm."""
+    """Build a hybrid's stem; without stages it is the root alone, as in timm."""
     return ResNet(config) if config.depths else Root(config)
 
 
@@ -206,7 +206,7 @@ class BiT(ResNet):
         dropout: of the features; training only.
         drop_path: stochastic depth of the last block, rising linearly from 0; training only.
 
-    Parameters have torch's own initial values: load a checkpoint, or call `init_weights`.
+    Parameters have PyTorch's default initialization: load a checkpoint, or call `init_weights`.
     """
 
     def __init__(self, config: BiTConfig, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -226,7 +226,7 @@ class BiT(ResNet):
 
     @torch.no_grad()
     def init_weights(self, seed: int, head_bias: float = 0.0) -> None:
-        """Fills every parameter: convolutions LeCun-normal, norms 1 and 0, the head 0."""
+        """Initialize every parameter: convolutions LeCun-normal, norms 1 and 0, the head 0."""
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
             if name.startswith("head"):
@@ -236,8 +236,8 @@ class BiT(ResNet):
 
 
 def init_layer(name: str, p: Tensor, generator: torch.Generator, zero_last: bool = False) -> None:
-    """Fills a parameter of a ResNet as flax does; with `zero_last` every branch starts at zero, as
-    in the stems of vit_jax/models_resnet.py."""
+    """Initialize a parameter of a ResNet as flax does; with `zero_last`, every branch starts at 0,
+    as in the stems of vit_jax/models_resnet.py."""
     if p.ndim == 4:
         p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()), generator=generator)
     elif name.endswith("weight"):

@@ -1,4 +1,4 @@
-"""The Vision Transformer of arXiv 2010.11929 and, by configuration, its released relatives.
+"""The Vision Transformer of arXiv 2010.11929 and, by configuration, its published variants.
 
     images (B, 3, H, W) [-> a hybrid's ResNet]
       -> patches embedded (B, P, D), position embeddings added, prefix tokens in front (B, N, D)
@@ -41,8 +41,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias) v over (B, heads, N, d) (appendix A, equations 6 and 7):
-    fused, but written out for training on short sequences in bf16 on a CPU, where the fused
-    kernel's backward pass would take more than half of the step."""
+    fused, except for training on short sequences in bf16 on a CPU, where the fused kernel's
+    backward pass would take more than half of the step."""
     bias = None if bias is None else bias.to(q.dtype)
     short = k.shape[2] <= 128 and q.dtype is torch.bfloat16 and q.device.type == "cpu"
     if short and q.requires_grad:
@@ -53,20 +53,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, which under autocast computes in float32, as its LayerNorm does."""
+    """torch's RMSNorm, but computed in float32 under autocast, like its LayerNorm."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
 def norm_of(config: ModelConfig, width: int, wanted: bool = True) -> nn.Module:
-    """A norm over tokens of that width, or nothing."""
+    """Return a norm over tokens of that width, or an identity if not `wanted`."""
     kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(width, eps=config.norm_eps) if wanted else nn.Identity()
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A), query, key and value in one matrix."""
+    """Multi-head self-attention (appendix A), with queries, keys and values in one matrix."""
 
     def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, read: int | None = None, places: Places | None = None) -> Tensor:
-        """(B, N, D) -> (B, N, D), or of the first `read` tokens alone."""
+        """(B, N, D) -> (B, N, D), or only the first `read` tokens of it."""
         b, n, d = x.shape
         qkv = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, D / heads)
@@ -94,7 +94,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two dense layers with a GELU between, or a SiLU-gated one (SwiGLU, gate first)."""
+    """Two linear layers with a GELU between, or a SiLU gate (SwiGLU, gate first)."""
 
     def __init__(
         self, config: ModelConfig, dropout: float, swiglu: bool, sub_norm: bool = False
@@ -154,12 +154,12 @@ class Block(nn.Module):
         places: Places | None = None,
         factors: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, D) -> (B, N, D), or the first `read` tokens of it.
+        """(B, N, D) -> (B, N, D), or only the first `read` tokens of it.
 
         Args:
-            factors: `DropPath.factors` of both branches. They are drawn outside the block: with a
-                rate of its own inside, torch.compile would compile each block, and look through
-                all that it compiled at every call.
+            factors: `DropPath.factors` of both branches. They are drawn outside the block: if each
+                had its own rate inside, torch.compile would compile every block separately, and
+                look through all that it compiled on every call.
         """
         attended = self.ls1(self.attn(self.norm1(x), read, places))
         x = x[:, :read] + (attended if factors is None else attended * factors[0])
@@ -213,11 +213,11 @@ class ViT(nn.Module):
 
     Args:
         config: the architecture.
-        dropout: after every dense layer but q, k, v, and after the position embeddings
+        dropout: after every linear layer but q, k, v, and after the position embeddings
             (Table 3); training only.
         drop_path: stochastic depth of the last block, rising linearly from 0; training only.
 
-    Parameters have torch's own initial values: load a checkpoint, or call `init_weights`.
+    Parameters have PyTorch's default initialization: load a checkpoint, or call `init_weights`.
     """
 
     def __init__(self, config: ModelConfig, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -266,25 +266,25 @@ class ViT(nn.Module):
         return self.head(self.pool(self.encode(images, self._tokens_read())))
 
     def both_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the class token and of the distillation token, each (B, num_classes)."""
+        """Return logits of the class token and of the distillation token, each (B, num_classes)."""
         assert self.head_dist is not None
         tokens = self.encode(images, self._tokens_read())
         return self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
 
     def features(self, images: Tensor) -> Tensor:
-        """The input of the head, (B, feature_dim); with a distillation token, both tokens' mean."""
+        """The input of the head, (B, feature_dim); with a distillation token, the mean of both."""
         return self.pool(self.encode(images, self._tokens_read()))
 
     def _tokens_read(self) -> int | None:
-        """How many tokens, from the first, the head reads; None: all. In evaluation mode it is
-        all, for those who look into the blocks; there `models/cpu.py` saves the same work."""
+        """Number of leading tokens that the head reads; None: all. In evaluation mode it is all,
+        for code that inspects the blocks; there `models/cpu.py` saves the same work."""
         if self.training and self.config.pool == "token":
             return 1 + int(self.config.distill_token)
         return None
 
     def encode(self, images: Tensor, read: int | None = None) -> Tensor:
-        """All tokens after the last block and the final norm, (B, N, D); or the first `read`, and
-        the last block computes nothing for the others."""
+        """Return all tokens after the last block and the final norm, (B, N, D); or only the first
+        `read`, and the last block computes nothing for the others."""
         expected = (3, *self.config.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             batch = ", ".join(map(str, ("N", *expected)))
@@ -294,10 +294,10 @@ class ViT(nn.Module):
     def encode_tokens(
         self, tokens: Tensor, read: int | None = None, patches: Tensor | None = None
     ) -> Tensor:
-        """What `encode` gives, of the tokens of `embed` or some of them.
+        """Like `encode`, but for the tokens of `embed` or a subset of them.
 
         Args:
-            patches: int64 (B, P'), which patches these are for each image; None: all.
+            patches: int64 (B, P'), the indices of these patches for each image; None: all.
         """
         x = self.norm_pre(self.pos_drop(tokens))
         places: Places | None = None
@@ -319,7 +319,7 @@ class ViT(nn.Module):
         return self.place(self.patch_embed(images))
 
     def place(self, x: Tensor) -> Tensor:
-        """Embedded patches (B, P, D) with their position embeddings, behind the prefix tokens."""
+        """Add position embeddings to embedded patches (B, P, D), and prepend the prefix tokens."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(x.shape[0], -1, -1) for token in tokens if token is not None]
         table = self.position_embeddings()
@@ -343,7 +343,7 @@ class ViT(nn.Module):
         return torch.cat([across, down], dim=2)  # x first, then y (paper D.4)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, N, D) to features (B, feature_dim)."""
+        """Pool tokens (B, N, D) to features (B, feature_dim)."""
         if self.attn_pool is not None:
             x = self.attn_pool(tokens[:, self.config.num_prefix_tokens :])
         elif self.config.pool in ("gap", "token+gap"):
@@ -358,9 +358,9 @@ class ViT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int, head_bias: float = 0.0) -> None:
-        """Fills every parameter as vit_jax/models_vit.py does: Xavier-uniform dense layers with
-        biases near 0, LeCun-normal patch embedding (its fan-in is one patch of pixels), position
-        embeddings N(0, 0.02), class token and head 0."""
+        """Initialize every parameter as vit_jax/models_vit.py does: Xavier-uniform linear layers
+        with biases near 0, LeCun-normal patch embedding (its fan-in is one patch of pixels),
+        position embeddings N(0, 0.02), class token and head 0."""
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
             if name.startswith("head"):
@@ -380,7 +380,7 @@ class ViT(nn.Module):
                 p.normal_(0.0, 1.0 / math.sqrt(fan_in), generator=generator)
             elif name.endswith("bias"):
                 p.normal_(0.0, 1e-6 if ".fc" in name else 0.0, generator=generator)
-            elif ".qkv." in name or ".kv." in name:  # q, k and v are separate matrices
+            elif ".qkv." in name or ".kv." in name:  # q, k and v are initialized separately
                 for part in p.split(self.config.width):
                     nn.init.xavier_uniform_(part, generator=generator)
             else:
@@ -391,7 +391,7 @@ class ViT(nn.Module):
 
 
 class Head(nn.Linear):
-    """The linear head, computed at the precision of its weights."""
+    """The linear head, computed in the dtype of its weights."""
 
     def forward(self, features: Tensor) -> Tensor:  # (B, F) -> (B, num_classes)
         return super().forward(features.to(self.weight.dtype))

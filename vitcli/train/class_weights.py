@@ -1,4 +1,4 @@
-"""How much each class counts in the loss, for data with many images of some and few of others."""
+"""Weights of the classes in the loss, for imbalanced datasets."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ClassWeights = Literal["balanced"] | dict[str, float]
 
 
 def read_class_weights(path: str | Path) -> dict[str, float]:
-    """{class: weight} from a file with one per line: ID or name, a tab or comma, a number.
+    """Read {class: weight} from a file with one per line: ID or name, a tab or comma, a number.
 
     Raises:
-        DataError: it cannot be read or is empty, a line is not of this form, or a class repeats.
+        DataError: the file cannot be read or is empty, a line is malformed, or a class repeats.
     """
     weights: dict[str, float] = {}
     for number, line in enumerate(read_lines(Path(os.path.expanduser(path)), "class weights"), 1):
@@ -51,14 +51,14 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
 
 
 def class_weights(wanted: ClassWeights, train: Source | Stream) -> npt.NDArray[np.float32]:
-    """The weight of each class of the data, float32 (K,).
+    """Return the weight of each class of the data, float32 (K,).
 
-    "balanced" gives a class with n_k of the n training images n / (K n_k), K the classes that
-    have any (scikit-learn's `compute_class_weight`); a mapping gives its classes (by id, or by a
-    name that is unique) their weights and the others 1.
+    "balanced" weights a class with n_k of the n training images by n / (K n_k), where K counts
+    the classes that have images (scikit-learn's `compute_class_weight`). A mapping has the weights
+    of some classes, by id or by unique name; the others get 1.
 
     Raises:
-        DataError: a class that the data does not have, or no class with a weight above 0.
+        DataError: the data lacks a class of the mapping, or no class has a weight above 0.
     """
     counts = np.ones(len(train.classes), np.int64)
     if wanted == "balanced" or isinstance(train, Source):

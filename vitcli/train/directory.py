@@ -1,17 +1,17 @@
-"""A run's directory: what is in it, and when it may be used.
+"""The directory of a run: its files, and checks on whether it may be used.
 
 model.safetensors   the best weights on validation, or the last without a validation split
-config.json         timm's layout, our description, and the run's whole configuration
-decoder.safetensors beside it, what was trained with it and is no part of it: the decoder of
+config.json         timm's layout, our metadata, and the full configuration of the run
+decoder.safetensors weights trained with the model that are not part of it: the decoder of
                     --objective mae, the prediction layer of masked-patch
-state/              what --resume needs (train/state.py); gone when the run is finished
-split.json          which images are held out, if the data does not say
+state/              the state for --resume (train/state.py); removed when the run is finished
+split.json          the held-out images, if the dataset does not define them
 metrics.jsonl       one line per event: training, evaluation
-skipped.jsonl       one line per image that cannot be read
+skipped.jsonl       one line per unreadable image
 README.md           the model card, and its figures (hub/card.py): curves.png, ...
 tensorboard/        the same metrics, with --tensorboard
-sweep.json  sweep.png  sweep/   of a sweep over learning rates (train/sweep.py)
-.lock               while a process runs there
+sweep.json  sweep.png  sweep/   files of a learning-rate sweep (train/sweep.py)
+.lock               while a process is using the directory
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunDirectory:
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self._skipped_lock = FileLock(self.path / ".skipped.lock")
         self._skipped_images = set[str | None]()
-        self._skipped_bytes = 0  # of skipped.jsonl, of which those images were read
+        self._skipped_bytes = 0  # how much of skipped.jsonl has been read
         self.files = (
             *(self.model, self.decoder, self.config, self.split, self.metrics, self.skipped),
             *(self.card, self.sweep, self.sweep_plot),
@@ -69,32 +69,32 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The run's name; the runs of a sweep have the sweep's."""
+        """The run's name; for a run of a sweep, the sweep's."""
         sweep = self._sweep_above()
         return self.path.absolute().name if sweep is None else sweep.path.name
 
     def _sweep_above(self) -> RunDirectory | None:
-        """The directory of the sweep that the run belongs to, if any."""
+        """The directory of the sweep that this run belongs to, if any."""
         path = self.path.absolute()
         above = RunDirectory(path.parents[1]) if path.parent.name == "sweep" else None
         return above if above is not None and above.sweep.exists() else None
 
     def is_finished(self) -> bool:
-        """Whether a run, or a sweep and its last run, is complete."""
+        """Whether the run, or the sweep including its final run, is complete."""
         return self.model.exists() and self.state() is None
 
     def _holds_a_sweep(self) -> bool:
-        """Whether there is a sweep that is not complete."""
+        """Whether the directory contains an unfinished sweep."""
         return self.sweep.exists() and not self.model.exists()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes out: from now on if the directory exists, else from `start` on.
-        The system releases the lock when the process ends, however it ends.
+        """Lock the directory against other processes: at once if it exists, else from `start` on.
+        The operating system releases the lock however the process ends.
 
         Raises:
             RunError: another process is using the directory.
-            OutputError: it cannot be written to.
+            OutputError: the directory is not writable.
         """
         try:
             if self.path.is_dir():
@@ -122,8 +122,8 @@ class RunDirectory:
             raise OutputError(f"cannot be written: {error.strerror}", where=self.path) from error
 
     def check_free(self, force: bool, data: DataConfig) -> None:
-        """Raises RunError if this is the directory of the dataset, or where its figures would be
-        images of another class, or if it holds a run and `force` is not set."""
+        """Raise RunError if this is the directory of the dataset or of one of its splits, or inside
+        a split (figures would become its images), or if it has a run and `force` is not set."""
         root, path = Path(os.path.expanduser(data.path)).resolve(), self.path.resolve()
         local = root.is_dir() and not data.is_remote
         places = split_directories(root).values() if local else ()
@@ -151,11 +151,11 @@ class RunDirectory:
             )
 
     def is_begun_by(self, launch: str) -> bool:
-        """Whether the run, which is not finished, was started by this launch."""
+        """Whether this launch started the run, which is unfinished."""
         return self._launch.exists() and self._launch.read_text() == launch
 
     def check_resumable(self) -> None:
-        """Raises RunError if there is nothing to resume."""
+        """Raise RunError if there is nothing to resume."""
         if self.state() is not None or self._holds_a_sweep():
             return
         if self.model.exists():
@@ -167,14 +167,14 @@ class RunDirectory:
         )
 
     def start(self, launch: str = "") -> None:
-        """Makes and locks the directory, or clears a former run out of it.
+        """Create and lock the directory, or clear it of a previous run.
 
         Args:
-            launch: the launch that the run belongs to (`distributed.launch_id`).
+            launch: ID of the launch that the run belongs to (`distributed.launch_id`).
 
         Raises:
-            RunError: another process is using it.
-            OutputError: it cannot be made or cleared.
+            RunError: another process is using the directory.
+            OutputError: the directory cannot be created or cleared.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ class RunDirectory:
             raise cannot_write(self.path, error) from error
 
     def clear(self) -> None:
-        """Removes what a run writes, and nothing else."""
+        """Remove the files that a run writes, and nothing else."""
         self.drop_states()
         if self.sweep.exists():
             shutil.rmtree(self.path / "sweep", ignore_errors=True)
@@ -195,23 +195,23 @@ class RunDirectory:
             file.unlink(missing_ok=True)
 
     def state(self) -> Path | None:
-        """The newest state that is complete."""
+        """The newest complete state, if any."""
         complete = [file.parent for file in self.states.glob("step-*[0-9]/progress.json")]
         return max(complete, key=lambda path: int(path.name[5:]), default=None)
 
     def new_state(self, step: int) -> Path:
-        """Where the state after a step is written; `keep_state` ends it."""
+        """Temporary path for the state after a step; `keep_state` makes it final."""
         return self.states / f"step-{step}{UNFINISHED}"
 
     def keep_state(self, path: Path) -> None:
-        """Makes a state that is written the one to resume from."""
+        """Make a completely written state the one to resume from, and remove all others."""
         path.rename(path.with_suffix(""))
         for other in self.states.glob("step-*"):
             if other.name != path.stem:
                 shutil.rmtree(other, ignore_errors=True)
 
     def drop_states(self, unfinished: bool = False) -> None:
-        """Removes all states, or those only that were never finished."""
+        """Remove all states, or only those that were never completed."""
         if unfinished:
             for path in self.states.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -219,7 +219,7 @@ class RunDirectory:
             shutil.rmtree(self.states, ignore_errors=True)
 
     def read_split(self) -> dict[str, Any] | None:
-        """split.json, or None if there is none."""
+        """Read split.json; None if it does not exist."""
         if not self.split.exists():
             return None
         try:
@@ -230,21 +230,21 @@ class RunDirectory:
         return record
 
     def sweep_split(self) -> dict[str, Any] | None:
-        """The split.json of the sweep that the run belongs to, or None if there is none."""
+        """Read split.json of the sweep that this run belongs to; None if it does not exist."""
         sweep = self._sweep_above()
         return None if sweep is None else sweep.read_split()
 
     def write_json(self, path: Path, content: Any) -> None:
-        """Writes JSON, whole or not at all; in ASCII, as a file's name may not be valid text."""
+        """Write JSON, whole or not at all; in ASCII, as file names may not be valid Unicode."""
         write_text(path, json.dumps(content, indent=2) + "\n")
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
-        """Adds one line to metrics.jsonl or skipped.jsonl."""
+        """Append a line to metrics.jsonl or skipped.jsonl."""
         with failing_as(OutputError, "cannot be written", file), file.open("ab") as opened:
             opened.write(json.dumps(finite(line)).encode() + b"\n")
 
     def lines(self, file: Path, start: int = 0) -> list[dict[str, Any]]:
-        """The lines of such a file from a byte on, without one that a kill cut short."""
+        """Parse the lines of such a file from byte `start`, skipping any truncated by a kill."""
         lines = []
         if file.exists():
             with file.open("rb") as opened:
@@ -255,8 +255,8 @@ class RunDirectory:
         return lines
 
     def append_skipped(self, where: str | None, what: str) -> int:
-        """Adds a line to skipped.jsonl, unless it has the image, and returns the number of images
-        in it. Ranks, which all write to it, take turns."""
+        """Append an image to skipped.jsonl unless it is already there, and return the number of
+        images in the file. All ranks write to it, one at a time."""
         with failing_as(OutputError, "cannot be written", self.skipped), self._skipped_lock:
             others = self.lines(self.skipped, self._skipped_bytes)
             self._skipped_images |= {line["image"] for line in others}
@@ -267,17 +267,17 @@ class RunDirectory:
         return len(self._skipped_images)
 
     def rewind_metrics(self, step: int) -> None:
-        """Drops what a killed run wrote after its last state: a resumed run writes it again."""
+        """Drop metrics that a killed run logged after its last state: resuming logs them again."""
         kept = [line for line in self.lines(self.metrics) if line["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def read_train_config(path: str | Path) -> TrainConfig:
-    """The configuration in a run's directory or its config.json; of an unfinished sweep or a
-    sweep.json, the sweep's.
+    """Read the configuration from a run's directory or config.json; from the directory of an
+    unfinished sweep or a sweep.json, that of the sweep.
 
     Raises:
-        RunError: there is none.
+        RunError: there is none, or it cannot be read.
     """
     given = path = Path(path)
     if path.is_dir():
@@ -303,8 +303,8 @@ def read_train_config(path: str | Path) -> TrainConfig:
 
 
 def continued(config: TrainConfig) -> TrainConfig:
-    """The configuration that the run in `config.output` was started with; what a resumed run may
-    change is taken from `config`."""
+    """Return the configuration that the run in `config.output` was started with, with the options
+    that may change on resume taken from `config`."""
     changes: dict[str, Any] = {"output": config.output}
     for field in dataclasses.fields(config):
         if (option := field.metadata.get("option")) is not None and option.on_resume:

@@ -1,5 +1,5 @@
-"""Knowledge distillation: a run learns the scores of a teacher (Hinton et al., arXiv 1503.02531),
-which sees the same augmented and mixed images as its student (Beyer et al., arXiv 2106.05237)."""
+"""Knowledge distillation: the student learns the scores of a teacher (Hinton et al., arXiv
+1503.02531) on the same augmented and mixed images (Beyer et al., arXiv 2106.05237)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vitcli.train_config import TrainConfig
 
 
 class Teacher:
-    """A model that is not trained. Averages of its student share it.
+    """A frozen model that provides targets. Moving averages of the student share it.
 
     Args:
-        predictor: of the model.
-        classes: the student's; the teacher must know them all.
+        predictor: the teacher's.
+        classes: the student's; the teacher must have all of them.
         preprocess: the student's.
 
     Raises:
-        ConfigError: the model does not classify, or does not name its classes.
-        DataError: it does not know a class.
+        ConfigError: the teacher is not a classifier, or has no class names.
+        DataError: the teacher lacks a class.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Teacher:
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
-        """Softmax scores (B, K) of the student's classes, at the temperature.
+        """Return softmax scores (B, K) for the student's classes, at the temperature.
 
         Args:
-            images: float32 (B, 3, H, W), normalized for the student; resized to the teacher's size.
+            images: float32 (B, 3, H, W), normalized for the student; resized for the teacher.
         """
         size, dtype = self.inference.info.preprocess.size, self.inference.dtype
         if images.shape[2:] != size:
@@ -77,12 +77,12 @@ class Teacher:
 
 
 class Distillation(Classification):
-    """Scores of a teacher, instead of the labels or beside them. With a distillation token, its
-    head learns the scores, and that of the class token the labels (DeiT: arXiv 2012.12877, section
-    4).
+    """Learns a teacher's scores, instead of the labels or in addition to them. The head of a
+    distillation token learns the scores, and that of the class token the labels (DeiT: arXiv
+    2012.12877, section 4).
 
     Raises:
-        ConfigError: the class token of such a model would learn nothing.
+        ConfigError: the class token's head of such a model would not be trained.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Distillation(Classification):
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images, and their labels and the teacher's scores, (B, 2, K)."""
+        """Return mixed images, and their soft labels and the teacher's scores as (B, 2, K)."""
         x, y = super().prepare(x, labels, step, first, lead)
         return x, torch.stack([y, self.teacher.scores(x)], dim=1)
 
@@ -117,7 +117,7 @@ class Distillation(Classification):
 
 
 def distillation_losses(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(scores || softmax(logits / T)), (B,), of logits (B, K) and a teacher's scores (B, K)
-    at the same temperature; T^2 keeps the size of the gradients (Hinton et al., section 2)."""
+    """Return T^2 KL(scores || softmax(logits / T)), (B,), for logits (B, K) and teacher scores
+    (B, K) at temperature T; T^2 preserves the gradient scale (Hinton et al., section 2)."""
     own = (logits.float() / temperature).log_softmax(dim=1)
     return temperature**2 * F.kl_div(own, scores, reduction="none").sum(dim=1)

@@ -1,4 +1,4 @@
-"""What a training run reports while it works; `cli/training_display.py` shows it."""
+"""Events that a training run reports; `cli/training_display.py` displays them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vitcli.hub.retry import Transfer
 
 @dataclass(frozen=True)
 class Event:
-    """Base class."""
+    """Base class of all events."""
 
     kind: ClassVar[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The event as a line of JSON."""
+        """The event as a JSON object."""
         return {"event": self.kind, **dataclasses.asdict(self)}
 
 
@@ -26,7 +26,7 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Note(Event):
-    """Something good to know."""
+    """An informational message."""
 
     kind = "note"
     text: str
@@ -34,14 +34,14 @@ class Note(Event):
 
 @dataclass(frozen=True)
 class Caution(Note):
-    """Something that may be wrong and does not stop the run."""
+    """A warning; the run continues."""
 
     kind = "warning"
 
 
 @dataclass(frozen=True)
 class Advance(Event):
-    """How far a pass over images between two steps is; not part of the JSON."""
+    """Progress of a pass over images between two steps; not part of the JSON output."""
 
     kind = "progress"
     what: str
@@ -51,7 +51,7 @@ class Advance(Event):
 
 @dataclass(frozen=True)
 class Download(Event):
-    """How far the download of the initial weights is; not part of the JSON."""
+    """Progress of downloading initial or teacher weights; not part of the JSON output."""
 
     kind = "download"
     transfer: Transfer
@@ -59,7 +59,7 @@ class Download(Event):
 
 @dataclass(frozen=True)
 class Plan(Event):
-    """What a run is about to do, before its first step."""
+    """Summary of a run, reported before its first step."""
 
     kind = "plan"
     model: str
@@ -69,7 +69,7 @@ class Plan(Event):
     patch_size: tuple[int, int]
     tokens: int
     flops: int
-    """Of the forward pass of one image."""
+    """FLOPs of the forward pass of one image."""
     train_images: int
     val_images: int
     classes: int
@@ -77,7 +77,7 @@ class Plan(Event):
     from_step: int
     epochs: float
     exaflops: float
-    """Of the whole run: three forward passes per image, or one if only the head is trained."""
+    """Cost of the whole run: three forward passes per image, or one if features are fixed."""
     batch_size: int
     grad_accum: int
     optimizer: str
@@ -87,7 +87,7 @@ class Plan(Event):
     precision: str
     ranks: int
     estimated_seconds: float | None
-    """None where it is not known before the first steps."""
+    """None if it is unknown before the first steps."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ class SweepPlan(Plan):
 
 @dataclass(frozen=True)
 class Step(Event):
-    """A step of training; averages since the event before, and the seconds left."""
+    """A training step: averages since the previous event, and the seconds left (`eta`)."""
 
     kind = "train"
     step: int
     steps: int
     loss: float
     accuracy: float | None
-    """None where the objective has no classes."""
+    """None if the objective has no classes."""
     lr: float
     images_per_second: float
     eta: float
@@ -125,7 +125,7 @@ class Measurement(Event):
 
 
 class Validation(Measurement):
-    """On the validation split: val_loss, val_top1, ...; ema_val_loss, ... of averaged weights."""
+    """Validation metrics: val_loss, val_top1, ...; ema_val_loss, ... of averaged weights."""
 
     kind = "evaluation"
 
@@ -138,7 +138,7 @@ class Probe(Measurement):
 
 @dataclass(frozen=True)
 class TrialStart(Event):
-    """The start of a sweep's run; the events that follow are its own, up to its `Trial`."""
+    """Start of a run of a sweep; all events up to its `Trial` belong to it."""
 
     kind = "trial"
     lr: float
@@ -148,7 +148,7 @@ class TrialStart(Event):
 
 @dataclass(frozen=True)
 class Trial(Event):
-    """A finished run of a sweep: the metrics of its stored model, or how the loss diverged."""
+    """Result of a run of a sweep: metrics of its stored model, or how the loss diverged."""
 
     kind = "trial_result"
     lr: float
@@ -161,7 +161,7 @@ class Trial(Event):
 
 @dataclass(frozen=True)
 class Choice(Event):
-    """The learning rate that a sweep chose."""
+    """The learning rate chosen by a sweep."""
 
     kind = "choice"
     lr: float

@@ -1,5 +1,5 @@
-"""The weights that a run starts with: random ones, or a checkpoint's with a head that is new or
-keeps the rows of known classes. Nothing is initialised that a checkpoint then overwrites."""
+"""Initial weights of a run: random, or from a checkpoint, with a head that is new or keeps the rows
+of known classes. Tensors that a checkpoint overwrites are not initialized first."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from vitcli.train.objectives import Objective
 from vitcli.train_config import TrainConfig
 
 BEST_MODEL = "vit-b16-i21k"
-"""What `vit finetune` starts from."""
+"""The default initial model of `vit finetune`."""
 SHIPPED_MODEL = "default-pretrained"
-"""What it starts from offline: a registry alias of the model inside the package."""
+"""The default when offline: a registry alias of the model included in the package."""
 
 HEAD = ("head.", "head_dist.")
-"""Prefixes of the parameters with a row per class."""
+"""Prefixes of parameters that have a row per class."""
 
 
 def choose_model(offline: bool, on_event: OnEvent) -> str:
-    """The best released model if it is cached or the Hub answers within 3 s, else our own."""
+    """Choose the best released model if it is cached or the Hub responds within 3 s, else ours."""
     entry = registry.entries()[BEST_MODEL]
     if hub.cached(entry.repo, entry.revision):
         return BEST_MODEL
@@ -59,7 +59,7 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
 
 
 def read_weights(config: TrainConfig, **fetching: Unpack[Fetching]) -> Weights:
-    """The checkpoint to start from; without one, a description and no tensors."""
+    """Load the checkpoint to start from; without one, return metadata and no tensors."""
     if config.model is not None:
         return load_weights(config.model, **fetching)
     model = config.new_architecture()
@@ -67,14 +67,14 @@ def read_weights(config: TrainConfig, **fetching: Unpack[Fetching]) -> Weights:
 
 
 def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: TrainConfig) -> Ints:
-    """Which row of a checkpoint's head each class of the data starts from, int64 (K,); -1: none.
+    """Map each class of the data to the row of the checkpoint's head to keep, int64 (K,); -1: none.
 
-    Going on with pre-training on the same classes keeps the head; `keep_head` keeps the rows of
-    the classes that the checkpoint knows, matched by id, then by a name that is unique.
+    Continued pre-training on the same classes keeps the head; `keep_head` keeps the rows of the
+    classes that the checkpoint has, matched by id, then by unique name.
 
     Raises:
-        ConfigError: `keep_head`, and the checkpoint knows none of the classes.
-        DataError: a name that could be several classes; all are listed.
+        ConfigError: `keep_head`, but the checkpoint has no head, no class names, or no such class.
+        DataError: names that match several classes; all are listed.
     """
     if config.task == "pretrain" and start.classes == classes:
         return np.arange(len(classes))
@@ -107,11 +107,11 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
 
 
 def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainConfig) -> ViT | BiT:
-    """The model that `info` describes, on the CPU in float32: random, or from a checkpoint whose
-    tensors are resampled and whose head keeps `rows`.
+    """Build the model that `info` describes, on the CPU in float32: with random weights, or with
+    those of a checkpoint, resampled, of whose head `rows` are kept.
 
     Raises:
-        RunError: the checkpoint's tensors are not those of the model.
+        RunError: the checkpoint's tensors do not match the model.
     """
     model = build_empty(info.model, config)
     if not start.tensors:
@@ -124,7 +124,7 @@ def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainC
     for name, empty in model.state_dict().items():
         if name.startswith(HEAD):
             state[name] = _head(name, empty.shape, start.tensors.get(name), rows, config.head_bias)
-    # Copied: the tensors of a checkpoint are its file, mapped into memory.
+    # Copied, because the checkpoint's tensors are memory-mapped from its file.
     state = {name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}
     try:
         model.load_state_dict(state, assign=True)
@@ -136,11 +136,11 @@ def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainC
 
 
 def load_beside(objective: Objective, config: TrainConfig) -> str | None:
-    """Fills what is trained beside the model from the decoder.safetensors of the run that `model`
-    is, if there is one; gives a line that says so.
+    """Load the weights that are trained with the model but are not part of it from the run that
+    `config.model` names, if it has a decoder.safetensors; return a message about it.
 
     Raises:
-        RunError: the file is damaged.
+        RunError: the file cannot be read.
     """
     wanted = objective.beside()
     file = Path(os.path.expanduser(config.model or "")) / "decoder.safetensors"
@@ -157,7 +157,7 @@ def load_beside(objective: Objective, config: TrainConfig) -> str | None:
 
 
 def build_empty(model: Architecture, config: TrainConfig) -> ViT | BiT:
-    """A model without storage."""
+    """Build a model on the meta device, without storage."""
     with torch.device("meta"):
         if isinstance(model, ModelConfig):
             return ViT(model, config.dropout, config.drop_path)
@@ -165,7 +165,7 @@ def build_empty(model: Architecture, config: TrainConfig) -> ViT | BiT:
 
 
 def _head(name: str, shape: torch.Size, old: Tensor | None, rows: Ints, bias: float) -> Tensor:
-    """One tensor of the head: zeros (section 3.2), or `bias`, where a row is not kept."""
+    """Return a tensor of the head, with zeros (section 3.2) or `bias` in rows that are not kept."""
     tensor = torch.full(shape, bias if name.endswith("bias") else 0.0)
     kept = torch.from_numpy(rows >= 0)
     if old is not None and kept.any():

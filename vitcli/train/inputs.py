@@ -1,7 +1,7 @@
-"""What the loop's model sees: images, or features where these cannot change.
+"""Inputs of the training loop: images, or features if these cannot change.
 
-With a frozen backbone and no augmentation an image's features are the same in every epoch. They
-are computed once, of images as evaluation sees them, and the run trains the head on them: the
+With a frozen backbone and no augmentation, an image's features are the same in every epoch. They
+are computed once, from images preprocessed as for evaluation, and the head is trained on them: the
 same function of the weights at a fraction of the cost.
 """
 
@@ -36,18 +36,18 @@ from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
 
 Computed = dict[tuple[str, str], tuple[Source, Tensor, list[ImageError]]]
-"""Features (N, D) of a split ("train", "val") by the fingerprint of its images, and those of its
-images that they are of: the runs of a sweep, which start from one model, share them."""
+"""Cached features: (split, fingerprint of its images) to (the images used, their features (N, D),
+errors of unreadable images). The runs of a sweep start from one model, so they share the cache."""
 
 EVALUATED_AT_ONCE = 8192
-"""Rows of features."""
+"""Batch size for evaluation on features."""
 
 EVALUATED_MASKED = 64
-"""Images whose masked patches are predicted."""
+"""Batch size for evaluation of masked images."""
 
 
 def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
-    """Called with the images of a batch, reports how many of all are done, after a second."""
+    """Return a callback that takes the size of each batch and, after a second, reports progress."""
     done, started = 0, time.monotonic()
 
     def advance(count: int) -> None:
@@ -60,8 +60,8 @@ def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
 
 
 def has_fixed_features(run: Run) -> bool:
-    """Whether `Features` can replace `Images`: they are fixed and fit into memory, and there is no
-    teacher, which needs the images."""
+    """Whether `Features` can replace `Images`: features are fixed and fit into memory on all ranks,
+    nothing is streamed or sharded, and there is no teacher, which needs the images."""
     if isinstance(run.splits.train, Stream) or run.config.teacher:
         return False
     needed = 4 * _num_images(run) * run.info.model.feature_dim
@@ -83,25 +83,25 @@ def _are_features_fixed(run: Run) -> bool:
 
 
 class Images:
-    """Decoded and augmented for every step."""
+    """Images, decoded and augmented for every step."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.lead = run.objective.lead if run.ranks.count > 1 else 0
-        """Images that come before this rank's part of each batch."""
+        """Number of images loaded that precede this rank's part of each batch."""
 
     @property
     def micro_batches(self) -> int:
-        """How many parts a batch goes through the objective in."""
+        """Number of micro-batches per batch."""
         return self.run.micro_batches
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
-        """(inputs (B, ...), labels int64 (B,)) of the steps first + 1 to last, on the device."""
+        """Yield (inputs (B, ...), labels int64 (B,)) of steps first + 1 to last, on the device."""
         run, config = self.run, self.run.config
         transform: EvalTransform | TrainTransform = EvalTransform(run.preprocess)
-        # Fixed features see the same pixels here: free memory changes the time and nothing else.
+        # If features are fixed, use the same pixels as `Features`: free memory affects only speed.
         if not _are_features_fixed(run):
-            # Crops are enlarged as well as shrunk; a box filter would show pixels as squares.
+            # Crops may be upsampled, where a box filter would turn pixels into squares.
             filter = run.preprocess.interpolation
             filter = "bicubic" if filter == "box" else filter
             transform = TrainTransform(run.info.model.image_size, filter, config.augment)
@@ -123,7 +123,7 @@ class Images:
             yield images, to_device(labels, run.device)
 
     def evaluate(self, objective: Objective) -> dict[str, float]:
-        """The metrics of a model, or of its average, on the validation split: top1, loss, ..."""
+        """Return the metrics of a model or its average on the validation split: top1, loss, ..."""
         run, val = self.run, self.run.splits.val
         assert val is not None
         if isinstance(objective, Masking):
@@ -138,8 +138,8 @@ class Images:
         return {**found.metrics(), "loss": found.loss}
 
     def _masked_loss(self, objective: Masking, val: Source) -> float:
-        """The mean loss of the validation images, each with its own fixed mask. The ranks deal out
-        the batches, and make equally many forward passes, as those of a split model are joint."""
+        """Return the mean loss of the validation images, each with its own fixed mask. The ranks
+        divide the batches, and all run equally many forward passes, as sharding requires."""
         run, ranks, tally = self.run, self.run.ranks, Tally(0)
         advance = counting("validation", len(val), run.on_event)
         mine = [i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.count == ranks.rank]
@@ -166,8 +166,8 @@ class Images:
     def validation_images(
         self, indices: Sequence[int], on_unreadable: Callable[[ImageError], None] | None = None
     ) -> Iterator[tuple[Tensor, list[int]]]:
-        """Batches of the validation images at these indices that can be read: (images
-        (b, 3, H, W) on the device, their indices)."""
+        """Yield batches of the readable validation images at these indices: (images (b, 3, H, W)
+        on the device, their indices)."""
         run, val, waiting = self.run, self.run.splits.val, iter(indices)
         assert val is not None
         images = (ImageInput(val.where(i), partial(val.read, i)) for i in indices)
@@ -186,8 +186,8 @@ class Images:
 
 
 class Features:
-    """Features (N, D) in float32, on the device, where these are fixed and fit into memory; what is
-    not in `computed` yet is added there."""
+    """Features (N, D), float32, on the device, if they are fixed and fit into memory. Those missing
+    from `computed` are computed and added to it."""
 
     micro_batches = 1
     lead = 0
@@ -228,20 +228,20 @@ class Features:
         with torch.inference_mode():
             for start in range(0, len(features), EVALUATED_AT_ONCE):
                 rows = slice(start, start + EVALUATED_AT_ONCE)
-                logits = model.head(features[rows])  # in float32, as `Inference` has it
+                logits = model.head(features[rows])  # in float32, as in `Inference`
                 tally.add(logits.float().cpu(), source.labels[rows])
         found = tally.result()
         return {**found.metrics(), "loss": found.loss}
 
     def _compute(self, split: str, source: Source) -> tuple[Source, Tensor, list[ImageError]]:
-        """The source of a split's features, these, and what is wrong with images that cannot be
-        read. As in `Images`, such a training image is replaced by the next of its class, and one of
-        the validation split is left out.
+        """Return the images used of a split, their features, and the errors of unreadable images.
+        As in `Images`, an unreadable training image is replaced by the next one of its class; one
+        of the validation split is left out.
 
         Raises:
             CheckpointError: a feature is not finite.
-            DataError: no image can be read.
-            ImageError: no training image of a class can be read.
+            DataError: no image is readable.
+            ImageError: no training image of a class is readable.
         """
         run, errors = self.run, list[ImageError]()
         inference = run.inference(run.model)
@@ -268,4 +268,4 @@ class Features:
 
 
 Inputs = Images | Features
-"""The training and the validation split, as a model takes them."""
+"""The training and validation splits, as inputs of a model."""

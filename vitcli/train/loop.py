@@ -1,7 +1,7 @@
-"""The training loop: `vit pretrain` and `vit finetune` are this one function.
+"""The training loop of both `vit pretrain` and `vit finetune`.
 
-Everything random about an image is a function of (seed, epoch, sample), everything random about a
-batch of (seed, step), so a run that is stopped and resumed sees what it would have seen.
+All randomness of an image is a function of (seed, epoch, sample), and that of a batch a function
+of (seed, step), so a resumed run sees the same inputs as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Outcome:
     config: TrainConfig
     directory: RunDirectory
     step: int
-    """The last one taken."""
+    """The last completed step."""
     stopped_by: int | None = None
-    """The signal that stopped it, to be resumed; None: it is finished."""
+    """The signal that interrupted the run; None if it finished."""
     stored_step: int = 0
     """The step of the stored weights (`TrainConfig.store`)."""
     stored_averaged: bool = False
-    """Whether these are the average, not the model itself."""
+    """Whether the stored weights are the moving average."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the stored model, as val_top1 and test_top1."""
+    """Metrics of the stored model, such as val_top1 and test_top1."""
     skipped: int = 0
-    """Images that could not be read."""
+    """Number of unreadable images."""
 
     def to_json(self) -> dict[str, Any]:
-        """The outcome as the last line of JSON."""
+        """The outcome as the last JSON object of the output."""
         stored = {"stored_step": self.stored_step, "stored_average": self.stored_averaged}
         result = {"event": "result", "directory": str(self.directory.path), "steps": self.step}
         return {**result, **stored, "unreadable": self.skipped, **self.metrics}
@@ -70,28 +70,28 @@ def train(
     on_event: OnEvent = lambda event: None,
     computed: Computed | None = None,
 ) -> Outcome:
-    """Trains a model into `config.output`.
+    """Train a model, and write the run to `config.output`.
 
     Args:
-        config: the run; what it leaves open is planned (`train/plan.py`).
-        resume: continue from the directory's state; `config` is then the one that the run wrote.
-        force: replace a run in the directory.
-        offline: do not touch the network.
-        allow_pickle: take a Hub repo whose weights are a pickle only; nothing in it is run.
-        on_event: called with every event, one at a time, also if a signal comes meanwhile.
-        computed: features that another run on the same model and data has computed; those of this
-            run are added.
+        config: the run's configuration; options that it leaves unset are planned (`train/plan.py`).
+        resume: continue from the state in the directory; `config` is then the one the run wrote.
+        force: replace an existing run in the directory.
+        offline: do not use the network.
+        allow_pickle: accept a Hub repo whose only weights are a pickle; it cannot run code.
+        on_event: called with every event, one at a time, even if a signal arrives meanwhile.
+        computed: features that other runs with the same model and data have computed; this run
+            adds its own.
 
     Raises:
-        RunError: the directory cannot be used, another process uses it, memory runs out with one
-            image at a time, or the loss diverges (DivergedError).
+        RunError: the directory cannot be used or is in use by another process, memory runs out
+            with one image at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined(device, config.rank_timeout))
         on_event = _OneByOne(on_event) if ranks.is_first else lambda event: None
-        if restarts() and not resume:  # what another launch left there is not ours to replace
+        if restarts() and not resume:  # do not replace a run of another launch
             begun = ranks.from_first(directory.is_begun_by(launch_id()))
             resume = begun and directory.state() is not None
             config = continued(config) if resume else config
@@ -101,7 +101,7 @@ def train(
             directory.check_resumable() if resume else directory.check_free(force, config.data)
         run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
         _start(run, resume)
-        if restarts() and run.progress.stopped_by:  # the launcher took the stop for a failure
+        if restarts() and run.progress.stopped_by:  # the launcher mistook the stop for a failure
             return Outcome(config, directory, run.progress.step, run.progress.stopped_by)
         run.progress.stopped_by = None
         if restarts():
@@ -111,11 +111,11 @@ def train(
 
 
 def _start(run: Run, resume: bool) -> None:
-    """Loads the state of a resumed run, and writes the first files of a new one."""
+    """Load the state of a resumed run, and write the initial files of a new one."""
     directory, first = run.directory, run.ranks.is_first
     if resume:
         load_state(run)
-    if first and resume:  # of a run that is resumed at step 0 everything is done again
+    if first and resume:  # a run that is resumed at step 0 redoes everything
         directory.rewind_metrics(run.progress.step or -1)
     elif first:
         directory.start(launch_id())
@@ -129,7 +129,7 @@ def _start(run: Run, resume: bool) -> None:
             saver.start()
             saver.finish()
     except OutputError:
-        if first and not resume:  # half a start can neither be resumed nor replaced
+        if first and not resume:  # a partial start can be neither resumed nor replaced
             directory.clear()
         raise
 
@@ -158,7 +158,7 @@ def _train(run: Run, computed: Computed) -> Outcome:
                 run.on_event(event)
 
         if config.keep_head and val is not None and progress.step == 0:
-            _validate(run, inputs, tell)  # the starting point of what is kept
+            _validate(run, inputs, tell)  # the baseline of the kept head
         set_training(objective, config.freeze)
         meter = _Meter(run)
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
@@ -202,13 +202,13 @@ def _train(run: Run, computed: Computed) -> Outcome:
                 tell(Probe(step, probe.measure(run)))
                 meter.leave_out(begun)
             ends = step == steps or progress.lost_patience(config)
-            best = progress.best_step == step  # a GPU may not come to the same weights again
-            # One rank's signal, or clock, counts for all.
+            best = progress.best_step == step  # a GPU may not reproduce these weights
+            # A signal on one rank, or a state that is due on one, applies to all.
             stopped_by, due = ranks.largest(stop.signal or 0, saver.is_due(step))
             progress.stopped_by = stopped_by or None
             if (due or best or ends or stopped_by) and meter.is_finite():
                 saver.start()
-                if best:  # what is stored and what is resumed belong together
+                if best:  # keep the stored model and the state in sync
                     saver.finish()
             if ends:
                 break
@@ -231,21 +231,21 @@ def _train(run: Run, computed: Computed) -> Outcome:
 def _backward_that_fits(
     run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`_backward`, in more and smaller micro-batches if the device runs out of memory."""
+    """Run `_backward`, in more and smaller micro-batches if the device runs out of memory."""
     while True:
         try:
             return _backward(run, inputs, trained, x, y)
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
-            if run.ranks.count > 1:  # the others wait for its gradients
+            if run.ranks.count > 1:  # the other ranks wait for its gradients
                 more = 2 * run.micro_batches
                 raise RankError(
                     f"rank {run.ranks.rank} ran out of memory",
                     where=run.directory.path,
                     hint=f"use --shard, --grad-checkpointing or --grad-accum {more}",
                 ) from error
-        # Outside the except clause: its traceback holds on to the tensors that did not fit.
+        # Outside the except clause, whose traceback keeps the tensors alive that did not fit.
         run.objective.zero_grad(set_to_none=True)
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -256,11 +256,11 @@ def _backward_that_fits(
 def _backward(
     run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Leaves a batch's gradients in the objective; gives this rank's share of the mean loss and of
-    the number of correct answers.
+    """Accumulate a batch's gradients in the objective, and return this rank's share of the mean
+    loss and of the number of correct predictions.
 
-    x: (b, ...), y: (b, ...), this rank's part of a batch; it goes through the objective in
-    micro-batches, and the gradients of all ranks are averaged after the last.
+    x: (b, ...), y: (b, ...), this rank's part of a batch. It is split into micro-batches, and the
+    gradients are averaged over the ranks after the last one.
     """
     count = min(inputs.micro_batches, run.batch_size // run.ranks.count)  # the same on every rank
     loss_sum = torch.zeros((), device=run.device)
@@ -278,8 +278,8 @@ def _backward(
 
 
 def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
-    """Evaluates the model and its average. Stores the better of the two if it is the best so far,
-    or if the last is to be stored (`TrainConfig.store`)."""
+    """Evaluate the model and its average. Store the better of the two if it is the best so far, or
+    if the last weights are to be stored (`TrainConfig.store`)."""
     progress = run.progress
     models: dict[str, Any] = {"val": run.objective}
     if run.averaged is not None and progress.step:
@@ -293,7 +293,7 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
     for name in models:
         _check_finite(run, f"{name}_loss", metrics[f"{name}_loss"], progress.step)
     report.draw(run, inputs)
-    better = max(scores, key=lambda name: scores[name])  # of equals the model itself
+    better = max(scores, key=lambda name: scores[name])  # if tied, the model itself
     is_best = progress.best_score is None or scores[better] > progress.best_score
     progress.stale = 0 if is_best else progress.stale + 1
     if is_best:
@@ -305,7 +305,7 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
 
 
 def _check_finite(run: Run, name: str, loss: float, updates: int) -> None:
-    """Raises DivergedError for a loss after so many updates that is no finite number."""
+    """Raise DivergedError if the loss after this many updates is not finite."""
     if not math.isfinite(loss):
         raise DivergedError(
             f"the {name} is {loss} at step {run.progress.step}",
@@ -315,13 +315,13 @@ def _check_finite(run: Run, name: str, loss: float, updates: int) -> None:
 
 
 class _Meter:
-    """Averages of loss, accuracy and rate since its last restart."""
+    """Averages of loss, accuracy and images per second since the last restart."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.start = run, run.progress.step
         self.begun = 0.0
-        """When the first step was done; what is left is estimated from all since, evaluations
-        included."""
+        """When the first step was done; the remaining time is estimated from all time since,
+        including evaluations."""
         self.losses: list[Tensor]
         self.correct: list[Tensor]
         self.restart()
@@ -331,22 +331,22 @@ class _Meter:
         self.correct.append(correct)
 
     def is_due(self, step: int) -> bool:
-        """Whether metrics.jsonl gets a line: the first step, the last, and some between."""
+        """Whether the step is logged to metrics.jsonl: the first, the last, every `log_every`."""
         return step in (1, self.run.steps) or step % (self.run.config.log_every or 1) == 0
 
     def is_first(self, step: int) -> bool:
-        """Whether this is the first step of the process, which shows that it is under way."""
+        """Whether this is the first step of the process, which is reported to show progress."""
         return step == self.start + 1
 
     def read(self, step: int) -> Step:
-        """Waits for the device: not to be called after every step of a small model."""
+        """Return the averages. Synchronizes with the device: too slow for every step."""
         run, images = self.run, len(self.losses) * self.run.batch_size
         timed = images - self.untimed
         loss = run.ranks.sum(torch.stack(self.losses)).mean().item()
         correct = run.ranks.sum(torch.stack(self.correct)).sum().item()
         accuracy = correct / images if run.objective.classifies else None
         rate = timed / max(time.monotonic() - self.since, 1e-9)
-        seconds = run.batch_size / rate  # a step's
+        seconds = run.batch_size / rate  # per step
         if step > self.start + 1:
             seconds = (time.monotonic() - self.begun) / (step - self.start - 1)
         eta = (run.steps - step) * seconds
@@ -354,27 +354,27 @@ class _Meter:
         return Step(step, run.steps, loss, accuracy, lr, rate, eta)
 
     def restart(self) -> None:
-        """Forgets what was added."""
+        """Reset all averages."""
         self.losses, self.correct = [], []
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leaves the time and the images so far out of the rate."""
+        """Exclude the time and the images so far from the images per second."""
         self.since, self.untimed = time.monotonic(), len(self.losses) * self.run.batch_size
 
     def is_finite(self) -> bool:
-        """Whether the losses since the last restart are finite: a diverged state is not kept."""
+        """Whether all losses since the last restart are finite: a diverged state is not saved."""
         diverged = bool(self.losses) and not torch.stack(self.losses).isfinite().all()
         return not self.run.ranks.largest(diverged)[0]
 
     def leave_out(self, begun: float) -> None:
-        """Leaves the time since then (an evaluation) out of the rate."""
+        """Exclude the time since `begun` (of an evaluation) from the images per second."""
         self.since += time.monotonic() - begun
 
 
 class _OneByOne:
-    """Passes events on one after the other: the event of a signal that comes while another is
-    shown (half a line may be written) follows it."""
+    """Delivers events one at a time: an event from a signal handler that interrupts the display of
+    another event (perhaps in the middle of a line) is delivered after it."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self.on_event, self.waiting, self.busy = on_event, list[Event](), False

@@ -1,9 +1,9 @@
 """Masked autoencoding (MAE: He et al., arXiv 2111.06377).
 
 Three quarters of an image's patches are hidden. The encoder sees only the visible ones, with their
-position embeddings and the class token. A light decoder gets its output and a learned vector for
+position embeddings and the class token. A light decoder takes its output and a learned vector for
 each hidden patch, and predicts the pixels of the hidden patches, normalized by each patch's own
-mean and standard deviation. The encoder is what is stored as the model.
+mean and standard deviation. The encoder is stored as the model.
 
 As in the authors' code (github.com/facebookresearch/mae, models_mae.py): int(P (1 - ratio)) patches
 are visible, chosen by a uniform shuffle of each image's patches; the decoder has fixed sine-cosine
@@ -32,11 +32,11 @@ from vitcli.train.masking import GREY, Masking, put, take
 from vitcli.train_config import TrainConfig
 
 WIDTH, DEPTH, HEAD = 512, 8, 32
-"""Of the paper's decoder: width, blocks, and the width of each of its 16 heads."""
+"""The paper's decoder: width, number of blocks, and width of each of its 16 heads."""
 
 
 class MaskedAutoencoder(Masking):
-    """y: int64 (B, P), a permutation of each image's patches: the first `visible` are seen."""
+    """The MAE objective. y: int64 (B, P), a permutation of the patches, the visible ones first."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, preprocess: Preprocess) -> None:
         super().__init__(model, config, preprocess)
@@ -84,7 +84,7 @@ class MaskedAutoencoder(Masking):
         return losses, torch.zeros(len(x), dtype=torch.bool, device=x.device)
 
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
-        """Normalized pixels of the hidden patches, (B, P - visible, h w 3)."""
+        """Predict the normalized pixels of the hidden patches, (B, P - visible, h w 3)."""
         prefix = self.architecture.num_prefix_tokens
         tokens = self.model.embed(x)
         seen = take(tokens[:, prefix:], y[:, : self.visible])
@@ -94,8 +94,8 @@ class MaskedAutoencoder(Masking):
         return predicted
 
     def target(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(normalized pixels (B, P - visible, h w 3), and the mean and standard deviation
-        (B, P - visible, 1) that normalized them) of the hidden patches."""
+        """Return the normalized pixels of the hidden patches, (B, P - visible, h w 3), and the mean
+        and standard deviation that normalized them, (B, P - visible, 1) each."""
         pixels = take(self.cells(x.float()).flatten(2), y[:, self.visible :])
         mean = pixels.mean(dim=2, keepdim=True)
         std = (pixels.var(dim=2, keepdim=True) + 1e-6).sqrt()
@@ -103,7 +103,7 @@ class MaskedAutoencoder(Masking):
 
     @torch.no_grad()
     def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden patches are grey; predictions are denormalized with each patch's own mean and
+        """Hidden patches are gray; predictions are denormalized with each patch's own mean and
         standard deviation."""
         cells, hidden = self.cells(x.float()), y[:, self.visible :]
         _, mean, std = self.target(x, y)
@@ -114,11 +114,11 @@ class MaskedAutoencoder(Masking):
 
 
 class Decoder(nn.Module):
-    """Blocks over all of an image's tokens; the prefix tokens come first.
+    """Transformer blocks over all tokens of an image, the prefix tokens first.
 
     Args:
-        encoder: the architecture whose output it takes.
-        blocks: width, depth, heads and the rest of its own blocks.
+        encoder: the architecture of the encoder.
+        blocks: the configuration of the decoder's own blocks: width, depth, heads, ...
     """
 
     def __init__(self, encoder: ModelConfig, blocks: ModelConfig) -> None:
@@ -136,13 +136,13 @@ class Decoder(nn.Module):
     pos_embed: Tensor
 
     def forward(self, encoded: Tensor, order: Tensor, prefix: int) -> Tensor:
-        """Tokens of the visible patches (B, prefix + visible, D) to the pixels of the hidden ones,
-        in their order in `order` (B, P)."""
+        """Predict the pixels of the hidden patches, in the order of `order` (B, P), from the tokens
+        of the visible ones (B, prefix + visible, D)."""
         x = self.embed(encoded)
         visible = x.shape[1] - prefix
         hidden = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - visible, -1)
         patches = torch.cat([x[:, prefix:], hidden], dim=1)
-        patches = take(patches, order.argsort(dim=1)) + self.pos_embed  # back in image order
+        patches = take(patches, order.argsort(dim=1)) + self.pos_embed  # in image order
         x = self.norm(self.blocks(torch.cat([x[:, :prefix], patches], dim=1)))
         predicted: Tensor = self.predict(take(x[:, prefix:], order[:, visible:]))
         return predicted
@@ -162,11 +162,11 @@ class Decoder(nn.Module):
 
 
 def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:
-    """The decoder's blocks: for B and larger models the paper's, 8 of width 512. That is two thirds
-    of the depth and width of B; smaller models get the same ratio: 8 of 256 for S, of 128 for Ti.
+    """Return the decoder's configuration: for B and larger, the paper's 8 blocks of width 512, two
+    thirds of B's depth and width. Smaller models keep this ratio: 8 of 256 for S, of 128 for Ti.
 
     Raises:
-        ConfigError: its width is not a multiple of the width of a head.
+        ConfigError: the width is not a multiple of the head width.
     """
     scaled = max(HEAD, round(2 * encoder.width / 3 / HEAD) * HEAD)
     width = config.masking.decoder_width or min(WIDTH, scaled)

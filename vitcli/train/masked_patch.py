@@ -1,35 +1,35 @@
 """Masked patch prediction, the paper's self-supervised objective (sections 4.6 and B.1.2).
 
-Half of an image's patch embeddings are corrupted, and the model predicts the colours of the
+Half of an image's patch embeddings are corrupted, and the model predicts the colors of the
 corrupted patches, and only of these, from their tokens after the last block:
 
     80%  the embedding is replaced by [mask], a learned vector
-    10%  by the embedding of another patch of the same image
-    10%  it is kept
+    10%  the embedding is replaced by that of another patch of the same image
+    10%  the embedding is kept
 
-Three targets were tried, the first of which is the default:
+The paper compares three targets, the first of which is the default:
 
-    mean-3bit  the mean colour of the patch in 3 bits per channel: one of 512 classes
-    4x4-3bit   the patch downsized to 4 x 4 such colours: 16 predictions of 512 classes
+    mean-3bit  the mean color of the patch in 3 bits per channel: one of 512 classes
+    4x4-3bit   the patch downsized to 4 x 4 such colors: 16 predictions of 512 classes
     pixels     all pixels of the patch, with an L2 loss
 
-The authors have released no code for it. Where the paper leaves details open, this is done:
+The authors have not released code for it. Details that the paper leaves open are chosen as follows:
 
 - The embedding of a patch is x_p E of equation 1, before its position embedding is added, as in
-  BERT: otherwise [mask] tokens could not be told apart.
-- The same number of patches is corrupted in every image, drawn uniformly, so that all images count
-  the same. Which of the three happens to a corrupted patch is drawn independently, as in BERT.
-- Colours are quantized as stored in the image file, in RGB from 0 to 255: level k of 8 is
-  [255 k / 8, 255 (k + 1) / 8], the three highest bits of an 8-bit value. A mean on a border belongs
-  to the level above. The class is 64 r + 8 g + b.
-- Downsizing to 4 x 4 averages over areas. Where 4 does not divide a side, the areas overlap
-  (torch's `adaptive_avg_pool2d`).
+  BERT: otherwise [mask] tokens would be indistinguishable.
+- The same number of patches is corrupted in every image, drawn uniformly, so that all images have
+  equal weight. Which of the three applies to a corrupted patch is drawn independently, as in BERT.
+- Colors are quantized as stored in the image file, in RGB from 0 to 255: level k of 8 is
+  [255 k / 8, 255 (k + 1) / 8], the three highest bits of an 8-bit value. A mean on a boundary
+  belongs to the level above. The class is 64 r + 8 g + b.
+- Downsizing to 4 x 4 averages over areas, which overlap if a side is not divisible by 4 (torch's
+  `adaptive_avg_pool2d`).
 - The target pixels are those of the normalized input; L2 is the mean of the squared differences.
-- The loss of a patch is the mean over its predictions, that of an image the mean over its
-  corrupted patches: log 512 = 6.24 at the start for both kinds of classes.
-- The prediction is one linear layer on the token, initialized with zeros as the paper's heads.
-- A hybrid's patches are the cells of its feature map: the embeddings of cells are corrupted, after
-  the ResNet has seen the whole image, and the target of a cell is the square of its stride.
+- The loss of a patch is the mean over its predictions, and that of an image the mean over its
+  corrupted patches: initially log 512 = 6.24 for both targets with classes.
+- The prediction is one linear layer on the token, initialized to zero like the paper's heads.
+- A hybrid's patches are the cells of its feature map: embeddings of cells are corrupted, after the
+  ResNet has seen the whole image, and the target of a cell is a square with sides of its stride.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from vitcli.train.masking import GREY, Masking, put, take
 from vitcli.train_config import TrainConfig
 
 MASKED, REPLACED = 0.8, 0.1
-"""Fractions of the corrupted patches; the others keep their embedding."""
+"""Fractions of corrupted patches that get [mask], or another's embedding; the rest keep theirs."""
 
 LEVELS = 8
-"""Of each colour channel: 3 bits."""
+"""Levels of each color channel: 3 bits."""
 COLOURS = LEVELS**3
 
 SIDE = {"mean-3bit": 1, "4x4-3bit": 4}
-"""Colours per side of a patch."""
+"""Colors per side of a patch."""
 
 
 class MaskedPatches(Masking):
-    """y: int64 (B, K, 2), for each of the K corrupted patches its index, and the index of the patch
-    whose embedding it gets: its own, another's, or P for [mask]."""
+    """The masked patch objective. y: int64 (B, K, 2), for each of the K corrupted patches its index
+    and the index of the patch whose embedding it gets: its own, another's, or P for [mask]."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, preprocess: Preprocess) -> None:
         super().__init__(model, config, preprocess)
@@ -106,7 +106,7 @@ class MaskedPatches(Masking):
             return losses.mean(dim=1), torch.zeros(len(x), dtype=torch.bool, device=x.device)
 
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
-        """The decoder's outputs (B, K, outputs) for the corrupted patches."""
+        """Return the decoder's outputs (B, K, outputs) for the corrupted patches."""
         places, shown = y.unbind(2)
         patches = self.model.patch_embed(x)  # (B, P, D)
         mask = self.mask_token.to(patches.dtype).expand(len(x), -1, -1)
@@ -117,8 +117,8 @@ class MaskedPatches(Masking):
         return predicted
 
     def classes(self, x: Tensor) -> Tensor:
-        """The colours of images (B, 3, H, W), a class for each area of their patches: int64
-        (B, P, areas). Computed in integers, so that rounding cannot move a mean across a border."""
+        """Return the color classes of images (B, 3, H, W), one for each area of their patches:
+        int64 (B, P, areas). Integer arithmetic avoids rounding a mean across a level boundary."""
         cells = self.cells((self.colours(x) * 255).round().to(torch.int64))  # (B, P, h, w, 3)
         side = SIDE[self.target]
         down, across = (_areas(size, side) for size in cells.shape[2:4])
@@ -134,7 +134,7 @@ class MaskedPatches(Masking):
 
     @torch.no_grad()
     def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """[mask] is grey; predicted colours are the middle of their levels."""
+        """[mask] is gray; predicted colors are the centers of their levels."""
         places, shown = y.unbind(2)
         cells, predicted = self.cells(self.colours(x)), self.predict(x, y).float()
         grey = torch.full_like(cells[:, :1], GREY)
@@ -157,5 +157,5 @@ class MaskedPatches(Masking):
 
 
 def _areas(size: int, count: int) -> list[slice]:
-    """Where `adaptive_avg_pool2d` divides a side of `size` pixels into `count` areas."""
+    """Divide a side of `size` pixels into `count` areas, as `adaptive_avg_pool2d` does."""
     return [slice(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]

@@ -1,4 +1,4 @@
-"""What the objectives that hide patches and predict them have in common."""
+"""Shared code of the objectives that hide patches and predict their contents."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from vitcli.train_config import TrainConfig
 
 
 class Masking(Objective):
-    """Hides patches of each image and predicts what they show; labels are not needed.
+    """Base class of objectives that hide patches and predict their contents; labels are not used.
 
     `prepare` draws the mask of each image independently, so it does not depend on how a batch is
     split. x remains the images (B, 3, H, W); y describes the masks.
 
     Args:
         model: a ViT or hybrid without a head.
-        preprocess: of the model; recovers colours from its normalized inputs.
+        preprocess: the model's, to recover colors from its normalized inputs.
 
     Raises:
-        ConfigError: the model has no patches, fewer than two, or some that exceed the image.
+        ConfigError: the model has no patches, has fewer than two, or has some outside the image.
     """
 
     classifies = False
@@ -66,11 +66,11 @@ class Masking(Objective):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator) -> Ints:
-        """The mask of one image: its row of y."""
+        """Draw the mask of one image: its row of y."""
 
     @abstractmethod
     def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(masked images, reconstructed images), both in the units of x."""
+        """Return (masked images, reconstructed images), both normalized like x."""
 
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
@@ -80,15 +80,15 @@ class Masking(Objective):
         return x, self._batch(rows, x)
 
     def for_validation(self, x: Tensor, indices: Sequence[int]) -> Tensor:
-        """The y of validation images; depends only on their indices."""
+        """Draw y for validation images; depends only on their indices."""
         return self._batch([self.draw(validation_rng(index)) for index in indices], x)
 
     def _batch(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
         return to_device(torch.from_numpy(np.stack(rows)), x.device)
 
     def cells(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) as the pixels of their patches (B, P, h, w, C), in row-major order. A
-        patch of a hybrid is a square of its stride, one for each cell of the feature map."""
+        """Split images (B, C, H, W) into the pixels of patches (B, P, h, w, C), in row-major order.
+        A hybrid has a patch for each cell of its feature map, with sides of its stride."""
         (rows, columns), (h, w) = self.architecture.grid, self.architecture.patch_size
         x = images[:, :, : rows * h, : columns * w]
         x = x.reshape(len(x), -1, rows, h, columns, w).permute(0, 2, 4, 3, 5, 1)
@@ -101,7 +101,7 @@ class Masking(Objective):
         return x.reshape(len(x), -1, rows * h, columns * w)
 
     def colours(self, images: Tensor) -> Tensor:
-        """Normalized images as RGB in [0, 1], float32."""
+        """Convert normalized images to RGB in [0, 1], float32."""
         return (images.float() * self.std + self.mean).clamp(0, 1)
 
     def normalized(self, colours: Tensor) -> Tensor:
@@ -110,23 +110,23 @@ class Masking(Objective):
 
 
 DEFAULT_RATIOS = {"masked-patch": 0.5, "mae": 0.75}
-"""Fraction of patches hidden: section B.1.2 of the paper; section 4.1 of arXiv 2111.06377."""
+"""Fractions of patches hidden: section B.1.2 of the paper; section 4.1 of arXiv 2111.06377."""
 
 GREY = 0.5
-"""The colour of hidden patches in pictures."""
+"""The color of hidden patches in pictures."""
 
 
 def take(x: Tensor, indices: Tensor) -> Tensor:
-    """Rows of x (B, N, ...) at indices (B, K): (B, K, ...)."""
+    """Gather the rows of x (B, N, ...) at indices (B, K): (B, K, ...)."""
     return x.gather(1, _whole_rows(x, indices))
 
 
 def put(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    """x (B, N, ...) with the rows at indices (B, K) replaced by values (B, K, ...)."""
+    """Return x (B, N, ...) with the rows at indices (B, K) replaced by values (B, K, ...)."""
     return x.scatter(1, _whole_rows(x, indices), values.to(x.dtype))
 
 
 def _whole_rows(x: Tensor, indices: Tensor) -> Tensor:
-    """The indices of rows, (B, K), repeated for each value of a row: (B, K, ...)."""
+    """Expand the indices of rows, (B, K), to all values of a row: (B, K, ...)."""
     trailing = x.shape[2:]
     return indices.view(*indices.shape, *(1,) * len(trailing)).expand(-1, -1, *trailing)

@@ -1,7 +1,7 @@
-"""What a run trains: a model, whatever is trained with it, and a loss.
+"""Training objectives: a model, anything that is trained with it, and a loss.
 
 A batch goes through an objective in two steps. `prepare` turns images and labels into (x, y): it
-does everything that is random or involves several images. `forward` gives the loss of each image;
+does everything that is random or involves several images. `forward` returns the loss of each image;
 DDP, FSDP2 and torch.compile wrap it.
 """
 
@@ -21,17 +21,17 @@ from vitcli.train_config import TrainConfig
 
 
 class Objective(nn.Module):
-    """A model in training. Its parameters are what the optimizer, the average and the state hold:
-    the model's are `model.*`, all others are trained beside it.
+    """A model in training. The optimizer, the moving average and the state cover its parameters:
+    the model's are named `model.*`; all others are trained with the model but not part of it.
 
     Args:
         model: the ViT or BiT that the run stores.
     """
 
     classifies = True
-    """Whether the model predicts classes, so that there is an accuracy."""
+    """Whether the model predicts classes, so that accuracy is defined."""
     lead = 0
-    """How many preceding images `prepare` needs in addition to a part of a batch."""
+    """Number of preceding images that `prepare` needs in addition to a part of a batch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -41,49 +41,49 @@ class Objective(nn.Module):
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """(x, y) of images, or of features where the model's are fixed; y: (B, ...). Both can then
-        be split along B.
+        """Return (x, y) of images, or of features if the model's are fixed; y: (B, ...). Both can
+        then be split along B.
 
         Args:
             x: float32 (B, 3, H, W), or features (B, F).
             labels: int64 (B,).
-            step: with the seed, it decides all that is random.
-            first: the place in the step's global batch of image 0, or with a lead of image 1.
-            lead: images that come before the part of the batch, and are no longer in the result.
+            step: determines all randomness, together with the seed.
+            first: position of the first image after the lead in the step's global batch.
+            lead: number of images before the part of the batch; they are not in the result.
         """
 
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each image, float32 (B,), and whether its class is correct, bool (B,)."""
+        """Return each image's loss, float32 (B,), and whether its class is correct, bool (B,)."""
 
     def beside(self) -> dict[str, Tensor]:
-        """The state of everything that is trained with the model but is not part of it, by name."""
+        """Return the state dict of everything trained with the model that is not part of it."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one image's forward pass, as `ModelConfig.macs` counts them."""
+        """Multiply-accumulates of one image's forward pass, counted as in `ModelConfig.macs`."""
         return int(self.model.config.macs())
 
     target_macs = 0
-    """Those of what `prepare` computes for an image."""
+    """Multiply-accumulates of `prepare` for one image."""
 
     @property
     def note(self) -> str:
-        """A line shown before a run; may be empty."""
+        """A message shown before the run; may be empty."""
         return ""
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Which weights a run stores: those with the highest score of the metrics of an evaluation
-        ("top1", "loss", ...)."""
+        """Return the score of an evaluation with these metrics ("top1", "loss", ...). A run stores
+        the weights with the highest score."""
         return metrics["top1"] if self.classifies else -metrics["loss"]
 
 
 class Classification(Objective):
-    """Labelled images (section 3.2 of the paper).
+    """Classification of labeled images (section 3.2 of the paper).
 
     Args:
-        class_weights: (K,), how much the images of each class count.
+        class_weights: (K,), weights of the classes in the loss.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Classification(Objective):
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images, and their labels as rows (B, K)."""
+        """Return mixed images and their soft labels (B, K)."""
         y = soft_targets(labels, self.model.config.num_classes, self.config)
         return mix(x, y, self.config.augment, batch_rng(self.config.seed, step), lead)
 
@@ -110,10 +110,9 @@ class Classification(Objective):
 
 
 def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tensor:
-    """Labels (B,) as rows (B, K) with the weight of each class, smoothed.
+    """Return the soft targets (B, K) of labels (B,).
 
-    With softmax a row sums to 1; with sigmoid the label is 1 and smoothing lowers it to 1 - s
-    and raises the others to s / K.
+    With smoothing s, the label gets 1 - s + s / K and every other class s / K, for both losses.
     """
     targets = F.one_hot(labels, num_classes).float()
     smoothing = config.label_smoothing
@@ -123,9 +122,9 @@ def soft_targets(labels: Tensor, num_classes: int, config: TrainConfig) -> Tenso
 def classification_losses(
     logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
 ) -> Tensor:
-    """The losses (B,) of logits (B, K) against rows of targets (B, K), in float32. With weights
-    (K,) an image counts as its label does; the loss of a batch is the mean over its images, not
-    over their weights, so that it does not depend on how the batch is split.
+    """Return the losses (B,), float32, of logits (B, K) against targets (B, K). With weights (K,)
+    an image has the weight of its label; the loss of a batch is the mean over its images, not over
+    their weights, so that it does not depend on how the batch is split.
     """
     logits = logits.float()
     if config.loss == "sigmoid":  # summed over classes, as `sigmoid_xent` of big_vision/utils.py

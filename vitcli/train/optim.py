@@ -1,7 +1,7 @@
-"""Optimizers, learning rates, and which layers learn how fast or not at all.
+"""Optimizers, learning-rate schedules, layer-wise learning rates and freezing.
 
-Layer 0 is the stem: patch embedding, tokens, position embeddings. Layers 1 to n are the blocks,
-layer n + 1 is the head and everything after the final norm. The final norm counts with the last
+Layer 0 is the stem: patch embedding, tokens, position embeddings. Layers 1 to n are the blocks;
+layer n + 1 is the head and everything after the final norm. The final norm belongs to the last
 block, as in timm (`timm/optim/_param_groups.py`).
 """
 
@@ -30,8 +30,8 @@ class MuonAdamW(torch.optim.Optimizer):
     """Muon for the groups marked "muon", AdamW for the others, at one learning rate: the update of
     a matrix is scaled to the RMS of AdamW's (arXiv 2502.16982, section 2.2). Betas are AdamW's.
 
-    Takes the steps of `torch.optim.Muon`, but of all matrices of one shape at once: that is faster,
-    and on a GPU a step of small matrices takes as long as it takes to start its kernels.
+    Takes the same steps as `torch.optim.Muon`, but for all matrices of one shape at once. This is
+    faster: on a GPU, launching the kernels dominates the time of a step of small matrices.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
@@ -39,11 +39,11 @@ class MuonAdamW(torch.optim.Optimizer):
         others = [group for group in self.param_groups if not group["muon"]]
         self.adamw = torch.optim.AdamW(others, lr, betas, fused=True) if others else None
         if self.adamw is not None:
-            self.adamw.state = self.state  # of each parameter, so the two do not meet
+            self.adamw.state = self.state  # keyed by parameter, so the two do not collide
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of both."""
+        """Take a step of both optimizers."""
         for group in self.param_groups:
             if group["muon"]:
                 by_shape = defaultdict[torch.Size, list[Tensor]](list)
@@ -55,8 +55,8 @@ class MuonAdamW(torch.optim.Optimizer):
             self.adamw.step()
 
     def _step_of_muon(self, matrices: list[Tensor], lr: float, weight_decay: float) -> None:
-        """W <- (1 - lr * decay) W - 0.2 lr sqrt(max(h, w)) O, where O orthogonalizes the Nesterov
-        momentum of the gradient. matrices: each (h, w); those without a gradient keep still."""
+        """W <- (1 - lr * decay) W - 0.2 lr sqrt(max(h, w)) O, where O is the orthogonalized
+        Nesterov momentum. matrices: each (h, w); those without a gradient are not updated."""
         gradients, momenta = list[Tensor](), list[Tensor]()
         matrices = [matrix for matrix in matrices if matrix.grad is not None]
         for matrix in matrices:
@@ -78,9 +78,9 @@ _MOMENTUM = 0.95
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """(n, h, w): each matrix with its singular values moved close to 1, by five Newton-Schulz
-    iterations (https://kellerjordan.github.io/posts/muon/). In bf16, but in float32 where bf16 is
-    emulated: a step of ViT-Ti on a CPU would take six times as long."""
+    """Move the singular values of matrices (n, h, w) close to 1, by five Newton-Schulz iterations
+    (https://kellerjordan.github.io/posts/muon/). In bf16, or in float32 where bf16 is emulated: a
+    step of ViT-Ti on a CPU would take six times as long."""
     height, width = matrices.shape[1:]
     x = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices
     x = x.mT if height > width else x
@@ -93,10 +93,10 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 class MovingAverage(AveragedModel):
-    """An exponential moving average of a model's parameters. It shares those that are not trained.
+    """An exponential moving average of a model's parameters; frozen ones are shared, not copied.
 
-    torch's own moves its count of updates to the device in every step, for which a CPU waits until
-    the GPU has done all work.
+    In every step, torch's `update_parameters` moves its update count to the device, for which the
+    CPU waits until the GPU is idle.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -109,7 +109,7 @@ class MovingAverage(AveragedModel):
                 setattr(self.module.get_submodule(place), last, parameter)
 
     def update_parameters(self, model: nn.Module) -> None:
-        """Takes over the model's parameters, or after the first time a part of them."""
+        """Update the average with the model's parameters; the first call copies them."""
         if self.n_averaged == 0:
             super().update_parameters(model)
             return
@@ -120,13 +120,13 @@ class MovingAverage(AveragedModel):
 
 
 class Optimizer(NamedTuple):
-    """A value of `TrainConfig.optimizer`."""
+    """A choice of `TrainConfig.optimizer`."""
 
     kind: Callable[..., torch.optim.Optimizer]
     settings: Callable[[TrainConfig], dict[str, Any]]
-    """Its arguments besides parameters, learning rate and weight decay."""
+    """Arguments besides parameters, learning rate and weight decay."""
     lr: dict[str, float]
-    """The default peak learning rate of each task."""
+    """Default peak learning rate of each task."""
 
 
 _ADAM_LR = {"pretrain": 1e-3, "finetune": 1e-4}
@@ -141,8 +141,8 @@ OPTIMIZERS = {
 
 
 class Layers:
-    """The layers of a ViT, a hybrid or a BiT ResNet, or of an objective that has one as `model`, by
-    parameter names."""
+    """Maps parameter names to layers, for a ViT, a hybrid or a BiT ResNet, or for an objective
+    whose `model` is one."""
 
     def __init__(self, model: nn.Module) -> None:
         names = (name.removeprefix("model.") for name, _ in model.named_parameters())
@@ -150,7 +150,7 @@ class Layers:
         self.blocks = list(dict.fromkeys(match[0] for match in blocks if match))
 
     def __call__(self, name: str) -> int:
-        """The layer of a parameter or of a module without children, by its full name."""
+        """Return the layer of a parameter or of a module without children, given its full name."""
         name = name.removeprefix("model.")
         block = _BLOCK.match(name)
         if block:
@@ -161,12 +161,12 @@ class Layers:
         return len(self.blocks) + 1 if top in _HEAD | _AFTER_NORM else 0
 
     def scale(self, name: str, decay: float) -> float:
-        """The factor on the learning rate of layer l of n + 1: decay^(n + 1 - l), so 1 for the
-        head (BEiT, arXiv 2106.08254; `LayerDecayValueAssigner` of its optim_factory.py)."""
+        """Return the learning-rate factor of layer l of n + 1: decay^(n + 1 - l), so 1 for the head
+        (BEiT, arXiv 2106.08254; `LayerDecayValueAssigner` of its optim_factory.py)."""
         return decay ** (len(self.blocks) + 1 - self(name))
 
     def is_frozen(self, name: str, what: int | str) -> bool:
-        """Whether `TrainConfig.freeze` stops the training of a parameter or module."""
+        """Whether `TrainConfig.freeze` freezes a parameter or module."""
         top = name.removeprefix("model.").partition(".")[0]
         if what == "backbone":
             return top not in _HEAD
@@ -174,14 +174,14 @@ class Layers:
 
 
 def freeze(model: nn.Module, what: int | str | None) -> None:
-    """Stops the training of a model's lower part. Nothing below the lowest trained parameter is
-    differentiated.
+    """Freeze the lower part of a model. No gradients are computed below the lowest trained
+    parameter.
 
     Args:
         what: "backbone": all but the head; N: the stem and the first N blocks; None: nothing.
 
     Raises:
-        ConfigError: the model has fewer blocks.
+        ConfigError: the model has fewer than N blocks.
     """
     if what is None:
         return
@@ -197,7 +197,7 @@ def freeze(model: nn.Module, what: int | str | None) -> None:
 
 
 def set_training(model: nn.Module, what: int | str | None) -> None:
-    """Training mode, except for what is frozen: its dropout would only be noise."""
+    """Set training mode, except for frozen modules, whose dropout would only add noise."""
     model.train()
     if what is None:
         return
@@ -208,13 +208,13 @@ def set_training(model: nn.Module, what: int | str | None) -> None:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of the trained parameters. Weight decay applies to matrices and kernels only,
-    not to biases, norms, tokens and position embeddings (as big_vision's `.*/kernel` masks). Each
-    group has an "lr_scale", below 1 in lower layers if `layer_decay` is set; "muon" marks those of
-    the blocks' matrices.
+    """Build the optimizer of the trained parameters. Weight decay applies to matrices and kernels
+    only, not to biases, norms, tokens and position embeddings (like big_vision's `.*/kernel`
+    masks). Each group has an "lr_scale", below 1 in lower layers if `layer_decay` is set; "muon"
+    marks groups of block matrices.
 
-    AdamW takes lr(t) * decay * w from w. With `decay_by="schedule"` it is lr(t) / lr * decay * w,
-    as in big_vision (optax.py), so the decay that AdamW gets is divided by the peak rate.
+    AdamW subtracts lr(t) * decay * w from w. With `decay_by="schedule"`, lr(t) / lr * decay * w is
+    subtracted, as in big_vision (optax.py): AdamW gets the decay divided by the peak rate.
     """
     layers, decay = Layers(model), config.layer_decay
     per_step = config.weight_decay
@@ -237,9 +237,9 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The rate of step 1, 2, ..., `config.steps`: a linear warm-up times a decay that is counted
-    after the warm-up and reaches 0 after the last step, so that every step trains (vit_jax counts
-    from step 0: vit_jax/utils.py `create_learning_rate_schedule`)."""
+    """Return the learning rate of step 1, 2, ..., `config.steps`: a linear warm-up, then a decay
+    that reaches 0 after the last step, so that every step trains (vit_jax counts from step 0:
+    vit_jax/utils.py `create_learning_rate_schedule`)."""
     base, steps, warmup = config.lr or 0.0, config.steps or 1, config.warmup or 0
     progress = max(step - 1 - warmup, 0) / max(steps - warmup, 1)
     decay = {

@@ -1,7 +1,7 @@
 """Data parallelism (DDP, FSDP2), activation checkpointing and compilation of an objective.
 
 All of them work block by block: FSDP2 gathers the weights of one block at a time, torch.compile
-compiles one block and reuses it for the others, checkpointing stores the input of each.
+compiles one block and reuses it for the others, and checkpointing stores the input of each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vitcli.train.objectives import Objective
 
 
 def blocks(objective: nn.Module) -> list[nn.Module]:
-    """The blocks of all encoders, decoders and stages in an objective."""
+    """Return the blocks of all encoders, decoders and stages in an objective."""
     return [
         block
         for name, module in objective.named_modules()
@@ -34,7 +34,7 @@ def blocks(objective: nn.Module) -> list[nn.Module]:
 
 
 def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
-    """Shards weights, gradients and optimizer state over the ranks, in place (FSDP2). Each block is
+    """Shard weights, gradients and optimizer state over the ranks, in place (FSDP2). Each block is
     an FSDP unit, and everything outside the blocks is another."""
     mesh = init_device_mesh(device.type, (ranks.count,))
     for unit in (*blocks(objective), objective):
@@ -42,21 +42,21 @@ def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
 
 
 def prepare_blocks(objective: nn.Module, checkpointing: bool, compiled: bool) -> None:
-    """Lets each block store its input only and recompute the rest in the backward pass
-    (`checkpointing`), and has torch.compile compile it at its first call."""
+    """Make each block store only its input and recompute the rest in the backward pass
+    (`checkpointing`), and compile it with torch.compile at its first call (`compiled`)."""
     found = blocks(objective)
-    if compiled:  # a ResNet's block, with a drop rate and sizes of its own, is compiled anew
+    if compiled:  # a ResNet's blocks differ in drop rate and sizes: each is recompiled
         dynamo = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(found))
     for block in found:
         if compiled:
             block.forward = torch.compile(block.forward)
-        if checkpointing:  # outermost: inside it nothing would be compiled otherwise
+        if checkpointing:  # outermost: otherwise nothing inside it would be compiled
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn.Module:
-    """The module whose backward pass averages the gradients over the ranks."""
+    """Return the module whose backward pass averages the gradients over the ranks."""
     if ranks.count == 1 or isinstance(objective, FSDPModule):
         return objective
     devices = [device] if device.type == "cuda" else None
@@ -68,8 +68,8 @@ def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn
 
 @contextlib.contextmanager
 def synchronising(module: nn.Module, wanted: bool) -> Any:
-    """Backward passes inside average the gradients over the ranks if `wanted`, and otherwise only
-    accumulate them on this rank."""
+    """Make backward passes in the context average the gradients over the ranks if `wanted`, and
+    otherwise only accumulate them on this rank."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(wanted)
         yield
@@ -82,11 +82,11 @@ def synchronising(module: nn.Module, wanted: bool) -> Any:
 
 @contextlib.contextmanager
 def evaluating(objective: nn.Module, beside_forward: bool = False) -> Any:
-    """Without gradients (the inference mode is not for FSDP2, which reuses its tensors). What FSDP2
-    gathers outside the blocks is sharded again at the end, as updates of an average expect it.
+    """Disable gradients (not with inference mode, as FSDP2 reuses its tensors). Parameters outside
+    the blocks that FSDP2 has gathered are resharded on exit, as updates of an average expect.
 
     Args:
-        beside_forward: whether other methods are called; `forward` has been called before.
+        beside_forward: whether methods other than `forward` are called, after a first `forward`.
     """
     sharded = objective if isinstance(objective, FSDPModule) else None
     with torch.no_grad():
@@ -98,6 +98,6 @@ def evaluating(objective: nn.Module, beside_forward: bool = False) -> Any:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of one that may be sharded; a collective call if it is."""
+    """Return the full tensor of one that may be sharded; a collective operation if it is."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full

@@ -1,4 +1,4 @@
-"""The auto rule: what a run uses where its configuration says None, and what it will cost."""
+"""Automatic values for options that a configuration leaves unset, and the cost of a run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ def fill_gaps(
     ranks: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> TrainConfig:
-    """Decides what the configuration leaves open, from the number of training images n.
+    """Fill in the options that the configuration leaves unset, given n training images.
 
     - batch size: the largest power of two up to n / 16, between 8 and 512 (pretrain: 1,024).
-    - steps, finetune: the paper's for data of such a size (Table 4, as BiT-HyperRule, arXiv
-      1912.11370, generalises it): 500 below 20,000 images, 10,000 below 500,000, else 20,000;
+    - steps, finetune: the paper's for datasets of this size (Table 4, as generalized by
+      BiT-HyperRule, arXiv 1912.11370): 500 below 20,000 images, 10,000 below 500,000, else 20,000;
       on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
-    - lr: by optimizer and task (`OPTIMIZERS`), of other objectives than classes by these
-      (`default_rate`).
+    - lr: by optimizer and task (`OPTIMIZERS`); without classes, by objective (`default_rate`).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
-    - evaluation: 20 times per run, at least 10 steps apart; metrics 100 times or more.
-    - micro-batches: as large as half of the free memory of a rank holds, at a precision of `dtype`;
-      on a CPU, which larger ones do not speed up, at most 128 images.
+    - evaluation: 20 times per run, at least 10 steps apart; metrics: 100 times or more.
+    - micro-batches: as large as fits into half of a rank's free memory, at a precision of `dtype`;
+      on a CPU at most 128 images, as larger ones are not faster.
 
     Raises:
         ConfigError: a batch has fewer images than there are ranks.
@@ -72,7 +71,7 @@ def fill_gaps(
 
 
 def auto_values(config: TrainConfig) -> dict[str, Any]:
-    """The fields that the auto rule derives from the steps, the batch size and other options."""
+    """Return the values derived from the number of steps, the batch size and other options."""
     steps, batch, pretrain = config.steps or 0, config.batch_size or 1, config.task == "pretrain"
     return {
         "warmup": min(steps // 10, 10_000) if pretrain else min(steps // 5, 500),
@@ -83,8 +82,8 @@ def auto_values(config: TrainConfig) -> dict[str, Any]:
 
 
 def default_rate(config: TrainConfig, batch: int) -> float:
-    """The peak learning rate of a run that names none: of MAE in proportion to the batch
-    (arXiv 2111.06377, section A.1), of masked patches the paper's (section B.1.2)."""
+    """Return the default peak learning rate: for MAE in proportion to the batch size (arXiv
+    2111.06377, section A.1), for masked patches the paper's (section B.1.2)."""
     if config.objective == "mae":
         return MAE_RATE * batch / 256
     if config.objective == "masked-patch":
@@ -94,8 +93,8 @@ def default_rate(config: TrainConfig, batch: int) -> float:
 
 
 LORA_FACTOR = 10
-"""LoRA's best learning rate, divided by that of training all weights (Schulman et al., "LoRA
-Without Regret", Thinking Machines Lab, 2025)."""
+"""LoRA's best learning rate divided by that of full fine-tuning (Schulman et al., "LoRA Without
+Regret", Thinking Machines Lab, 2025)."""
 
 MAE_RATE, MASKED_PATCH_RATE = 1.5e-4, 2e-4
 
@@ -110,8 +109,8 @@ def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> in
 def _largest_micro_batch(
     model: Architecture, device: torch.device, dtype: torch.dtype, checkpointing: bool
 ) -> int:
-    """How many images fit into memory. A block keeps about 16 vectors of D and 3 of mlp_dim per
-    token for its backward pass; with `checkpointing`, all but one keep their input only."""
+    """Estimate how many images fit into memory. Per token, a block keeps about 16 vectors of D and
+    3 of mlp_dim for its backward pass; with `checkpointing`, all but one keep only their input."""
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
     kept = _resnet_values(resnet, model.image_size) if resnet else 0
     if isinstance(model, ModelConfig):
@@ -123,13 +122,13 @@ def _largest_micro_batch(
 
 
 def _resnet_values(resnet: ResNetConfig, image_size: Size) -> int:
-    """What a ResNet keeps for its backward pass: a feature map before and after every norm and
-    ReLU, so about 3 per convolution."""
+    """Number of values that a ResNet keeps for its backward pass: a feature map before and after
+    every norm and ReLU, so about 3 per convolution."""
     return sum(3 * layer.outputs for layer in resnet.layers(image_size))
 
 
 def plan_of(run: Run) -> Plan:
-    """What a run is about to do, with an estimate of the time it takes."""
+    """Summarize a run before its first step, with an estimate of the time it takes."""
     config, model, splits = run.config, run.info.model, run.splits
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     val_images = len(splits.val) if splits.val is not None else 0
@@ -167,11 +166,11 @@ def plan_of(run: Run) -> Plan:
 
 
 def seconds_per_image(run: Run) -> float:
-    """Times micro-batches of zeros, forward and backward; changes no weight, and leaves the random
-    generators as they were.
+    """Time forward and backward passes of micro-batches of zeros. Weights do not change, and the
+    states of the random generators are restored.
 
     Raises:
-        RunError: one image needs more memory than there is.
+        RunError: a single image does not fit into memory.
     """
     count = max(1, -(-len(run.part) // run.micro_batches))
     if run.device.type == "cpu" and not run.config.compile:  # elsewhere, fewer would be slower
@@ -190,7 +189,7 @@ def seconds_per_image(run: Run) -> float:
 
 
 def _times(run: Run, count: int) -> list[float]:
-    """Seconds of passes over `count` images: two at least, and more within two seconds."""
+    """Time passes over `count` images, in seconds: at least two, and more within two seconds."""
     objective = run.objective
     images = torch.zeros((count, 3, *run.info.model.image_size), device=run.device)
     labels = torch.zeros(count, dtype=torch.int64, device=run.device)

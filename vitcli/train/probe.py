@@ -1,4 +1,4 @@
-"""Few-shot accuracy during a run: the quality of the features.
+"""Few-shot accuracy during a run, a measure of feature quality.
 
 The protocol of `vit fewshot` (`fewshot.py`; paper, section 4.1) with one draw: a least-squares
 classifier is fitted to the features of a few training images per class, and evaluated on the
@@ -19,16 +19,16 @@ from vitcli.train.inputs import counting
 from vitcli.train.run import Run
 
 SHOTS = (5, 10)
-"""Training images per class, up to the size of the smallest class; if it has fewer than 5, as many
-as it has."""
+"""Training images per class, up to the size of the smallest class; if that has fewer than 5, all
+of its images."""
 SEED, L2 = 0, 2.0**10
 
 
 def shots_of(train: Source, val: Source | None) -> tuple[int, ...]:
-    """How many images of each class to take.
+    """Return the numbers of training images per class to use.
 
     Raises:
-        RunError: there are no classes, or no validation images.
+        RunError: there are fewer than two classes, or no validation images.
     """
     counts = train.counts()
     if np.count_nonzero(counts) < 2 or val is None:
@@ -42,13 +42,13 @@ def shots_of(train: Source, val: Source | None) -> tuple[int, ...]:
 
 
 def measure(run: Run) -> dict[str, float]:
-    """The accuracy of the features of a run's model for each number of shots, always with the same
-    images: probe_5shot, ... The ranks deal out the images, then the numbers of shots."""
+    """Return the few-shot accuracy of a run's model for each number of shots, always with the same
+    images: probe_5shot, ... The ranks divide the images, then the numbers of shots."""
     train, val, ranks = run.splits.images, run.splits.val, run.ranks
     assert val is not None
     shots = shots_of(train, val)
     draws = [(n, choose_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
-    used = np.unique(draws[-1][1])  # more shots include fewer
+    used = np.unique(draws[-1][1])  # draws with more shots include smaller ones
     inference = run.inference(run.model)
     x, read = _features(run, inference, train.select(used))
     x_val, read_val = _features(run, inference, val)
@@ -64,7 +64,7 @@ def measure(run: Run) -> dict[str, float]:
 def _features(
     run: Run, inference: Inference, source: Source
 ) -> tuple[npt.NDArray[np.float32], Ints]:
-    """(features (n, D) of the images that can be read, their indices in the source (n,))."""
+    """Return the features (n, D) of the readable images, and their indices in the source (n,)."""
     advance = counting("probe", len(source), run.on_event)
     features, read = features_of(inference, source, run.workers, advance, run.skip)
     if not features.isfinite().all():

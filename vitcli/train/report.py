@@ -20,15 +20,15 @@ from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
 
 DRAWN = 8
-"""Images of a picture."""
+"""Number of images in a figure."""
 
 
 def finish(run: Run) -> dict[str, float]:
-    """Evaluates the stored model on the held-out splits, as `vit evaluate` does, and writes plots
-    and the card.
+    """Evaluate the stored model on the held-out splits, as `vit evaluate` does, and write plots and
+    the model card.
 
     Returns:
-        The metrics of each split, as val_top1 and test_top1.
+        The metrics of each split, such as val_top1 and test_top1.
     """
     directory, path = run.directory, run.directory.path
     metrics, shown = _evaluate(run)
@@ -51,8 +51,8 @@ def finish(run: Run) -> dict[str, float]:
 
 
 def draw(run: Run, inputs: Inputs) -> None:
-    """Draws what the objective makes of a few validation images, as it is now, if it hides any
-    patches of them; the picture of the evaluation before is replaced."""
+    """Draw the current reconstructions of a few validation images, if the objective hides patches;
+    the figure of the previous evaluation is replaced."""
     objective, val = run.objective, run.splits.val
     if not isinstance(objective, Masking) or not isinstance(inputs, Images) or val is None:
         return
@@ -71,11 +71,11 @@ def draw(run: Run, inputs: Inputs) -> None:
 
 
 def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
-    """The metrics of every held-out split, and the evaluation of the last. The model is dropped
-    here: its file is mapped into memory, and Windows would not replace it."""
+    """Return the metrics of every held-out split, and the evaluation of the last. The model is
+    freed on return, as Windows could not replace its memory-mapped file otherwise."""
     metrics: dict[str, float] = {}
     found: Evaluation | None = None
-    if not run.objective.classifies:  # what chose the stored model is all that there is to know
+    if not run.objective.classifies:  # the score that chose the stored model is its only metric
         score = run.progress.stored_score
         return {} if score is None else {"val_loss": -score}, None
     predictor = Predictor(run.directory.path, str(run.device), run.config.precision)
@@ -92,6 +92,6 @@ def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
                 run.skip,
             )
             metrics |= found.metrics(f"{name}_")
-        except DataError as error:  # no image of it can be read, but the run is finished
+        except DataError as error:  # none of its images is readable, but the run is finished
             run.on_event(Caution(f"{what} split: {error}"))
     return metrics, found

@@ -1,4 +1,4 @@
-"""A run: all that the loop works with, and the description that its files carry."""
+"""A run: everything that the training loop works with, and the metadata of its files."""
 
 from __future__ import annotations
 
@@ -33,62 +33,62 @@ LEAST_BAD = 100
 """Unreadable images that a run of any size tolerates by default. A broken copy of a dataset has
 more than a tenth; a few in a million must not end a long run."""
 NAMED_SKIPS = 20
-"""Unreadable images that are named; the others are only counted."""
+"""Unreadable images that are named in warnings; the others are only counted."""
 
 
 @dataclass
 class Progress:
-    """How far a run is; saved with its state."""
+    """Progress of a run; saved in its state."""
 
     step: int = 0
     seconds: float = 0.0
-    """Training time so far, evaluations included, over all processes of an interrupted run."""
+    """Training time so far, including evaluations, over all processes of an interrupted run."""
     best_step: int = 0
     """The step of the stored weights."""
     best_averaged: bool = False
-    """Whether these are the average, not the model itself."""
+    """Whether the stored weights are the moving average."""
     stored_score: float | None = None
-    """Theirs on validation (`Objective.score`)."""
+    """Validation score of the stored weights (`Objective.score`)."""
     best_score: float | None = None
-    """The best on validation."""
+    """Best validation score."""
     stale: int = 0
-    """Evaluations since."""
+    """Evaluations since the best score."""
     stopped_by: int | None = None
-    """The signal that a state was saved for."""
+    """The signal that interrupted the run after this state."""
 
     def lost_patience(self, config: TrainConfig) -> bool:
-        """Whether too many evaluations have passed without a better one."""
+        """Whether `patience` evaluations have passed without an improvement."""
         return config.patience is not None and self.stale >= config.patience
 
 
 @dataclass
 class Run:
-    """Everything that the loop works with. What changes from step to step is in `objective`,
-    `averaged`, `optimizer`, `scaler` and `progress`: the state that `state.py` saves."""
+    """Everything that the training loop works with. `objective`, `averaged`, `optimizer`, `scaler`
+    and `progress` change from step to step: they are the state that `state.py` saves."""
 
     config: TrainConfig
-    """Without gaps: `plan.py` has filled them."""
+    """Complete: `plan.py` has filled in unset options."""
     directory: RunDirectory
     objective: Objective
     averaged: MovingAverage | None
-    """The Polyak average of the objective over the steps (`TrainConfig.ema`)."""
+    """The exponential moving average of the objective's weights (`TrainConfig.ema`)."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     info: CheckpointInfo
-    """Of the model as it is trained; `stored_info` is what its file says."""
+    """Metadata of the model in training; `stored_info` is that of its file."""
     splits: Splits
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks
     on_event: OnEvent
-    """Called with every event of this rank; does nothing on all but the first."""
+    """Called with every event of this rank; a no-op on all ranks but the first."""
     progress: Progress = field(default_factory=Progress)
     skipped: set[str | None] = field(default_factory=set)
-    """Images that this process could not read."""
+    """Unreadable images that this process has found."""
 
     @property
     def model(self) -> ViT | BiT:
-        """What the run stores."""
+        """The model that the run stores."""
         model: ViT | BiT = self.objective.model
         return model
 
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def part(self) -> range:
-        """The places of this rank's images in a global batch."""
+        """Positions of this rank's images in a global batch."""
         return self.ranks.share(self.batch_size)
 
     @property
@@ -115,11 +115,11 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """What the model computes in: "bfloat16", "float32" or "float16"."""
+        """The data type of the computation: "bfloat16", "float32" or "float16"."""
         return str(self.dtype).removeprefix("torch.")
 
     def autocast(self) -> torch.autocast:
-        """The context that the model computes in."""
+        """Return the autocast context of the forward pass."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
 
     @property
@@ -127,7 +127,7 @@ class Run:
         return self.info.preprocess
 
     def stored_info(self, metrics: dict[str, float]) -> CheckpointInfo:
-        """The description that goes into the model's file."""
+        """Return the metadata for the model's file."""
         model, preprocess = self.info.model, self.info.preprocess
         if self.config.save_patch_size:
             model = at_patch_size(model, self.config.save_patch_size)
@@ -148,16 +148,16 @@ class Run:
         )
 
     def inference(self, model: nn.Module) -> Inference:
-        """The model, or its average, as `vit predict` would compute with it."""
+        """Return the model, or its average, set up for inference as in `vit predict`."""
         return Inference(self.info, _whole_state(model), self.device, self.dtype)
 
     def write_config(self) -> None:
-        """config.json as it is before there are metrics: what --resume and --config read."""
+        """Write config.json without metrics, for --resume and --config."""
         train = dataclasses.asdict(self.config)
         write_config(self.directory.config, self.stored_info({}), train)
 
     def write_model(self) -> None:
-        """Stores the model, or its average, as it is now."""
+        """Store the current weights of the model or its average."""
         average = self.averaged if self.progress.best_averaged else None
         objective: Any = self.objective if average is None else average.module
         info, state = self.stored_info({}), _whole_state(objective.model)
@@ -172,7 +172,7 @@ class Run:
         self.ranks.wait()
 
     def skip(self, error: ImageError) -> None:
-        """Counts an unreadable image once, writes it to skipped.jsonl, and names the first ones.
+        """Count an unreadable image once, log it to skipped.jsonl, and warn of the first few.
 
         Raises:
             DataError: there are more than `TrainConfig.max_bad`.
@@ -193,10 +193,10 @@ class Run:
             self.on_event(Caution(f"skipped {error.where}: {error.what}"))
 
     def split_further(self) -> None:
-        """Sends each batch through the model in more micro-batches, for less memory.
+        """Split each batch into more micro-batches, to use less memory.
 
         Raises:
-            RunError: a micro-batch is one image already.
+            RunError: a micro-batch is already a single image.
         """
         if self.micro_batches >= self.batch_size:
             raise out_of_memory()
@@ -205,12 +205,12 @@ class Run:
 
 
 def _whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """A model's tensors, also where each rank holds a part of them."""
+    """Return a model's full state dict: gathered if sharded, with LoRA updates merged."""
     return merged({name: whole(tensor) for name, tensor in model.state_dict().items()})
 
 
 def out_of_memory() -> RunError:
-    """The error when a single image does not fit into memory."""
+    """The RunError for a single image that does not fit into memory."""
     return RunError(
         "out of memory with one image at a time",
         hint="use a lower --resolution or a smaller --model",
@@ -218,10 +218,10 @@ def out_of_memory() -> RunError:
 
 
 def at_patch_size(model: Architecture, patch: int) -> Architecture:
-    """The same grid of patches of another size, so another resolution.
+    """Change the patch size of an architecture; the grid stays the same, so the resolution changes.
 
     Raises:
-        ConfigError: it has no patches.
+        ConfigError: the model has no patches.
     """
     if isinstance(model, BiTConfig):
         hint = "leave out --patch-size and --save-patch-size"

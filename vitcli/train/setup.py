@@ -1,4 +1,4 @@
-"""Everything before step 1: data, initial weights, the configuration without gaps, the model."""
+"""Everything before step 1: data, initial weights, the complete configuration, the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from vitcli.train.tensorboard import require_tensorboard
 from vitcli.train_config import TrainConfig
 
 CHECKED = 1024
-"""Images that a rank checks at once with --strict."""
+"""Images per rank that are checked at a time with --strict."""
 
 
 def prepare(
@@ -57,9 +57,9 @@ def prepare(
     offline: bool = False,
     allow_pickle: bool = False,
 ) -> Run:
-    """Opens the data, reads the initial weights (with `resume`, only what the state is of), and
-    builds the run; the data comes first, as weights may have to be downloaded. Rank 0 goes first,
-    and the others find what it has downloaded or indexed."""
+    """Open the data, load the initial weights (with `resume`, only the metadata of the state), and
+    build the run. The data comes first, as weights may have to be downloaded. Rank 0 goes first, so
+    that the other ranks find what it has downloaded or indexed."""
     if config.tensorboard:
         require_tensorboard()
     config.data.reachable(offline)
@@ -85,7 +85,7 @@ def prepare(
                 _require_readable(indexed(source), ranks, on_event)
     with ranks.first_alone():
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
-    if ranks.rank:  # dropout draws other numbers on each; a CPU's generator takes 32 bits
+    if ranks.rank:  # dropout must differ between ranks; a CPU generator takes 32 bits
         torch.manual_seed(int(np.random.default_rng((config.seed, ranks.rank)).integers(1 << 32)))
     if isinstance(splits.train, Stream):
         config = dataclasses.replace(config, streams=splits.train.lanes)
@@ -135,7 +135,7 @@ def _build(
     offline: bool,
     allow_pickle: bool,
 ) -> tuple[CheckpointInfo, ViT | BiT]:
-    """The model on the CPU, and what it is; with `resume`, without values."""
+    """Build the model on the CPU; with `resume`, its weights are left uninitialized."""
     torch.manual_seed(config.seed)
     if resume:
         info = read_state_info(directory)
@@ -229,8 +229,8 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
 
 
 def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
-    """Raises DataError, on all ranks, if an image cannot be read; a warning names each. The ranks
-    share the images, and none waits long for the others."""
+    """Raise DataError, on all ranks, if any image is unreadable, after a warning for each. The
+    ranks divide the images in rounds, so that none waits long for the others."""
     advance, errors = counting("checking images", len(source), on_event), list[ImageError]()
     for start in range(0, len(source), CHECKED * ranks.count):
         images = np.arange(start, min(start + CHECKED * ranks.count, len(source)))
@@ -249,7 +249,7 @@ def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
 
 
 def _describe(config: TrainConfig, start: CheckpointInfo, train: Source | Stream) -> CheckpointInfo:
-    """The model that the run trains: its checkpoint's, at the run's size and for its classes."""
+    """Describe the model to train: the checkpoint's, at the run's size and for its classes."""
     classes = _classes(config, train)
     target = _trained_shape(start.model, config).with_classes(len(classes))
     anew = config.task == "finetune" and not config.keep_head
@@ -261,20 +261,20 @@ def _describe(config: TrainConfig, start: CheckpointInfo, train: Source | Stream
 
 
 def _classes(config: TrainConfig, train: Source | Stream) -> tuple[ClassLabel, ...]:
-    """The classes of the model's head, which only a classifier has."""
+    """Return the classes of the model's head; none unless the objective is classification."""
     return train.classes if config.objective == "classify" else ()
 
 
 def _trained_shape(model: Architecture, config: TrainConfig) -> Architecture:
-    """The checkpoint's architecture at the patch size and the resolution of the run."""
+    """Return the checkpoint's architecture at the patch size and resolution of the run."""
     if config.patch_size:
         model = at_patch_size(model, config.patch_size)
     return model.at(config.resolution) if config.resolution else model
 
 
 def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Preprocess:
-    """The checkpoint's at the run's size; fine-tuning squashes and does not crop, as the paper's
-    authors do (vit_jax/input_pipeline.py), unless it keeps the head."""
+    """Return the checkpoint's preprocessing at the run's size. Fine-tuning squashes and does not
+    crop, as the paper's authors do (vit_jax/input_pipeline.py), unless it keeps the head."""
     anew = config.task == "finetune" and not config.keep_head
     fields: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if anew else {}
     fields |= {"size": size, **config.preprocess}
@@ -284,7 +284,7 @@ def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Prepr
 def _provenance(
     config: TrainConfig, start: CheckpointInfo, train: Source | Stream
 ) -> dict[str, Any]:
-    """Where the model comes from; data by its name, never by its path."""
+    """Return the provenance of the model; data is recorded by name, never by path."""
     provenance: dict[str, Any] = {
         "made_by": f"vit {config.task} (vitcli {vitcli.__version__}, torch {torch.__version__})",
         "data": config.data.name,
@@ -305,7 +305,7 @@ def _provenance(
 
 
 def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEvent) -> None:
-    """Warns of what makes a run slow, or an average useless."""
+    """Warn of settings that make a run slow, or its average useless."""
     readers = ranks * (config.workers or 1)
     if config.streams and config.streams < min(readers, config.batch_size or readers):
         on_event(

@@ -1,13 +1,13 @@
-"""What a run needs to continue exactly where it stopped.
+"""The state of a run, from which it resumes exactly where it stopped.
 
     RUN/state/step-120/shard-00001-....safetensors   one or more of each rank
-                       progress.json                 how far the run is, and what its last bits
-                                                     depend on
+                       progress.json                 progress of the run, and the environment that
+                                                     bitwise reproducibility depends on
 
-torch.distributed.checkpoint writes it while the run goes on, each rank its own part, and reads it
-back at any number of ranks, split over them (FSDP2) or not. Its own format is a pickle, which could
-hold code, so its safetensors storage is used. Data needs no state: every batch is a function of the
-step.
+torch.distributed.checkpoint writes the state in the background, each rank its own part, and loads
+it on any number of ranks, sharded (FSDP2) or not. Its default format is a pickle, which could
+contain code, so its safetensors storage is used. Data loading needs no state: every batch is a
+function of the step.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution
 from vitcli.train.run import Progress, Run
 
-# On purpose: see `_among`. A filter, as the warning comes from a thread of torch's.
+# Intended: see `_among`. A global filter, because the warning is issued in one of torch's threads.
 filterwarnings("ignore", message="torch.distributed is disabled")
 
 SAVE_SECONDS = 60.0
 """Minimum seconds between states, unless --save-every is set."""
 SAVE_SHARE = 0.05
-"""Largest fraction of the time that a run may wait for them then."""
+"""Largest fraction of the time that a run may wait for states, unless --save-every is set."""
 
 
 class Saver:
@@ -58,13 +58,13 @@ class Saver:
         self._path = run.directory.new_state(0)
 
     def is_due(self, step: int) -> bool:
-        """Whether a state is due: often enough to lose little, seldom enough to cost little."""
+        """Whether a state is due: often enough to lose little, rarely enough to cost little."""
         if self.run.config.save_every:
             return step % self.run.config.save_every == 0
         return time.monotonic() - self._saved_at > max(SAVE_SECONDS, self._seconds / SAVE_SHARE)
 
     def start(self) -> None:
-        """Copies the state as it is now, and lets a thread write the copy; all ranks together."""
+        """Copy the current state, and write the copy in a thread; a collective operation."""
         begun, run = time.monotonic(), self.run
         self.finish()
         self._path = run.directory.new_state(run.progress.step)
@@ -86,7 +86,7 @@ class Saver:
         self._seconds = self._saved_at - begun
 
     def poll(self) -> None:
-        """`finish`, if the state is written."""
+        """Call `finish` if the state has been written."""
         if self._writing is not None and self._writing.done():
             self.finish()
 
@@ -94,18 +94,18 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """`finish` where a run ends early, unless it would wait for ranks that are gone. A loss
-        diverges on all of them, and a sweep goes on."""
+        """Call `finish` if a run ends early, unless it would wait for ranks that are gone. A loss
+        diverges on all ranks, and a sweep continues afterwards."""
         together = self.run.ranks.count == 1 or kind is DivergedError
         if together or (self._writing is not None and self._writing.done()):
             with contextlib.suppress(OutputError):
                 self.finish()
 
     def finish(self) -> None:
-        """Waits for the state being written, which becomes the one to resume from.
+        """Wait for the state that is being written, which becomes the one to resume from.
 
         Raises:
-            OutputError: it could not be written; the one before it is still there.
+            OutputError: the state could not be written; the previous one is kept.
         """
         if self._writing is None:
             return
@@ -124,7 +124,7 @@ class Saver:
 
 
 def read_state_info(directory: RunDirectory) -> CheckpointInfo:
-    """The model that a state is of: a resumed run needs no other checkpoint.
+    """Read the metadata of a state's model: a resumed run needs no other checkpoint.
 
     Raises:
         RunError: the state is damaged.
@@ -137,8 +137,8 @@ def read_state_info(directory: RunDirectory) -> CheckpointInfo:
 
 
 def load_state(run: Run) -> None:
-    """Fills a run's objective, average, optimizer, scaler and progress in place, sets torch's
-    generators, and warns of what may make the run differ from an uninterrupted one.
+    """Load a run's objective, average, optimizer, scaler and progress in place, restore torch's
+    random generators, and warn of changes that may make results differ from an uninterrupted run.
 
     Raises:
         RunError: the state is damaged or belongs to another model.
@@ -165,8 +165,8 @@ def load_state(run: Run) -> None:
 
 @contextlib.contextmanager
 def _newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The newest state and what its progress.json says; an error inside means that it is damaged.
-    Raises RunError then, and where there is none."""
+    """Yield the newest state and its progress.json. Raises RunError if there is none, or if the
+    body raises an error, which means that the state is damaged."""
     directory.check_resumable()
     path = directory.state()
     if path is None:  # a sweep's own directory
@@ -183,7 +183,7 @@ def _newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _tensors(run: Run) -> dict[str, Tensor]:
-    """All tensors of the state by name: the run's own, not copies; of generators, copies."""
+    """Return all tensors of the state by name; only the states of random generators are copies."""
     tensors: dict[str, Tensor] = dict(run.objective.state_dict())
     if run.averaged is not None:
         tensors |= {f"average.{k}": v for k, v in run.averaged.state_dict().items()}
@@ -198,28 +198,28 @@ def _tensors(run: Run) -> dict[str, Tensor]:
 
 
 def _make_slots(run: Run, stored: Mapping[str, Any]) -> None:
-    """Makes room for what the optimizer remembers of each parameter; it has no slots before its
-    first step. A slot of the parameter's shape is split over the ranks as the parameter is."""
+    """Allocate the optimizer's state of each parameter, which does not exist before its first step.
+    State with the shape of the parameter is sharded like the parameter."""
     parameters = dict(run.objective.named_parameters())
     for key, entry in stored.items():
         if key.startswith("optimizer."):
             shape = entry.size
             slot, name = key.removeprefix("optimizer.").split(".", 1)
             p = parameters[name]
-            # A fused optimizer counts its steps on the device (torch/optim/adam.py).
+            # A fused optimizer keeps its step counts on the device (torch/optim/adam.py).
             empty = torch.zeros_like(p) if shape == p.shape else torch.zeros(shape, device=p.device)
             run.optimizer.state[p][slot] = empty
 
 
 def _among(run: Run, group: dist.ProcessGroup) -> dict[str, Any]:
-    """The ranks that read or write together. One alone does without gloo, whose threads would keep
-    OpenMP threads of their own. With more threads than cores, OpenMP waits by sleeping, and every
-    later step on a CPU is slower (by a quarter, for Ti/4 at 16 px)."""
+    """Return arguments of a collective load or save. A single rank avoids gloo, whose threads would
+    keep OpenMP threads of their own: with more threads than cores, OpenMP waits by sleeping, which
+    slows down every later step on a CPU (by a quarter, for Ti/4 at 16 px)."""
     return {"process_group": group, "no_dist": run.ranks.count == 1}
 
 
 def _environment(run: Run) -> dict[str, Any]:
-    """What the last bits depend on, apart from the configuration."""
+    """Return what bitwise reproducibility depends on, apart from the configuration."""
     return {
         "precision": run.precision,
         "device": run.device.type,

@@ -1,4 +1,4 @@
-"""How a signal ends a run: after the step, with a state."""
+"""Graceful stop on a signal: a run ends after the current step, with a saved state."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ STOPPING = Note("stopping after this step; interrupt again to stop at once")
 
 @dataclass
 class Stop:
-    """Which signal asked the run to stop, if any did."""
+    """The signal that requested the run to stop, if any."""
 
     signal: int | None = None
 
 
 @contextlib.contextmanager
 def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
-    """Notes the first of `STOP_SIGNALS`, which lets the step end and the state be saved, and
-    reports it; a second one acts at once, if there is no launcher. Outside the main thread signals
-    are left alone."""
+    """Record and report the first of `STOP_SIGNALS`, so that the step can end and the state be
+    saved; without a launcher, a second one has its usual effect. Signals are handled only in the
+    main thread."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -41,7 +41,7 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
 
     def request(number: int, frame: object) -> None:
         is_first, stop.signal = stop.signal is None, number
-        if not is_launched():  # a launcher passes on what a scheduler sends to all processes
+        if not is_launched():  # a launcher repeats signals that a scheduler sends to all processes
             restore()
         if is_first:
             on_event(STOPPING)
@@ -53,7 +53,7 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
     except RuntimeError as error:
         if stop.signal is None or not is_launched() or isinstance(error, torch.OutOfMemoryError):
             raise
-        # Another rank has gone, and the launcher ends this one too.
+        # Another rank has exited, and the launcher ends this one too.
         raise LeftError("another rank has failed") from error
     finally:
         if is_launched() and stop.signal is not None:

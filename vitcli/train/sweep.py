@@ -1,16 +1,16 @@
-"""A sweep: a run at each of several peak learning rates, and what becomes of the best.
+"""A learning-rate sweep: a run at each of several peak learning rates, then a final run.
 
 The paper's protocol (section B.1.1): choose the rate on held-out training images, then train with
-it on all of them. A test split chooses nothing.
+it on all of them. The test split is never used for the choice.
 
-RUN/sweep.json        the configuration without gaps, and the metrics of the finished runs
-RUN/split.json        which images all of its runs hold out, if the data does not say
+RUN/sweep.json        the complete configuration, and the metrics of the finished runs
+RUN/split.json        the images that all runs hold out, if the dataset does not define them
 RUN/sweep/lr-0.01/    a run per rate; its weights are deleted once its metrics are recorded
-RUN/sweep/retrain/    the last run, on all images, until it is finished
+RUN/sweep/retrain/    the final run, on all images, until it is finished
 RUN/sweep.png         accuracy against learning rate
 
-At the end the files of the last run (of the best one with --no-retrain) move up into RUN. A sweep
-continues from its files wherever it was stopped, and ends as it would have ended.
+At the end the files of the final run (of the best one with --no-retrain) move up into RUN. A sweep
+resumes from its files wherever it was interrupted, with the same result.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from vitcli.train_config import TrainConfig
 
 
 def choose(trials: list[Trial]) -> Trial:
-    """The trial with the highest validation accuracy; among equals, the lowest loss.
+    """Return the trial with the highest validation accuracy; if tied, the lowest loss.
 
     Raises:
-        RunError: the loss diverged in all of them.
+        RunError: the loss diverged in all trials.
     """
     sound = [trial for trial in trials if trial.val_top1 is not None]
     if not sound:
@@ -64,16 +64,16 @@ def run_sweep(
     allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Outcome:
-    """Trains at each rate of `config.sweep`, and leaves the chosen model in `config.output`.
+    """Train at each rate of `config.sweep`, and leave the final model in `config.output`.
 
     Args:
-        config: the run; what it leaves open is planned once and holds for all of its runs.
+        config: options that it leaves unset are planned once, for all runs of the sweep.
         resume: continue the sweep in the directory; `config` is then the one that it wrote.
         force, offline, allow_pickle: as `train`.
         on_event: called with the events of the sweep and of all its runs.
 
     Raises:
-        RunError: nothing is held out to choose by, or the loss diverges at every rate.
+        RunError: there are no validation images, or the loss diverges at every rate.
         VitError: as `train`.
     """
     with joined(choose_device(config.device), config.rank_timeout) as ranks:
@@ -93,7 +93,7 @@ def run_sweep(
                 if first:
                     directory.check_free(force, config.data)
                 options = (tell, False, offline, allow_pickle)
-                # The prepared run is kept in no variable: its model is freed before the trials.
+                # Do not keep the prepared run: its model must be freed before the trials.
                 config, split = _plan(setup.prepare(config, directory, ranks, *options), tell)
                 trials = []
                 if first:
@@ -107,8 +107,8 @@ def run_sweep(
 
 
 def _plan(prepared: Run, tell: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
-    """The configuration without gaps, and the record of the split. Whatever can be wrong is found
-    before a file is written."""
+    """Return the complete configuration and the record of the split. Errors are found here, before
+    any file is written."""
     config: TrainConfig = prepared.config
     if prepared.splits.val is None:
         raise RunError(
@@ -127,7 +127,7 @@ def _plan(prepared: Run, tell: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
 
 @dataclass
 class _Sweep:
-    """A sweep under way. All ranks call its methods; rank 0 writes."""
+    """A sweep in progress. All ranks call its methods; rank 0 writes."""
 
     config: TrainConfig
     directory: RunDirectory
@@ -139,7 +139,7 @@ class _Sweep:
     computed: Computed = field(default_factory=dict)
 
     def train(self, place: RunDirectory, lr: float, **fields: Any) -> Outcome:
-        """One run, from wherever it was stopped; `strict` was seen to once for all."""
+        """Start or resume a run. `strict` is off, as the images were checked once for all runs."""
         part = dataclasses.replace(
             self.config, output=str(place.path), lr=lr, sweep=(), strict=False, **fields
         )
@@ -157,11 +157,11 @@ class _Sweep:
         )
 
     def trial(self, lr: float) -> RunDirectory:
-        """The directory of a rate's run."""
+        """The directory of the run at a rate."""
         return RunDirectory(self.directory.path / "sweep" / f"lr-{lr!r}")
 
     def try_rates(self) -> Outcome | None:
-        """Adds the trials that are missing; gives the outcome of a run that a signal stopped."""
+        """Run the missing trials. Return the outcome of a run that a signal interrupted, if any."""
         rates, done = self.config.sweep, {trial.lr for trial in self.trials}
         note = f"the best on validation of the learning rates {_listed(rates)}"
         for number, lr in enumerate(rates, start=1):
@@ -189,7 +189,7 @@ class _Sweep:
         return None
 
     def finish(self) -> Outcome:
-        """Trains on all images if that is wanted, and moves the result up."""
+        """Train on all images with `retrain`, and move the result up."""
         config, best = self.config, choose(self.trials)
         place = self.trial(best.lr)
         if config.retrain:
@@ -215,14 +215,14 @@ class _Sweep:
         return Outcome(config, self.directory, taken, None, *stored, skipped)
 
     def write(self) -> None:
-        """sweep.json: `--config RUN/sweep.json` sweeps again."""
+        """Write sweep.json; `--config RUN/sweep.json` repeats the sweep."""
         if self.ranks.is_first:
             listed = [dataclasses.asdict(trial) for trial in self.trials]
             record = {"vit": {"train": dataclasses.asdict(self.config)}, "trials": listed}
             self.directory.write_json(self.directory.sweep, record)
 
     def drop_weights(self) -> None:
-        """Deletes the weights of all trials, or with --no-retrain of all but the best so far."""
+        """Delete the weights of all trials, or with --no-retrain of all but the best so far."""
         kept = None
         if not self.config.retrain and any(trial.val_top1 is not None for trial in self.trials):
             kept = choose(self.trials).lr
@@ -239,7 +239,7 @@ def _listed(rates: tuple[float, ...]) -> str:
 
 
 def _result(place: RunDirectory, lr: float) -> Trial:
-    """The metrics of a finished run, from its directory."""
+    """Read the metrics of a finished run from its directory."""
     provenance = _provenance(place)
     step, accuracy = provenance["steps"], provenance["metrics"]["val_top1"]
     name = "ema_val_loss" if "ema" in provenance else "val_loss"
@@ -264,13 +264,13 @@ def _read_trials(directory: RunDirectory) -> list[Trial]:
 
 
 def _move_up(place: RunDirectory, directory: RunDirectory) -> None:
-    """Makes a finished run the result of the sweep. The model comes last, as the sign that all is
-    done; interrupted before, this is done once more."""
+    """Move the files of a finished run up into the sweep's directory. The model comes last, to mark
+    completion: if interrupted before, this is repeated."""
     if place.config.exists():
         config = json.loads(place.config.read_text(encoding="utf-8"))
         config["vit"]["train"]["output"] = str(directory.path)
         place.write_json(place.config, config)
-    (place.path / ".lock").unlink(missing_ok=True)  # of a run that was killed
+    (place.path / ".lock").unlink(missing_ok=True)  # left by a run that was killed
     for file in sorted(place.path.iterdir(), key=lambda file: file == place.model):
         target = directory.path / file.name
         if target.is_dir():
@@ -280,7 +280,7 @@ def _move_up(place: RunDirectory, directory: RunDirectory) -> None:
 
 
 def _without_repeats(on_event: OnEvent) -> OnEvent:
-    """Passes each note on once, as all runs have the same data and model; without their plans."""
+    """Forward each note only once, as all runs share data and model, and drop plans of trials."""
     seen = set[Event]()
     in_trial = False
 

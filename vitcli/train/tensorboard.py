@@ -1,4 +1,4 @@
-"""The metrics of a run for TensorBoard: scalars in RUN/tensorboard."""
+"""Metrics of a run for TensorBoard: scalars in RUN/tensorboard."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _NO_SCALARS = ("event", "step", "steps", "eta")
 
 
 def require_tensorboard() -> None:
-    """Raises MissingExtraError if TensorBoard is not installed."""
+    """Raise MissingExtraError if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError("tensorboard", "--tensorboard")
 
 
 @contextmanager
 def scalar_log(directory: Path, step: int, wanted: bool) -> Iterator[Callable[[Event], None]]:
-    """Gives a function that writes an event's numbers as scalars, at once.
+    """Yield a function that writes an event's numbers as scalars, and flushes them.
 
     Args:
-        directory: where the event files are; those of a resumed run stay.
-        step: the last one taken: what was written for later ones before a kill is void.
-        wanted: otherwise nothing is written.
+        directory: the directory of the event files; those of a resumed run are kept.
+        step: the last completed step; scalars of later steps, written before a kill, are purged.
+        wanted: whether anything is written.
     """
     if not wanted:
         yield lambda event: None
